@@ -38,6 +38,8 @@ def news(page: Any, begin: str) -> str:
 
 def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_path: Path) -> None:
     run = LiveRun(tmp_path, ["-np", "2"])
+    frames: list[str] = []
+    page.on("websocket", lambda opened: opened.on("framereceived", lambda payload: frames.append(str(payload))))
     try:
         page.goto(run.link)
         page.locator("[data-name=loss] canvas").wait_for()
@@ -65,6 +67,8 @@ def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_
         stopped = news(page, "stopped at step")
         assert run.end() == 0, run.said
         pill(page, "ended")
+        told = next(frame for frame in frames if '"stop","acted"' in frame)
+        assert '"ended"' not in told, "the page is told at once, and not with the end of the job"
         page.locator(".banner[data-kind=good]", has_text="The run has ended well").wait_for()
         assert int(stopped.split()[-1]) > int(paused.split()[-1])
         picture(page, "live-ended")

@@ -158,10 +158,12 @@ class JobMonitor:
         dealer = self._dealer
         if dealer is None:
             return
+        is_answer = False
         try:
             while (message := dealer.recv(0.0)) is not None:
                 self._unseen_bytes += len(encode(message))
                 self._recording.take(message)
+                is_answer |= isinstance(message, OrderNews)
             if self._unseen_bytes > WINDOW_BYTES // 8:
                 dealer.send(Seen(self._unseen_bytes))
                 self._unseen_bytes = 0
@@ -169,6 +171,8 @@ class JobMonitor:
             self._hub.interrupted()
             dealer.renew()
             self._watch()
+        if is_answer and self._server is not None:
+            self._server.push()  # somebody has pressed a button; and after a stop the end of the job holds this thread
 
     def _disconnect(self) -> None:
         dealer, self._dealer = self._dealer, None
