@@ -15,7 +15,7 @@ import farandole
 from benchmarks.measure import Row, Sample, Table, Verdict
 
 WORKERS, EPOCH_S = 2, 0.02
-RAY_ROUNDS = 3  # a round of Ray Tune takes a minute and more
+RAY_ROUNDS = 1  # of Ray Tune, which takes some minutes
 TUNE_NEEDS = ("ray", "pandas", "pyarrow", "pydantic", "requests", "tensorboardX")
 
 
