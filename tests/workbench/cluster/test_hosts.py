@@ -118,19 +118,20 @@ def test_hosts_can_have_one_family_of_addresses(make_cluster: Callable[..., Clus
     assert six.run("head", ["ssh", "node1", "echo $SSH_CONNECTION"]).stdout.split()[2:] == ["fd77::1", str(SSH_PORT)]
 
 
+def namespaces_of(pid: int) -> set[str]:
+    """Namespaces that one process is in: none when it has ended."""
+    try:
+        return {os.readlink(link) for link in Path(f"/proc/{pid}/ns").iterdir()}
+    except OSError:
+        return set()
+
+
 def namespaces_in_use() -> set[str]:
     """Every namespace that some process of this machine is in, but for those of tests that run beside this one."""
     ours = {os.getpid(), *process.descendants()}
     others = set(process.descendants(os.getppid())) - ours if "PYTEST_XDIST_WORKER" in os.environ else set()
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/ns/*"):
-        if int(link.parts[2]) in others:
-            continue
-        try:
-            found.add(os.readlink(link))
-        except OSError:
-            continue  # the process has ended
-    return found
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    return set().union(*(namespaces_of(pid) for pid in pids - others))
 
 
 def test_closing_leaves_nothing(make_cluster: Callable[..., Cluster]) -> None:
@@ -152,10 +153,15 @@ def test_closing_leaves_nothing(make_cluster: Callable[..., Cluster]) -> None:
 
 def test_a_cluster_of_which_a_host_does_not_come_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nobody is killed by a number that was a host's before."""
-    before, calls = namespaces_in_use(), itertools.count()
 
-    def ready(process: subprocess.Popen[bytes]) -> int:
-        number = helpers.ready(process)
+    def seen() -> set[str]:
+        return set().union(*(namespaces_of(pid) for pid in (os.getpid(), *process.descendants())))
+
+    before, made, calls = seen(), set[str](), itertools.count()
+
+    def ready(host: subprocess.Popen[bytes]) -> int:
+        number = helpers.ready(host)
+        made.update(seen() - before)
         if next(calls) == 2:  # the switch and the head have been ready
             raise ClusterError("the second host did not come up")
         return number
@@ -163,8 +169,9 @@ def test_a_cluster_of_which_a_host_does_not_come_up_leaves_nothing(monkeypatch: 
     monkeypatch.setattr(hosts, "ready", ready)
     with pytest.raises(ClusterError, match="the second host did not come up"):
         Cluster(2)
+    assert len(made) >= 9  # the switch, the head and the host that had come up, too
     until_s = time.monotonic() + DEADLINE_S
-    while not namespaces_in_use() <= before:  # nothing announces the end of a host that nobody has heard of
+    while made & namespaces_in_use():  # nothing announces the end of a host that nobody has heard of
         assert time.monotonic() < until_s
 
 
