@@ -95,6 +95,8 @@ def a_training_goes_on_from_its_checkpoint() -> None:
         other = network(1, keras.layers.Dense(3))
         other.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")
         fit(other, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
+    with raises(ValueError, "is that of the optimizers Adam, and the model has Adamax: compile it with those"):
+        fit(compiled(keras.optimizers.Adamax()), callbacks=[hvd.callbacks.CheckpointCallback(folder)])
 
 
 def everything(model: Any) -> list[Any]:

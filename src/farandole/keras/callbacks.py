@@ -298,6 +298,7 @@ class CheckpointCallback(keras.callbacks.Callback):
                     f"{self._checkpoints.root}: the checkpoint of step {found.step} is that of another model or "
                     "optimizer: give CheckpointCallback another folder"
                 )
+            self._refuse_another_method(found.step, found.state.get("methods"))
             variables.write(shared, kept)
             if local:
                 variables.write(local, self._own_part(found.state["local"]))
@@ -306,6 +307,15 @@ class CheckpointCallback(keras.callbacks.Callback):
             if elastic is not None:
                 elastic.begin_at(found.step)
         progress.is_restored = elastic is not None
+
+    def _refuse_another_method(self, step: int, kept: list[str] | None) -> None:
+        """Raise where what an optimizer remembers has the shapes of another method's, and another meaning."""
+        here = variables.methods_of(self.model)
+        if kept is not None and kept != here:  # older ones do not say it
+            raise UsageError(
+                f"{self._checkpoints.root}: the checkpoint of step {step} is that of the optimizers {', '.join(kept)}, "
+                f"and the model has {', '.join(here)}: compile it with those, or give CheckpointCallback another folder"
+            )
 
     def _own_part(self, parts: list[list[variables.AnyArray]]) -> list[variables.AnyArray]:
         """The local layers of this rank, among those of all."""
@@ -327,7 +337,8 @@ class CheckpointCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
         variables.settle(self.model)
-        kept = {"variables": variables.read(variables.shared_of(self.model))}
+        kept: dict[str, Any] = {"variables": variables.read(variables.shared_of(self.model))}
+        kept["methods"] = variables.methods_of(self.model)
         local = variables.local_of(self.model)
         if local:
             kept["local"] = allgather_object(variables.read(local))

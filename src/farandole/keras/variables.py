@@ -116,6 +116,12 @@ def _optimizers_of(model: keras.Model) -> dict[str, Any]:
     return found
 
 
+def methods_of(model: keras.Model) -> list[str]:
+    """Names of the classes of a model's optimizers: of several that keep arrays of the same shapes, the method."""
+    found = [getattr(each, "inner_optimizer", each) for each in _optimizers_of(model).values()]
+    return [type(each).__name__ for each in found]
+
+
 def steps_of(optimizer: Any) -> int:
     """Number of batches whose gradients an optimizer has got, but for those that scaled losses have skipped."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
