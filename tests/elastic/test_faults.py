@@ -21,7 +21,7 @@ from workbench.survival.cases_hosts import TWO_HOSTS
 from workbench.survival.cases_inside import INSIDE
 from workbench.survival.cases_inside import PLAN as IN_CHUNKS
 from workbench.survival.cases_slurm import SALLOC, SLURM
-from workbench.survival.records import TrainingPlan
+from workbench.survival.records import KERAS_BACKENDS, TrainingPlan
 from workbench.survival.table import PLAN, CaseResult, run
 
 MakeCluster = Callable[..., Cluster]
@@ -29,6 +29,8 @@ MakeSlurm = Callable[..., SlurmCluster]
 STEP_S = 0.02
 """Who trains mostly waits, and leaves the processors to the workers that start."""
 UNHURRIED = replace(PLAN, step_s=STEP_S)
+KERAS = [TrainingPlan("keras", backend, step_s=STEP_S) for backend in KERAS_BACKENDS]
+COUNTED_PLANS = [TrainingPlan("jax", step_s=STEP_S), *(KERAS if os.environ.get("LARGE") else [])]
 
 
 def wrong(results: list[CaseResult]) -> list[str]:
@@ -58,15 +60,13 @@ def test_in_slurm(make_slurm: MakeSlurm, tmp_path: Path) -> None:
     assert len(results) == len(quick)
 
 
-@pytest.mark.parametrize("framework", ["jax", "keras"] if os.environ.get("LARGE") else ["jax"])
-def test_a_training_that_counts_in_its_weights_applies_each_sample_once(
-    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("plan", COUNTED_PLANS, ids=lambda plan: f"{plan.framework}-{plan.backend}")
+def test_a_training_that_counts_in_its_weights_applies_each_sample_once(plan: TrainingPlan, tmp_path: Path) -> None:
     """Killed before a reduction, between it and the step, and at a commit; and told to end."""
-    skip_without(framework)
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    skip_without(plan.framework)
+    skip_without(plan.backend)
     quick = [case for case in COUNTED if case.quick]
-    results = run(tmp_path, {"localhost": 4}, quick, plan=TrainingPlan(framework=framework, step_s=STEP_S))
+    results = run(tmp_path, {"localhost": 4}, quick, plan=plan)
     assert not wrong(results)
     assert len(results) == len(quick)
     assert all(each.first_step_s for each in results), "a recovery was not told of"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import sys
@@ -12,15 +13,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from workbench.cluster import Cluster, SlurmCluster, UnavailableError
 from workbench.survival import cases, cases_counted, cases_hosts, cases_inside, cases_slurm
 from workbench.survival.page import page, row
-from workbench.survival.records import SCRIPTS, TrainingPlan
+from workbench.survival.records import KERAS_BACKENDS, SCRIPTS, TrainingPlan
 from workbench.survival.soak import HOSTS, reforms, soak
 from workbench.survival.table import CaseResult, run
 
 T = TypeVar("T")
 Play: TypeAlias = Callable[[Path], list[CaseResult]]
+
+COUNTED = TrainingPlan(framework="jax", step_s=0.02)
 
 
 def main() -> None:
@@ -73,11 +78,20 @@ def _of_torch() -> dict[str, Play]:
 
 
 def _counted(framework: str) -> dict[str, Play]:
-    """Faults of a training that commits every few steps; of Keras, on the backend that ``KERAS_BACKEND`` names."""
-    backend = os.environ.get("KERAS_BACKEND", "torch")
-    own, plan = cases_counted, TrainingPlan(framework=framework, step_s=0.02)
-    title = "With JAX, on one host" if framework == "jax" else f"With Keras on {backend}, on one host"
-    return {title: lambda folder: run(folder, {"localhost": 4}, own.COUNTED, own.LAST, tell=_show, plan=plan)}
+    """Faults of a training that commits every few steps; of Keras, on each backend."""
+    if framework == "jax":
+        return {"With JAX, on one host": functools.partial(_counted_on_one_host, plan=COUNTED)}
+    return {
+        f"With Keras on {backend}, on one host": functools.partial(
+            _counted_on_one_host, plan=replace(COUNTED, framework=framework, backend=backend)
+        )
+        for backend in KERAS_BACKENDS
+    }
+
+
+def _counted_on_one_host(folder: Path, plan: TrainingPlan) -> list[CaseResult]:
+    own = cases_counted
+    return run(folder, {"localhost": 4}, own.COUNTED, own.LAST, tell=_show, plan=plan)
 
 
 def _one_host(folder: Path) -> list[CaseResult]:

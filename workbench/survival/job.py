@@ -64,7 +64,7 @@ class TraineeJob:
         command += ["--elastic-journal", str(folder / "journal"), *options]
         command += [sys.executable, "-m", SCRIPTS[plan.framework], str(folder)]
         command += [msgspec.json.encode(plan).decode()]
-        environment = {"OMP_NUM_THREADS": "1"}
+        environment = {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": plan.backend}
         with (folder / "out.txt").open("wb") as out, (folder / "err.txt").open("wb") as err:
             start: Callable[..., Any] = subprocess.Popen
             if cluster is not None:

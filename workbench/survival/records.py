@@ -19,19 +19,21 @@ SCRIPTS = {
 }
 """Modules that are a worker's script: ``python -m MODULE FOLDER PLAN``."""
 
+KERAS_BACKENDS = ("torch", "tensorflow", "jax")
 LENGTH, COUNTED_LENGTH = 100, 96
 """Samples of an epoch: of a training whose optimizers vote, and of one that counts by commits."""
 
 
 @final
 class TrainingPlan(msgspec.Struct, frozen=True):
-    """``framework``: whose training it is, a key of ``SCRIPTS``; ``virtual`` workers, or 0; ``step_s``: what a step
-    waits, as if it computed; the end: at ``steps`` or, if that is 0, at the end of the epoch in which the file ``end``
-    appears. ``reform_every``: so often workers re-form. ``hidden`` units make 48 bytes of gradients each. A training
-    that counts by commits knows ``step_s`` alone.
+    """``framework``: whose training it is, a key of ``SCRIPTS``; the ``backend`` of Keras; ``virtual`` workers, or 0;
+    ``step_s``: what a step waits, as if it computed; the end: at ``steps`` or, if that is 0, at the end of the epoch
+    in which the file ``end`` appears. ``reform_every``: so often workers re-form. ``hidden`` units make 48 bytes of
+    gradients each. A training that counts by commits knows ``step_s`` alone.
     """  # noqa: D205 (names first)
 
     framework: str = "torch"
+    backend: str = "torch"
     virtual: int = 0
     step_s: float = 0.002
     steps: int = 0
