@@ -91,6 +91,20 @@ def test_an_exception_that_cannot_be_unpickled_still_tells_its_story(capfd: pyte
     capfd.readouterr()
 
 
+def test_the_death_of_a_rank_is_told_and_not_that_another_one_has_missed_it() -> None:
+    def train() -> None:
+        import farandole.numpy as hvd
+
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.barrier()
+
+    with pytest.raises(ControlError, match="rank 0 on .* was killed by SIGKILL"):
+        farandole.run(train, np=2)
+
+
 @pytest.mark.parametrize(
     ("ends", "says"),
     [

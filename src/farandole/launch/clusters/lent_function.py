@@ -95,7 +95,7 @@ def _run(lender: Lender, job: Job, np: int, task: bytes) -> list[Any]:
         for host in starts:
             slots.run_agent(host, msgspec.json.encode(msgspec.structs.replace(config, host=host)))
         outcome = loop.run()
-    return values_of(results, np, outcome.words if outcome.status else "")
+    return values_of(results, np, outcome.words if outcome.status else "", outcome.cause)
 
 
 def _start(job: Job, slots: LentSlots, secret: str, host: str) -> StartWorkers:

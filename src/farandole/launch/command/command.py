@@ -151,12 +151,12 @@ def run_job(job: plan.Job | ElasticJob) -> int:
     if isinstance(job, ElasticJob):
         from farandole.launch.job.elastic_launcher import ElasticLauncher  # other jobs need not wait for it to load
 
-        status, words = ElasticLauncher(job).run()
+        result = ElasticLauncher(job).run()
     else:
-        status, words = Launcher(job, owns_process=True).run()
-    if words:
-        print(f"farandole: {words}", file=sys.stderr)
-    return status
+        result = Launcher(job, owns_process=True).run()
+    if result.words:
+        print(f"farandole: {result.words}", file=sys.stderr)
+    return result.status
 
 
 def _require_a_folder() -> None:

@@ -88,10 +88,9 @@ def run_elastic(request: JobRequest, task: bytes, attended: Attended = _unattend
                     elif isinstance(message, TaskResult):
                         results.add(message.worker_id, message.ok, message.payload)
             router.unwatch(launcher.fd)
-    status, words = launcher.outcome
-    if status:
+    if launcher.outcome.status:
         raise_again(results.failures[::-1])
-        raise ControlError(words)
+        raise ControlError(launcher.outcome.words)
     if not results.worker_ids:
         raise ControlError("all workers ended well but returned nothing: did the function call os._exit()?")
     return results.values()

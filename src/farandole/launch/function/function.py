@@ -137,4 +137,4 @@ def _run_static(job: Job, np: int | None, hosts: str, hostfile: str, ssh: Ssh, t
     job = msgspec.structs.replace(job, hosts=placed, starter=starter, settings=settings)
     results = Results()
     outcome = Launcher(job, task=task, on_result=results.add).run()
-    return values_of(results, job.size, outcome.words if outcome.status else "")
+    return values_of(results, job.size, outcome.words if outcome.status else "", outcome.cause)

@@ -43,12 +43,15 @@ class Results:
         return [pickle.loads(pickled) for _, _, pickled in found]  # noqa: S301 (from our own workers)
 
 
-def values_of(results: Results, size: int, words: str) -> list[Any]:
+def values_of(results: Results, size: int, words: str, cause: int = -1) -> list[Any]:
     """Return values of a job of ``size`` that is over, in the order of ranks; it has failed if it ends with ``words``.
 
-    Raises ``RemoteError`` if a worker has raised, ``ControlError`` for every other failure.
+    Raises ``RemoteError`` if a worker has raised, ``ControlError`` for every other failure. Where workers have raised
+    only because another one was lost, that is the failure: ``cause`` is the rank that failed first, -1 if a host did.
     """
-    raise_again(results.failures)
+    has_raised = {failure.rank for failure in results.failures}
+    if not words or cause in has_raised or not all(failure.is_consequence for failure in results.failures):
+        raise_again(results.failures)
     if words:
         raise ControlError(words)
     if missing := [worker_id for worker_id in range(size) if worker_id not in results.worker_ids]:

@@ -99,8 +99,8 @@ class ElasticController:
     def run(self, line: LauncherPipe, listen: str, legacy: Legacy) -> None:
         """Serve until the job is over, and say how it ended."""
         process.name_this(PROCESS_NAME)
-        outcome = self._serve(line, listen, legacy)
-        line.send(Finished(*outcome))  # once all that was said and written is on its way
+        result = self._serve(line, listen, legacy)
+        line.send(Finished(result.status, result.words))  # once all that was said and written is on its way
 
     def _serve(self, line: LauncherPipe, listen: str, legacy: Legacy) -> JobResult:
         with contextlib.ExitStack() as held:

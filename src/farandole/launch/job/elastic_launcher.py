@@ -1,6 +1,6 @@
 """The launcher of an elastic job.
 
-    status, words = ElasticLauncher(ElasticJob(job, Watched("hosts.txt", 1), Ssh(), here="node1")).run()
+    result = ElasticLauncher(ElasticJob(job, Watched("hosts.txt", 1), Ssh(), here="node1")).run()
 
 It decides nothing. It has what the job cannot lose: the children that start agents, the signals of the user, and the
 controller, a child as well, in whose place another one comes when it dies (``elastic_controller``). There are never
@@ -96,7 +96,7 @@ class ElasticLauncher:
             supervisor.monitor = monitor
             result = supervisor.run()
             if monitor is not None:
-                monitor.result = result
+                monitor.result = result.status, result.words
             return result
 
 

@@ -317,7 +317,7 @@ class ElasticLoop(Loop):
             words = self._words(decision.reason) if action.status else ""
             self._result = self._decided or JobResult(action.status, words)
             # Before anybody is told to end: if this controller dies in between, the next one says the same.
-            self._line.send(Decided(*self._result))
+            self._line.send(Decided(self._result.status, self._result.words))
             self._stop(self._job.settings.grace_s)
 
     def _start(self, start: actions.Start) -> None:
@@ -482,7 +482,7 @@ class ElasticLoop(Loop):
         """End the job well, as somebody has ordered: with another status a batch script would queue it again."""
         self._say(f"farandole stop: ending {len(self._hosts)} workers")
         self._is_stopped, self._decided = True, JobResult(0, "")
-        self._line.send(Decided(*self._decided))  # first: the controller that comes if this one dies stops, too
+        self._line.send(Decided(0, ""))  # first: the controller that comes if this one dies stops, too
         self._stop(self._job.settings.grace_s)
 
     def _give_way(self, words: str, is_superseded: bool) -> None:
@@ -490,7 +490,7 @@ class ElasticLoop(Loop):
         if not is_superseded:
             if self._orders is None:
                 self._result = self._decided or JobResult(1, words)
-                self._line.send(Decided(*self._result))
+                self._line.send(Decided(self._result.status, self._result.words))
                 self._stop(self._job.settings.grace_s)
             return
         self._result = JobResult(1, words)

@@ -71,6 +71,12 @@ class ExitPolicy:
         first = self._failures[0]
         return first.status if isinstance(first, Loss) else exit_status(first.code)
 
+    @property
+    def cause(self) -> int:
+        """The rank whose failure decides; -1 if there is none, or it is the loss of a host."""
+        first = self._failures[0] if self._failures else None
+        return first.worker_id if isinstance(first, WorkerExited) else -1
+
     def running(self) -> list[int]:
         """The ranks that have not ended."""
         return sorted(set(range(self._size)) - {end.worker_id for end in self._ends} - self._gone)
@@ -90,8 +96,7 @@ class ExitPolicy:
         first = self._failures[0]
         if self._on_failure == "continue" and not event.error:
             return ExitDecision(ExitAction.GO_ON, f"{event.description}; the others go on (--on-failure continue)")
-        who = first.worker_id if isinstance(first, WorkerExited) else -1  # not of a host that is lost
-        earlier = left[: left.index(who)] if who in left else ()
+        earlier = left[: left.index(self.cause)] if self.cause in left else ()
         if awaited := sorted(set(earlier).intersection(self.running())):
             return ExitDecision(ExitAction.AWAIT, f"{first.description}, but ranks {awaited} had left before that")
         return self._stop()

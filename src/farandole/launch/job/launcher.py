@@ -1,6 +1,6 @@
 """The launcher: holds the controller, starts the agents, and turns the ends of workers into the end of the job.
 
-    status, words = Launcher(Job(["python", "train.py"], hosts=("here",) * 4)).run()
+    result = Launcher(Job(["python", "train.py"], hosts=("here",) * 4)).run()
 
 What happens while the job runs is in ``loop``.
 
@@ -94,7 +94,7 @@ class Launcher:
             self._begin(loop, agents, self._addresses(router.address), secret)
             result = loop.run()
             if monitor is not None:
-                monitor.result = result
+                monitor.result = result.status, result.words
             return result
 
     def _addresses(self, address: str) -> list[str]:

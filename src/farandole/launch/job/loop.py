@@ -90,10 +90,11 @@ class AnyAgents(Protocol):
 
 
 class JobResult(NamedTuple):
-    """Result of a job: its exit status, and why it is not 0."""
+    """Result of a job: its exit status, why it is not 0, and the rank that failed first, unless a host was lost."""
 
     status: int
     words: str
+    cause: int = -1
 
 
 class Loop(ControllerHost):

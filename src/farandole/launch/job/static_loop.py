@@ -73,7 +73,7 @@ class StaticLoop(Loop):
             self._act(self._policy.overdue())
 
     def _outcome(self) -> JobResult:
-        return JobResult(self._policy.status, self._policy.last_words())
+        return JobResult(self._policy.status, self._policy.last_words(), self._policy.cause)
 
     def _on_signal(self, number: int) -> None:
         decision = self._policy.interrupted(number)
