@@ -240,7 +240,7 @@ def end_step(process_set: ProcessSet, step: int | None = None) -> None:
     """End a step of an optimizer of ``process_set``, the ``step``-th where the job counts them: ``Session.stepped``."""
     session = _here.session
     if session is not None:  # else ``shutdown`` came between the reduction and its use
-        session.stepped(step, by_all=len(process_set.ranks) == session.topology.size)
+        session.stepped(step, by_all=len(process_set.ranks) == len(session.topology.hosts))
 
 
 def last_rank() -> int | None:
