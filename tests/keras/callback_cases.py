@@ -146,6 +146,22 @@ def a_warm_up_rises_to_the_rate_of_all_ranks() -> None:
 
 
 @case
+def an_elastic_fit_that_counts_from_0_goes_on_with_the_rates_of_its_epoch() -> None:
+    """As after a change of the workers, in scripts that call ``fit(epochs=3 - state.epoch)``."""
+    smooth = hvd.callbacks.LearningRateScheduleCallback(0.08, lambda epoch: 1 / (1 + epoch), staircase=False)
+    steps = hvd.callbacks.LearningRateScheduleCallback(0.08, lambda epoch: 0.5**epoch)
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.08, warmup_epochs=4)
+    for callback in (smooth, steps, warmup):
+        whole = rates_of(compiled(keras.optimizers.SGD(0.5)), callback, 3)
+        model = compiled(keras.optimizers.SGD(0.5))
+        state: Any = hvd.elastic.KerasState(model, epoch=1)
+        rates = Rates()
+        fit(model, epochs=2, callbacks=[callback, rates, hvd.elastic.UpdateEpochStateCallback(state)])
+        np.testing.assert_allclose(rates.seen, whole[STEPS:], rtol=1e-6)
+        assert state.epoch == 3
+
+
+@case
 def momentum_is_corrected_where_the_rate_changes() -> None:
     """Goyal et al. 2017, equation 10: v = m (new rate / old rate) v + new rate * g; that of Keras is negative."""
     x, y = X[:GLOBAL_BATCH], Y[:GLOBAL_BATCH]

@@ -114,7 +114,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     ``multiplier`` is a number or a function. Without ``staircase`` the rate changes with every batch, and the function
     gets fractions of epochs; ``steps_per_epoch`` is found out where ``fit`` knows it. ``momentum_correction``
-    multiplies the velocities of SGD by the ratio of the new rate to the old one (Goyal et al. 2017, equation 10).
+    multiplies the velocities of SGD by the ratio of the new rate to the old one (Goyal et al. 2017, equation 10). Where
+    the model has a ``KerasState`` with an ``epoch``, a ``fit`` that counts from 0 again goes on with that epoch's rate.
     """
 
     def __init__(
@@ -134,10 +135,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._staircase = staircase or not callable(multiplier)
         self._start_epoch, self._end_epoch, self._steps_per_epoch = start_epoch, end_epoch, steps_per_epoch
         self._multiplier: Multiplier = multiplier if callable(multiplier) else lambda _: float(multiplier)
-        self._epoch = 0
+        self._epoch, self._done = 0, -1
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """See ``Callback``."""
+        self._done = -1
         if not self._staircase and not self._steps():
             raise UsageError(
                 f"{type(self).__name__} changes the rate with every batch and fit() does not know how many an epoch "
@@ -146,9 +148,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
-        self._epoch = epoch
+        if self._done < 0:  # the first of this ``fit``
+            self._done = progress_of(self.model).epochs_before(epoch)
+        self._epoch = self._done + epoch
         if self._staircase:
-            self._move(float(epoch))
+            self._move(float(self._epoch))
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
@@ -191,8 +195,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
         super().on_epoch_end(epoch, logs)
-        if self._verbose and epoch + 1 == math.ceil(self._warmup_epochs) and current().topology.rank == 0:
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial_lr:g}.")
+        if self._verbose and self._epoch + 1 == math.ceil(self._warmup_epochs) and current().topology.rank == 0:
+            print(f"\nEpoch {self._epoch + 1}: finished gradual learning rate warmup to {self._initial_lr:g}.")
 
     def _move(self, epoch: float) -> None:
         # The last batch of the warm-up has the whole rate, and later ones belong to other schedules.
@@ -330,9 +334,8 @@ class CheckpointCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
         self.model._initial_epoch = None  # ``fit`` has read it; one that failed would leave it to the next
-        elastic = progress_of(self.model).elastic
-        if self._done < 0:  # the first of this ``fit``, which may count from 0 again in the middle of a job
-            self._done = 0 if elastic is None else elastic.first_epoch(epoch) - epoch
+        if self._done < 0:  # the first of this ``fit``
+            self._done = progress_of(self.model).epochs_before(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""

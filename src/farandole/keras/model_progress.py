@@ -56,6 +56,14 @@ class ModelProgress:
         """The elastic state that the model is registered with, if there is one."""
         return None if self._elastic is None else self._elastic()
 
+    def epochs_before(self, epoch: int) -> int:
+        """Number of epochs that are over and that ``fit`` does not count, as it begins with ``epoch``.
+
+        In an elastic job it may count from 0 again after every change of the workers.
+        """
+        elastic = self.elastic
+        return 0 if elastic is None else elastic.first_epoch(epoch) - epoch
+
     def register(self, state: ElasticProgress) -> None:
         """Let ``state`` be the model's; it keeps this, too."""
         self._elastic = weakref.ref(state)
