@@ -101,7 +101,7 @@ def test_the_death_of_a_rank_is_told_and_not_that_another_one_has_missed_it() ->
             os.kill(os.getpid(), signal.SIGKILL)
         hvd.barrier()
 
-    with pytest.raises(ControlError, match="rank 0 on .* was killed by SIGKILL"):
+    with pytest.raises(ControlError, match=r"rank 0 on .* was killed by SIGKILL"):
         farandole.run(train, np=2)
 
 
