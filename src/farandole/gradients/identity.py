@@ -90,6 +90,11 @@ class Identity:
         """The name of a parameter; of one that has none, its position."""
         return self._names.get(param, str(position))
 
+    @property
+    def is_reordered(self) -> bool:
+        """True if this rank has listed its parameters in another order than the one agreed on."""
+        return bool(self._order)
+
     def is_settled(self, session: Session) -> bool:
         """True if ``settle`` has been called in this session. Every step asks."""
         return self._session is not None and self._session() is session

@@ -23,10 +23,12 @@ from farandole.adapters.torch import verbs
 from farandole.adapters.torch_tensors import tensors
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
+from farandole.gradients.exchange import GradientExchange
 from farandole.gradients.identity import Identity
+from farandole.gradients.lag import LaggedExchange
 from farandole.gradients.step_reducer import GradientReducer
 from farandole.gradients.terms import Terms
-from farandole.runtime.session.init import current
+from farandole.runtime.session.init import Session, current
 from farandole.torch.parameters import TorchParameters
 from farandole.torch.passes import OUTSIDE, ArrivalHooks, Arrived, Arriving, PassEnd, is_compiled, no_pass, running_pass
 
@@ -51,6 +53,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         self._hook, self._early_hook = _hook_of(self._reference), _early_hook_of(self._reference)
         self._first_weight = self._share = 1.0
         self._reduced_in = OUTSIDE
+        self.adds_in_order = False
+        """True if the optimizer adds over all parameters, as LBFGS does: in another order, to other bits."""
         super().__init__(tensors, params, identity, terms, passes_per_step, self._hooks.remove)
 
     def rejoin(self, label: str) -> None:
@@ -110,6 +114,18 @@ class TorchReducer(GradientReducer[torch.Tensor]):
             return known
         hooks.add(params, self._hook, arriving)
         return [p for p in params if p.requires_grad or hooks.has_seen_trained(p) or p.grad is not None]
+
+    def _make_exchange(
+        self, session: Session, params: list[torch.Tensor]
+    ) -> GradientExchange[torch.Tensor] | LaggedExchange[torch.Tensor]:
+        exchange = super()._make_exchange(session, params)
+        if self.adds_in_order and self._identity.is_reordered:
+            exchange.refuse(self._where())
+            raise UsageError(
+                "this rank has given LBFGS its parameters in another order than others have: it adds over all of them, "
+                "and comes to other bits. Give them to it in the same order on every rank"
+            )
+        return exchange
 
     def _bound(self, params: Sequence[torch.Tensor], groups: Sequence[int]) -> TorchParameters:
         return TorchParameters(params, groups, self._terms)

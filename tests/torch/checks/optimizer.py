@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import farandole.torch as hvd
+from farandole.errors import MismatchError, UsageError
 
 BATCH = 4
 Make = Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -269,6 +270,28 @@ def check_closures() -> None:
                 losses.append(loss.item())
         same(model, alone, rtol=1e-5, atol=1e-7)
         assert losses[:2] == pytest.approx(losses[2:])
+
+
+def check_lbfgs_in_another_order_is_refused_on_all_ranks() -> None:
+    """It adds over all parameters, and another order makes other bits: which nobody would notice in a few steps."""
+    if hvd.size() == 1:
+        return
+    for turned in (1, 0):
+        model = network()
+        params = list(model.parameters())[:: -1 if hvd.rank() == turned else 1]
+        optimizer: Any = hvd.DistributedOptimizer(
+            torch.optim.LBFGS(params, max_iter=2), named_parameters=model.named_parameters()
+        )
+
+        def closure(m: torch.nn.Module = model, o: Any = optimizer) -> torch.Tensor:
+            o.zero_grad()
+            loss = loss_of(m, batches(0, hvd.rank()))
+            loss.backward()
+            return loss
+
+        with pytest.raises((UsageError, MismatchError), match=r"in the same order on every rank|raised an error there"):
+            optimizer.step(closure)
+        hvd.barrier()
 
 
 def check_the_loss_of_a_closure_is_that_whose_gradient_is_reduced() -> None:
