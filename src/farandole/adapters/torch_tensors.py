@@ -5,6 +5,7 @@ tensors.add([total], [gradient])
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import final
@@ -120,18 +121,21 @@ def gradients(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def squared_norm(tensors: Iterable[torch.Tensor]) -> float:
-    """The sum of the squares of all elements: in float32 for 16-bit tensors, over tensors in float64."""
+    """The sum of the squares of all elements: in float32 for 16-bit tensors, over tensors in float64.
+
+    Exactly rounded, so the same in whatever order a rank has its parameters: learning rates are made of it.
+    """
     alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    total = 0.0
+    squares: list[float] = []
     for (dtype, _), members in alike.items():
         if dtype.itemsize == 2:
             norms = [torch.linalg.vector_norm(member, dtype=torch.float32) for member in members]
         else:
             norms = list(torch._foreach_norm(members))
-        total += sum(norm * norm for norm in torch.stack(norms).tolist())  # a single copy from the device
-    return total
+        squares += [norm * norm for norm in torch.stack(norms).tolist()]  # a single copy from the device
+    return math.fsum(squares)
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> list[float]:

@@ -11,6 +11,7 @@ print(noise.estimate())
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import final
@@ -59,7 +60,7 @@ class NumpyNoiseScale(GradientNoise):
     def _norms2(self, params: Sequence[Param]) -> tuple[float, float]:
         """See ``GradientNoise``."""
         reducer = self._handed()
-        return (0.0 if reducer is None else sum(map(_squared_norm, reducer.gradients(params)))), 0.0
+        return (0.0 if reducer is None else math.fsum(map(_squared_norm, reducer.gradients(params)))), 0.0
 
 
 def _squared_norm(array: AnyArray) -> float:

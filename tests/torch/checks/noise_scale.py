@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import farandole.torch as hvd
+from farandole.adapters.torch_tensors import squared_norm
 from farandole.largebatch import Estimate, NoEstimate, NoiseEstimator, NormPair, Polynomial, Schedule, across_ranks
 from farandole.torch.optim import LARS
 
@@ -146,6 +147,13 @@ def same(found: object, apart: NoiseEstimator, tolerance: float) -> None:
 
 def check_norms_of_unequal_batches() -> None:
     measures()
+
+
+def check_a_norm_is_the_same_in_any_order() -> None:
+    """Of the parameters: ranks may have another one, and would come to other learning rates."""
+    generator = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(n % 7 + 1, generator=generator, dtype=torch.float64) * 10.0 ** (n % 5) for n in range(100)]
+    assert len({squared_norm(tensors[first:] + tensors[:first]) for first in range(100)}) == 1
 
 
 def check_accumulation_by_mean_and_by_sum() -> None:
