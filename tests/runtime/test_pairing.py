@@ -146,8 +146,9 @@ def _interrupted_leader(member: RankContext) -> str:
         thread.join()
     member.exchange(b"")
     with pytest.raises(AbortError, match="was interrupted by KeyboardInterrupt") as caught:
-        pair("a.0")  # rank 0 had said that before it was interrupted, which the controller may hear of a moment later
-        pair("a.1")
+        list(
+            map(pair, ("a.0", "a.1"))
+        )  # rank 0 had said the first; the controller may hear of the interrupt after that
     shutdown()
     return str(caught.value)
 
