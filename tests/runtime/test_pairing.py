@@ -146,9 +146,8 @@ def _interrupted_leader(member: RankContext) -> str:
         thread.join()
     member.exchange(b"")
     with pytest.raises(AbortError, match="was interrupted by KeyboardInterrupt") as caught:
-        list(
-            map(pair, ("a.0", "a.1"))
-        )  # rank 0 had said the first; the controller may hear of the interrupt after that
+        # Rank 0 had said the first, and the controller may hear of the interrupt after that.
+        list(map(pair, ("a.0", "a.1")))
     shutdown()
     return str(caught.value)
 

@@ -89,7 +89,7 @@ def run_elastic(request: JobRequest, task: bytes, attended: Attended = _unattend
                         results.add(message.worker_id, message.ok, message.payload)
             router.unwatch(launcher.fd)
     if launcher.outcome.status:
-        if not all(failure.is_consequence for failure in results.failures):  # else the job knows better why it ended
+        if results.has_origin:  # else the job knows better why it ended
             raise_again(results.failures[::-1])
         raise ControlError(launcher.outcome.words)
     if not results.worker_ids:

@@ -33,6 +33,11 @@ class Results:
             self.failures.append(msgspec.msgpack.decode(payload, type=TaskFailure))
 
     @property
+    def has_origin(self) -> bool:
+        """True if a worker has raised by itself, and not because another one had left or died."""
+        return not all(failure.is_consequence for failure in self.failures)
+
+    @property
     def worker_ids(self) -> Collection[int]:
         """Workers whose function has returned."""
         return self._values.keys()
@@ -49,8 +54,7 @@ def values_of(results: Results, size: int, words: str, cause: int = -1) -> list[
     Raises ``RemoteError`` if a worker has raised, ``ControlError`` for every other failure. Where workers have raised
     only because another one was lost, that is the failure: ``cause`` is the rank that failed first, -1 if a host did.
     """
-    has_raised = {failure.rank for failure in results.failures}
-    if not words or cause in has_raised or not all(failure.is_consequence for failure in results.failures):
+    if not words or results.has_origin or cause in {failure.rank for failure in results.failures}:
         raise_again(results.failures)
     if words:
         raise ControlError(words)

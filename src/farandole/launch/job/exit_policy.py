@@ -96,6 +96,7 @@ class ExitPolicy:
         first = self._failures[0]
         if self._on_failure == "continue" and not event.error:
             return ExitDecision(ExitAction.GO_ON, f"{event.description}; the others go on (--on-failure continue)")
+        # Nothing is earlier than the loss of a host, which has no rank.
         earlier = left[: left.index(self.cause)] if self.cause in left else ()
         if awaited := sorted(set(earlier).intersection(self.running())):
             return ExitDecision(ExitAction.AWAIT, f"{first.description}, but ranks {awaited} had left before that")
