@@ -49,7 +49,7 @@ class Counts(NumpyState):
 def train(state: Counts, ledger: Path) -> None:
     """Count the samples of whole epochs."""
     print(f"trains: size {hvd.size()}, step {state.step}, process {os.getpid()}, rank {hvd.rank()}", flush=True)
-    while not any(hvd.allgather_object((ledger / "end").exists(), name="end")):
+    while is_within_epoch(state) or not any(hvd.allgather_object((ledger / "end").exists(), name="end")):
         state.sampler.set_epoch(state.epoch)
         mine = list(state.sampler)
         for i in range(0, len(mine), BATCH):
@@ -62,6 +62,11 @@ def train(state: Counts, ledger: Path) -> None:
         state.epoch += 1
         state.step += 1
         state.commit()
+
+
+def is_within_epoch(state: Counts) -> bool:
+    """True where workers have come or gone in the middle of an epoch, or before it was counted."""
+    return state.sampler.epoch == state.epoch and state.sampler.processed_num > 0
 
 
 def note_commits(ledger: Path) -> None:
