@@ -23,6 +23,8 @@ from farandole.control.messages import (
     Abort,
     AskProgress,
     Entry,
+    Exchange,
+    Exchanged,
     Hello,
     Leave,
     Orders,
@@ -32,7 +34,6 @@ from farandole.control.messages import (
     Submit,
     Welcome,
 )
-from farandole.errors import ControlError
 from farandole.runtime.selfstart.host_socket import claim
 from farandole.runtime.selfstart.spawn import AGENT_MODULE, ControllerConfig, HostAgentConfig
 from farandole.runtime.selfstart.spawn import CONTROLLER_MODULE as MODULE
@@ -120,15 +121,42 @@ def test_it_serves_until_its_starter_lets_go_and_says_farewell(held: ExitStack) 
     assert reason == f"rank 0 on here (process {os.getpid()}) has ended without calling shutdown()"
 
 
-def test_a_starter_that_left_in_order_ends_nobodys_generation(held: ExitStack) -> None:
-    job = Job(held, 2)
-    job.join("x", 0, os.getpid())
-    job.join("y", 1, child(held, "input()").pid)
-    assert [job.expect(f"{uid}c", Welcome).rank for uid in "xy"] == [0, 1]
+def test_it_serves_the_others_when_its_starter_has_left_in_order(held: ExitStack) -> None:
+    job = Job(held, 3)
+    far = agent(job)
+    job.join("x", 0, os.getpid(), engines=["tcp"])
+    other = child(held, "input()")
+    job.join("y", 1, other.pid, engines=["tcp"])
+    job.join("z", 2, 101, host="there", engines=["tcp"])
+    assert [job.expect(f"{uid}c", Welcome).rank for uid in "xyz"] == [0, 1, 2]
     job.sockets["xu"].send(Leave(1))
-    assert job.leave() == 0
-    with pytest.raises(ControlError, match="is gone"):
-        job.expect("yc", Abort)
+    assert job.process.stdin is not None
+    job.process.stdin.close()
+    job.sockets["yu"].send(Exchange(1, "both", [1, 2], b"y"))
+    job.sockets["zu"].send(Exchange(1, "both", [1, 2], b"z"))
+    assert job.expect("yc", Exchanged) == job.expect("zc", Exchanged) == Exchanged(1, "both", [b"y", b"z"])
+    job.sockets["yu"].send(Leave(1))
+    job.sockets["zu"].send(Exchange(1, "alone", [2], b"z"))
+    assert job.expect("zc", Exchanged).key == "alone"
+    assert job.process.poll() is None
+    far.send(Report(WorkerExited(-1, 0, pid=101)))
+    assert job.process.wait(DEADLINE_S) == 0
+
+
+def test_a_rank_that_is_lost_after_its_starter_has_left_is_told_to_the_others(held: ExitStack) -> None:
+    job = Job(held, 3)
+    others = [child(held, "input()") for _ in range(2)]
+    job.join("x", 0, os.getpid())
+    job.join("y", 1, others[0].pid)
+    job.join("z", 2, others[1].pid)
+    assert [job.expect(f"{uid}c", Welcome).rank for uid in "xyz"] == [0, 1, 2]
+    job.sockets["xu"].send(Leave(1))
+    assert job.process.stdin is not None
+    job.process.stdin.close()
+    others[0].kill()
+    others[0].wait()
+    assert job.expect("zc", Abort).reason.startswith(f"rank 1 on here (process {others[0].pid}) has ended")
+    assert job.process.wait(DEADLINE_S) == 0
 
 
 def test_processes_of_other_hosts_may_have_the_same_number(held: ExitStack) -> None:

@@ -289,6 +289,36 @@ def test_who_needs_a_rank_that_has_left_is_told() -> None:
     assert "rank 0" in told
 
 
+AFTER_RANK_0 = """
+import numpy as np
+import farandole.numpy as hvd
+
+mine = hvd.ProcessSet([1])
+hvd.init(process_sets=[mine])
+if hvd.rank() == 1:
+    input()
+    print(hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=mine, name="late"))
+"""
+
+
+def test_the_others_go_on_when_the_process_of_rank_0_has_ended() -> None:
+    told = {OWN.size: "2", CONTROLLER: f"tcp://127.0.0.1:{free_port()}", KEY: new_secret()}
+    first, second = (
+        subprocess.Popen(
+            [sys.executable, "-c", AFTER_RANK_0],
+            env={**os.environ, **told, OWN.rank: str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    )
+    with first, second:
+        assert first.wait(60) == 0
+        assert second.communicate("go on\n", 60)[0] == "[1.]\n"
+
+
 def _shutdown_wakes_other_threads(member: RankContext) -> str:
     init()
     raised: list[BaseException] = []

@@ -173,6 +173,12 @@ class Controller:
         """``worker_id`` of each worker that has left the current generation or ended, in that order."""
         return self._generation.left() if self._generation is not None else []
 
+    @property
+    def is_needed(self) -> bool:
+        """True while there are ranks in a generation that nothing has ended."""
+        generation = self._generation
+        return generation is not None and generation.over is None and bool(generation.present())
+
     def stack_arrived(self, worker_id: int, text: str) -> None:
         """Take in the stack that ``request_stack`` asked for, or the reason why there is none."""
         if self._generation is not None:

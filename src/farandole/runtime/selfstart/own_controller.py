@@ -3,8 +3,10 @@
 ``python -m farandole.runtime.selfstart.own_controller`` is it.
 
 Its standard input brings one line of JSON (``spawn.ControllerConfig``), answered on standard output by its addresses as
-soon as it listens. That input ends with the process that started it; then, or when the last worker of this host has
-ended, this process ends too. It watches the workers of its own host; on every other one an agent does.
+soon as it listens. That input ends with the process that started it, or when that leaves at its exit. Then this process
+ends too, once the others have left or ended: rank 0 may be done a little earlier, and a rank that is in its last step
+meanwhile must not lose its controller over that. It watches the workers of its own host; on every other one an agent
+does.
 
 One thread runs all of it, in turns of ``ControllerHost.serve``: so there is no lock, and what blocks here keeps the
 whole job waiting. The end of a worker is told in up to three ways, in any order: by its ``Leave`` over the control
@@ -80,12 +82,15 @@ class OwnController(ControllerHost):
             os.close(fd)
 
     def _is_over(self) -> bool:
+        if self._starter_has_gone:
+            return self._config.in_cells or not self._controller.is_needed
         # Before the starter has come, there may be no workers for a while.
-        return self._starter_has_gone or (self._came and not self._workers)
+        return self._came and not self._workers
 
     @property
     def _fds(self) -> set[int]:
-        return {STDIN, *self._workers, *(() if self._claimed is None else (self._claimed.fileno(),))}
+        starter = () if self._starter_has_gone else (STDIN,)
+        return {*starter, *self._workers, *(() if self._claimed is None else (self._claimed.fileno(),))}
 
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._claimed is not None and self._claimed.fileno() in ready:

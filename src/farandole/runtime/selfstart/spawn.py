@@ -4,18 +4,19 @@
     ensure_agent(HostAgentConfig(["tcp://10.0.0.1:7000"], secret, "node-b", starter=os.getpid()), settings)
 
 Both are processes of their own, so that they can tell how ours ended. Signals that are for us pass them by; they end
-with the job.
+with the job: after this process, if it left in good order and other ranks are still in the job.
 
 The controller's standard input is a pipe that nobody writes to after the first line. The kernel closes it however this
-process ends, and that is what ends the controller, so nothing else may hold it open: not a forked child (``_forget``),
-not a program that is started (the descriptor is not inheritable). An agent needs no such pipe; it watches this process.
-All is called by the one thread that joins a job, with the lock of the session; ``_end_all`` by the interpreter's
-exit, ``_forget`` in a child with one thread. So the two variables below need no lock.
+process ends, and that is what lets the controller end, so nothing else may hold it open: not a forked child
+(``_forget``), not a program that is started (the descriptor is not inheritable). An agent needs no such pipe; it
+watches this process. All is called by the one thread that joins a job, with the lock of the session; ``_end_all`` by
+the interpreter's exit, ``_forget`` in a child with one thread. So the two variables below need no lock.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import select
@@ -36,6 +37,7 @@ from farandole.settings import Settings
 CONTROLLER_MODULE = "farandole.runtime.selfstart.own_controller"
 AGENT_MODULE = "farandole.runtime.selfstart.host_agent"
 EXIT_S = 2.0
+"""How long rank 0 waits at its exit for the other ranks, and so for its controller: most end at about the same time."""
 
 FOR_WORKERS = (
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU
@@ -114,7 +116,7 @@ def end_controller(job: str) -> None:
     """End the controller of ``job``, if this process has started one; its workers lose it."""
     running = _controllers.pop(job, None)
     if running is not None:
-        _end(running.process)
+        _close(running.process, kill=True)
 
 
 def ensure_agent(config: HostAgentConfig, settings: Settings) -> None:
@@ -167,16 +169,19 @@ def _forget() -> None:
 
 
 def _end_all() -> None:
-    """End the controllers. Agents end by themselves: their controller has gone, or nobody is left to be watched."""
+    """Let the controllers end. Agents end by themselves: their controller has gone, or nobody is left to be watched."""
     while _controllers:
-        _end(_controllers.popitem()[1].process)
+        _close(_controllers.popitem()[1].process, kill=False)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _close(process: subprocess.Popen[bytes], *, kill: bool) -> None:
+    """Close the input of a controller, and wait a little for its end; ``kill`` what goes on then for other ranks."""
     assert process.stdin is not None
     process.stdin.close()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(EXIT_S)
-    except subprocess.TimeoutExpired:  # whatever holds it up must not keep this process from ending
+        return
+    if kill:
         process.kill()
         process.wait()
+    process.returncode = 0  # so that subprocess does not miss it here
