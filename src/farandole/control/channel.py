@@ -56,6 +56,7 @@ from farandole.control.sockets import (
     SNDMORE,
     allow_descriptors,
     client_socket,
+    connect,
     is_readable,
     new_socket,
 )
@@ -247,7 +248,7 @@ class Dealer:
         self.is_taking = False
         """Set before a message leaves the socket, for a receiver that may be interrupted on the way: it resets this."""
         self._own_context = None if context is not None else zmq.Context()
-        self._socket = client_socket(context or self._own_context or zmq.Context(), keys, address)
+        self._socket = client_socket(context or self._own_context or zmq.Context(), keys)
         self._socket.routing_id = identity
         if silence_s:
             self._socket.heartbeat_ivl = max(1, int(silence_s * 1000 / PINGS))
@@ -366,7 +367,7 @@ class Dealer:
 
     def _connect(self) -> None:
         try:
-            self._socket.connect(self.address)
+            connect(self._socket, self.address)
         except zmq.ZMQError as error:
             raise ControlError(f"{self.address!r} is no address of a controller: {error}") from error
 

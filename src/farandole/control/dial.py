@@ -29,7 +29,7 @@ import zmq
 from farandole.control.addresses import endpoints
 from farandole.control.admission import HANDSHAKE_FAILED, Monitor
 from farandole.control.keys import JobKeys
-from farandole.control.sockets import client_socket
+from farandole.control.sockets import client_socket, connect
 from farandole.errors import ControlError
 
 
@@ -104,11 +104,11 @@ class _Attempts:
     def _connect(self, address: str) -> None:
         if any(address == known for known, _, _ in self._open.values()):
             return
-        link = client_socket(self._context, self._keys, address)
+        link = client_socket(self._context, self._keys)
         monitor = Monitor(link)  # before it connects, or the end of its handshake might be missed
         self._open[monitor.fd] = address, link, monitor
         self._poll.register(monitor.fd, select.POLLIN)
-        link.connect(address)
+        connect(link, address)
 
     def _has_answered(self, fd: int) -> bool:
         address, _, monitor = self._open[fd]

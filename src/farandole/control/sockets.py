@@ -1,7 +1,7 @@
 """The ZeroMQ sockets of the control plane: their options, and a cheap look whether one is readable.
 
-socket = client_socket(context, keys, address)
-socket.connect(address)
+socket = client_socket(context, keys)
+connect(socket, address)
 if is_readable(socket): frame = socket.recv(NOBLOCK)
 """
 
@@ -30,14 +30,22 @@ CUT_BYTES = 2 * LIMIT_BYTES
 """A peer that announces a frame above this is cut off before memory is spent on it; up to it, the frame is dropped."""
 
 
-def client_socket(context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys, address: str) -> zmq.Socket[bytes]:
-    """A socket that will be let in at ``address``; not connected yet."""
+def client_socket(context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys) -> zmq.Socket[bytes]:
+    """A socket that will be let in; not connected yet."""
     socket = new_socket(context, zmq.DEALER)
-    socket.ipv6 = "[" in address
     socket.curve_serverkey = keys.server.public
     socket.curve_publickey = keys.client.public
     socket.curve_secretkey = keys.client.secret
     return socket
+
+
+def connect(socket: zmq.Socket[bytes], address: str) -> None:
+    """Connect to ``address``, be the one before of IPv4 or IPv6: a socket of IPv4 would try for ever, and say nothing.
+
+    Raises ``zmq.ZMQError`` for what is no address.
+    """
+    socket.ipv6 = "[" in address
+    socket.connect(address)
 
 
 def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
