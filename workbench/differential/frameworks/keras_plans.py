@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
 from workbench.differential.frameworks.exchange import VERBS
 from workbench.differential.frameworks.plan import PlanAction, PlanTerms
 
@@ -16,7 +18,7 @@ def draw_terms(rng: random.Random) -> PlanTerms:
     process_set = rng.choice(("", "", "", "", "first", "last", "but last"))
     local = rng.choice(("", "", "", "", "scaled", "unscaled")) if not process_set else ""
     clips = ("", "", "norm", "value") if local else ("", "", "global", "norm", "value")  # one norm would be each rank's
-    return PlanTerms(
+    terms = PlanTerms(
         optimizer=rng.choice(OPTIMIZERS),
         rate=rng.choice((0.02, 0.05)),
         clip=rng.choice(clips),
@@ -34,6 +36,9 @@ def draw_terms(rng: random.Random) -> PlanTerms:
         steps_per_execution=rng.choice((1, 1, 2, 3)),
         eager=rng.random() < 0.15,
     )
+    # A scaled gradient may be more than float16 has: then the step is left out, which the oracle knows nothing of.
+    overflows = terms.scaled and terms.compression == "fp16"
+    return msgspec.structs.replace(terms, compression="bf16") if overflows else terms
 
 
 def draw_actions(rng: random.Random, terms: PlanTerms) -> list[PlanAction]:

@@ -110,7 +110,7 @@ class OracleRanks:
             self._record(f"{name}.{verb}", found, groups)
 
     def _train(self, name: str, action: PlanAction) -> None:
-        fits = action.kind in ("fit", "heal") and self._plan.framework == "keras"
+        fits = action.kind in ("fit", "heal", "spoil", "structure") and self._plan.framework == "keras"
         losses: list[list[float]] = []
         for epoch in range(EPOCHS if fits else 1):
             losses = []
