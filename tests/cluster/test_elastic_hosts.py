@@ -179,7 +179,8 @@ def test_a_job_that_has_to_end_goes_on_from_its_checkpoint_when_slurm_has_requeu
     wait_for(lambda: len(said(r"trains: rank . of 4, step (\d+)")) == 8, "four others", out)
     left, found = said(r"leaves at step (\d+)"), said(r"goes on from step (\d+)")
     assert [step for _, step in found] == [max(step for _, step in left)] * 4
-    # What the launcher says of it is not asked for: Slurm may kill it before, when its workers have left.
+    if is_short:  # one that is preempted may be killed before it has told
+        assert "was told to end (SIGTERM)" in out.read_text()
     assert slurm.run(["squeue", "-h", "-o", "%i"]).stdout.split() == [number]
     slurm.run(["scancel", number])
     cluster = slurm.cluster
