@@ -8,9 +8,10 @@ from farandole.checkpoint import folder
 from tests.conftest import Launch
 
 TRAINING = """
-    import os, signal, sys, threading
+    import os, pathlib, signal, sys, threading
     import numpy as np
     from farandole.collective import ReduceOp
+    from farandole.elastic.worker import run as worker_run
     from farandole.elastic.worker.run import run
     from farandole.elastic.worker.state import ObjectState
     from farandole.numpy.checkpoints import Checkpoints, NumpyCodec
@@ -22,6 +23,13 @@ TRAINING = """
     me = int(os.environ["FARANDOLE_WORKER_ID"])
     dump, leave = NumpyCodec.dump, Session.leave_for_good
     left, writing = threading.Event(), threading.Event()
+
+    def dies(self, content, file):
+        if me == 1 and content["tensors"] and current().generation == 1 and state.step == STEP:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if content["tensors"]:
+            writing.set()
+        dump(self, content, file)
 
     {fault}
 
@@ -46,17 +54,19 @@ TRAINING = """
     except SystemExit:
         checkpoints.save(1000 + me, {{"step": state.step, "w": np.ones(4), "v": np.ones(4)}})
         checkpoints.close()
+        pathlib.Path(f"told-{{me}}").touch()
         raise
 """
 
-KILLED = """
-    def dies(self, content, file):
-        if me == 1 and content["tensors"] and current().generation == 1 and state.step == STEP:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if content["tensors"]:
-            writing.set()
-        dump(self, content, file)
+KILLED = "NumpyCodec.dump = dies"
+
+TOLD_BEFORE_IT_JOINS = """
     NumpyCodec.dump = dies
+
+    def joins(*_):
+        signal.raise_signal(signal.SIGTERM)
+    if me == 2:
+        worker_run.rejoin = joins
 """
 
 LEAVES = """
@@ -80,12 +90,24 @@ TOLD = """if me == 1 and state.step == STEP:
 
 def test_the_others_go_on_when_a_worker_is_lost_while_a_checkpoint_is_written(launch: Launch, tmp_path: Path) -> None:
     after = "writing.wait()"  # for the fault, which asks what step it is
-    script = TRAINING.format(fault=KILLED.strip("\n").removeprefix("    "), after_save=after)
+    script = TRAINING.format(fault=KILLED, after_save=after)
     done = launch(2, script, options=["--min-np", "1"])
     assert done.code == 0, done.stderr
     assert "worker 0 has finished" in done.stdout
     assert "was not written" in done.stderr
     assert folder.steps(tmp_path / "saved")[0] == 12
+    assert list(folder.unfinished(tmp_path / "saved")) == []
+
+
+def test_a_worker_that_is_told_to_end_before_it_joins_has_nothing_to_save(launch: Launch, tmp_path: Path) -> None:
+    after = """writing.wait()
+            while state.step == LAST and not pathlib.Path("told-2").exists():
+                threading.Event().wait(0.01)"""
+    script = TRAINING.format(fault=TOLD_BEFORE_IT_JOINS.strip("\n").removeprefix("    "), after_save=after)
+    done = launch(2, script, options=["--min-np", "1"])
+    assert done.code == 0, done.stderr
+    assert (tmp_path / "told-2").exists(), done.stderr
+    assert folder.steps(tmp_path / "saved")[0] == 12, "a model that has not been trained"
     assert list(folder.unfinished(tmp_path / "saved")) == []
 
 

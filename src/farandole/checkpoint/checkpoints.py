@@ -112,7 +112,7 @@ class Checkpoints:
         before = list(self._unsaid)  # and not what goes wrong with this one, which a later call raises
         if writer.rank < writer.writers and not writer.is_outside:
             self._begin(step, state, writer)
-        else:  # another rank writes it, and leaves the branch of later steps if need be: this one never does
+        else:  # others write it, and leave the branch of later steps if need be: this one never does
             _whole_number(step)
             self._back_to = None
         for each in before:

@@ -23,7 +23,7 @@ R = TypeVar("R")
 class Writer:
     """Role of this rank in writing, in the job as it is now; that of the only one, where there is no job.
 
-    ``is_outside`` while others train, and it waits to be one of them.
+    ``is_outside`` while others train, and it waits to be one of them, or has been told to end before it was one.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Writer:
     def here(cls, sharded: bool) -> Writer:
         """The role of this process now."""
         if not init.is_initialized():
-            return cls(0, 1, 0, "this process", sharded)
+            return cls(0, 1, 0, "this process", sharded, init.is_outside())
         own, topology = init.current(), init.current().topology
         sharded = sharded and not own.has_left  # the others write no more with this one, and rank 0 has all of it
         name = f"rank {topology.rank} on {topology.host}"
-        return cls(topology.rank, topology.size, topology.generation, name, sharded, own.provisional)
+        return cls(topology.rank, topology.size, topology.generation, name, sharded, init.is_outside())
 
     def gather(self, value: Any, name: str) -> list[Any]:
         """The values of all writers, in their order."""

@@ -58,6 +58,7 @@ __all__ = [
     "global_process_set",
     "init",
     "is_initialized",
+    "is_outside",
     "last_rank",
     "on_absence",
     "on_joined",
@@ -176,6 +177,15 @@ def is_initialized() -> bool:
     return _here.session is not None
 
 
+def is_outside() -> bool:
+    """True in a worker that others do not train with yet: until it joins them, it has no state of the training's.
+
+    Also if it leaves before that, as the last that it knows is a session of its own.
+    """
+    session = _here.session
+    return _here.has_only_waited if session is None else session.provisional
+
+
 def current(asked: str = "an operation of the job") -> Session:
     """The session; raises ``NotInitializedError``, which names what was ``asked``, if there is none."""
     if _here.bystanders and threading.get_ident() in _here.bystanders:
@@ -221,6 +231,7 @@ def aside() -> Iterator[None]:
     with _here.lock:
         _here.require_rest("a task")
         kept = _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank
+        had_only_waited = _here.has_only_waited
         before, was_aside, me = _here.bystanders, _here.is_aside, threading.get_ident()
         # First, and last below: none of them may see the other session in between.
         _here.bystanders = before | {each.ident for each in threading.enumerate() if each.ident not in (None, me)}
@@ -231,6 +242,7 @@ def aside() -> Iterator[None]:
         with _here.lock:
             _here.leave(releasing=False)
             _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank = kept
+            _here.has_only_waited = had_only_waited
             if _here.session is not None:
                 _here.session.restore_process_sets()
             _here.bystanders, _here.is_aside = before, was_aside
@@ -277,6 +289,8 @@ class _Here:
         """The arguments of the last ``init``, for ``rejoin``."""
         self.rank: int | None = None
         """The rank in the last session that was shared with others; ``None`` before that."""
+        self.has_only_waited = False
+        """True if the last session was one in which this process has waited for the others."""
         self.unfinished: WeakObjects[threading.Thread] = WeakObjects()
         self.bystanders: frozenset[int | None] = frozenset()
         """Threads of the session that is set aside (``aside``)."""
@@ -372,6 +386,7 @@ class _Here:
             if session is not None:
                 self._step_s = session.pace.step_s
                 self.rank = self.rank if session.provisional else session.topology.rank
+                self.has_only_waited = session.provisional
                 # An elastic job goes on without this worker, so the others must be told of a lost one, and no more.
                 if isinstance(error, MismatchError | DivergenceError) and not detect().is_elastic:
                     session.end_with(error)
@@ -385,6 +400,7 @@ class _Here:
         """Forget what ``rejoin`` would tell the others of the last session."""
         with self.lock:
             self.asked, self.rank, self._step_s = (None, None, {}), None, None
+            self.has_only_waited = False
 
     def _forget(self) -> None:
         # In the child, in its only thread.
