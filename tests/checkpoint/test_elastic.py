@@ -31,6 +31,10 @@ TRAINING = """
             writing.set()
         dump(self, content, file)
 
+    def begun():  # or it has ended before that, as the other one was lost
+        while not writing.wait(0.01) and any(each.name == "farandole-checkpoint" for each in threading.enumerate()):
+            pass
+
     {fault}
 
     init()
@@ -89,7 +93,7 @@ TOLD = """if me == 1 and state.step == STEP:
 
 
 def test_the_others_go_on_when_a_worker_is_lost_while_a_checkpoint_is_written(launch: Launch, tmp_path: Path) -> None:
-    after = "writing.wait()"  # for the fault, which asks what step it is
+    after = "begun()"  # for the fault, which asks what step it is
     script = TRAINING.format(fault=KILLED, after_save=after)
     done = launch(2, script, options=["--min-np", "1"])
     assert done.code == 0, done.stderr
@@ -100,7 +104,7 @@ def test_the_others_go_on_when_a_worker_is_lost_while_a_checkpoint_is_written(la
 
 
 def test_a_worker_that_is_told_to_end_before_it_joins_has_nothing_to_save(launch: Launch, tmp_path: Path) -> None:
-    after = """writing.wait()
+    after = """begun()
             while state.step == LAST and not pathlib.Path("told-2").exists():
                 threading.Event().wait(0.01)"""
     script = TRAINING.format(fault=TOLD_BEFORE_IT_JOINS.strip("\n").removeprefix("    "), after_save=after)
