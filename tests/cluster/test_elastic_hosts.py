@@ -180,7 +180,8 @@ def test_a_job_that_has_to_end_goes_on_from_its_checkpoint_when_slurm_has_requeu
     left, found = said(r"leaves at step (\d+)"), said(r"goes on from step (\d+)")
     assert [step for _, step in found] == [max(step for _, step in left)] * 4
     if is_short:  # one that is preempted may be killed before it has told
-        assert "was told to end (SIGTERM)" in out.read_text()
+        assert "the job is told to end (SIGTERM): all workers leave at their next commit" in out.read_text()
+        assert "the job was told to end, and all workers have left" in out.read_text()
     assert slurm.run(["squeue", "-h", "-o", "%i"]).stdout.split() == [number]
     slurm.run(["scancel", number])
     cluster = slurm.cluster

@@ -112,7 +112,7 @@ class ElasticLoop(Loop):
         address, settings = root.router.address, self._job.settings
         self._fence = Fence(terms, formation, settings, address) if terms is not None else None
         self._told: set[str] = set()
-        """Hosts of the lead that its scheduler wants back."""
+        """Hosts that the scheduler wants back, without those that are lent."""
         self._failures: list[WorkerExited] = []
         self._signals: list[int] = []
         self._passing: list[tuple[int, set[str]]] = []
@@ -367,8 +367,8 @@ class ElasticLoop(Loop):
                     self._root.tell(host, KillWorker(started.worker_id))
         elif isinstance(message, AgentHello) and host not in self._coming:  # it was cut off, and what was said is lost
             self._inherited.add(host)
-        if isinstance(message, Leaving) and self._leases is not None:
-            self._on_leaving(host, self._leases)
+        if isinstance(message, Leaving):
+            self._on_leaving(host)
         super()._on_agent(host, message)
 
     def _admit(self, host: str, terms: LeaseTerms) -> None:
@@ -384,15 +384,17 @@ class ElasticLoop(Loop):
         self._open.add(host)
         self._say(f"{host} is lent, with {terms.slots} worker{'s' if terms.slots > 1 else ''}")
 
-    def _on_leaving(self, host: str, leases: JobLeases) -> None:
-        """Have the workers of a lent host leave; with the last host of the lead, which is about to end, all do."""
-        if is_lent(host):
-            leases.release(host, "its scheduler wants it back (SIGTERM)")
+    def _on_leaving(self, host: str) -> None:
+        """Have the workers of a lent host leave; with the last host that is not lent the whole job ends."""
+        if self._leases is not None and is_lent(host):
+            self._leases.release(host, "its scheduler wants it back (SIGTERM)")
             return
         self._told.add(host)
         if self._orders is None and self._told >= {each for each in self._open if not is_lent(each)}:
-            self._say("the lead is told to end (SIGTERM): all workers leave at their next commit")
-            self._result = JobResult(128 + signal.SIGTERM, "the lead was told to end, and all workers have left")
+            # Now, as the last worker may be gone before the first agent is: it would be what the job is said to end by.
+            whole = "the job" if self._leases is None else "the lead"
+            self._say(f"{whole} is told to end (SIGTERM): all workers leave at their next commit")
+            self._result = JobResult(128 + signal.SIGTERM, f"{whole} was told to end, and all workers have left")
             self._stop(UNTIL_KILLED_S)
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
