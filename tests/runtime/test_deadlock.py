@@ -48,8 +48,18 @@ class Observed(Flat):
 
     def observe(self) -> None:
         """Let a rank say something, or a word arrive, or the detector look."""
-        r = self.rng.randrange(len(self.ranks))
-        how = self.rng.choice(["say", "arrive", "look"])
+        self.let(self.rng.randrange(len(self.ranks)), self.rng.choice(["say", "arrive", "look"]))
+
+    def hear_all(self) -> None:
+        """Let all ranks say what they wait for, and all that was said arrive."""
+        for r in range(len(self.ranks)):
+            self.let(r, "say")
+            while self.words[r]:
+                self.let(r, "arrive")
+            self.let(r, "look")
+
+    def let(self, r: int, how: str) -> None:
+        """Let rank ``r`` do one thing."""
         if how == "say":
             self.words[r].append(self.waits(r))
         elif how == "arrive" and self.words[r]:
@@ -115,8 +125,10 @@ def test_ranks_that_all_wait_are_found(job: Job) -> None:
     while simulation.step():
         pass
     is_stuck = all(simulation.waits(r).waits for r in range(len(simulation.ranks)))
-    for _ in range(100 * len(simulation.ranks)):
+    for _ in range(20 * len(simulation.ranks)):
         simulation.observe()
+    for _ in range(3):  # until it asks, until all have answered, and to look once more
+        simulation.hear_all()
     assert bool(simulation.verdict) or not is_stuck
     if is_stuck:
         assert not simulation.negotiation.undecided
