@@ -94,6 +94,7 @@ versions: $(CORE) ## run the checks of TensorFlow, JAX and notebooks with other 
 setup: $(CORE) $(PAGE) ## make the environment and nothing else
 
 demo: $(CORE) $(PAGE) ## train a network on handwritten digits on two workers (FRAMEWORK=keras|tensorflow|jax)
+	@test -e examples/$(DIGITS).py || { echo "FRAMEWORK=$(FRAMEWORK): use torch, keras, tensorflow or jax"; exit 2; }
 	@mkdir -p out
 	@$(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/$(DIGITS).py
 

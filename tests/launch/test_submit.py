@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from farandole.cli import main
-from farandole.errors import SettingsError, UsageError
+from farandole.errors import FarandoleError, SettingsError, UsageError
 from farandole.launch.batch import defaults
 from farandole.launch.batch.defaults import files, with_defaults
 from farandole.launch.batch.script import BatchJob, batch_script
@@ -154,6 +154,14 @@ def test_what_sbatch_says_against_a_job_is_told(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"^Slurm refuses this job: invalid partition specified: gpu\W+write --partition NAME"
     ):
+        submitted("", [], {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
+
+
+def test_a_slurm_that_is_not_there_has_refused_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text("#!/bin/sh\necho 'sbatch: fatal: Could not establish a configuration source' >&2\nexit 1\n")
+    program.chmod(0o700)
+    with pytest.raises(FarandoleError, match=r"^Slurm cannot be reached from here: .* -- submit where sinfo answers"):
         submitted("", [], {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
 
 

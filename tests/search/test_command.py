@@ -114,13 +114,26 @@ def test_searches_are_listed_compared_and_drawn_as_runs_are(tmp_path: Path) -> N
     words = ["search", "tune.py", "space.toml", "--trials", "4", "--pool", "2", "--epochs", "3"]
     for name in ("a", "b"):
         farandole(tmp_path, *words, "--folder", f"runs/{name}", "--seed", str(ord(name))).ok()
+    long = "runs/20261126-170919-tune-the-rates"
+    (tmp_path / "runs" / "b").rename(tmp_path / long)
     listed = farandole(tmp_path, "runs", "list", "runs").ok().stdout
     assert "4/4" in listed
+    assert Path(long).name in listed, "whole, as it is an argument of the others, on 80 columns"
+    assert max(map(len, listed.splitlines())) <= 80
+    (tmp_path / long).rename(tmp_path / "runs" / "b")
     compared = farandole(tmp_path, "runs", "compare", "runs/a", "runs/b").ok().stdout
     assert any(line.split() == ["seed", "97", "98"] for line in compared.splitlines()), compared
     assert compared.count("(trial ") == 2
     farandole(tmp_path, "runs", "plot", "runs/a", "runs/b", "--out", "trials.png").ok()
     assert (tmp_path / "trials.png").stat().st_size > 10_000
+
+
+def test_without_optuna_a_search_says_what_to_install(tmp_path: Path) -> None:
+    write(tmp_path)
+    words = "import sys; sys.modules['optuna'] = None; from farandole.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = run_to_end([sys.executable, "-c", words, "search", "tune.py", "space.toml"], tmp_path, 100.0)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == "farandole search: a search needs Optuna 5: type pip install 'farandole[search]'\n"
 
 
 def test_a_page_cannot_listen_where_others_read_along(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from farandole.control.private_file import NotPrivateError, read_private
 from farandole.errors import UsageError
@@ -128,8 +128,8 @@ def _list(args: argparse.Namespace) -> int:
     runs = sorted(path.parent for path in folder.glob(f"*/{INFO}")) if folder.is_dir() else []
     if not runs:
         raise UsageError(f"no run is recorded in {folder}: record one with farandole run --record {folder}/a ...")
-    table = Table("run", "began", "lasted", "ranks", "steps", "loss", "end", box=box.SIMPLE_HEAD)
-    searches = Table("search", "began", "lasted", "trials", "epochs", "best", "end", box=box.SIMPLE_HEAD)
+    table = _table("run", "began", "lasted", "ranks", "steps", "loss", "end")
+    searches = _table("search", "began", "lasted", "trials", "epochs", "best", "end")
     for run in runs:
         info = read_info(run)
         if info.search:
@@ -263,6 +263,13 @@ async def _serve(hub: Hub, listen: str) -> None:
     print(f"{keys.link(f'http://{host}:{port}')}\nCtrl-C ends it", flush=True)
     await over.wait()
     await server.close()
+
+
+def _table(*titles: str) -> Table:
+    """A table of which no name is broken, as other verbs want it whole; where it is too wide, dates and ends are."""
+    widths = {"began": len("2026-11-26"), "end": len("status 130")}
+    columns = [Column(title, no_wrap=title not in widths, min_width=widths.get(title)) for title in titles]
+    return Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import final, get_args
+from typing import TYPE_CHECKING, final, get_args
 
 import msgspec
 
 from farandole.search.advisor import Advisor, Parameters, Phase, TrialResult
 from farandole.search.rungs import Next, Rungs, Standing, after_rung, promote
 from farandole.search.space import Space
-from farandole.search.trial_log import LoggedTrial, TrialLog
+
+if TYPE_CHECKING:  # it is Optuna's, which may not be installed: then ``search`` is to say so, and not an import
+    from farandole.search.trial_log import LoggedTrial, TrialLog
 
 ATTEMPTS = 3
 """How often a trial is begun again from its last rung when it has lost all of its workers, until it has failed."""

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from farandole.errors import FarandoleError, UsageError
-from farandole.launch.leases.slurm_words import remedy
+from farandole.launch.leases.slurm_words import is_unreachable, remedy
 from farandole.launch.sbatch.environment import environment
 
 ANSWERS_S = 120.0
@@ -20,7 +20,10 @@ ANSWERS_S = 120.0
 
 
 def submitted(script: str, options: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Submit a script; returns what ``sbatch`` says. Raises ``UsageError`` without it, and when it refuses."""
+    """Submit a script; returns what ``sbatch`` says.
+
+    Raises ``UsageError`` without it, and when it refuses; ``FarandoleError`` if it cannot, or does not answer.
+    """
     if shutil.which("sbatch", path=variables.get("PATH")) is None:
         raise UsageError("sbatch is not found here: submit where Slurm's commands are, or see the script with --print")
     try:
@@ -32,6 +35,8 @@ def submitted(script: str, options: Sequence[str], variables: Mapping[str, str])
     said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     if done.returncode:
         words = " ".join(line.removeprefix("sbatch: error: ") for line in said)
+        if is_unreachable(words):
+            raise FarandoleError(f"Slurm cannot be reached from here: {words} -- submit where sinfo answers")
         raise UsageError(f"Slurm refuses this job: {words}{remedy(words)}")
     return "\n".join(line.removeprefix("sbatch: ") for line in said)
 

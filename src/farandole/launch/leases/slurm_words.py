@@ -61,10 +61,14 @@ _HELD_BY = {
 }
 """Reasons for which a pending job does not run before it is released."""
 
+_UNREACHABLE = (
+    "unable to contact slurm controller", "could not establish a configuration source",
+    "unable to process configuration file",
+)  # fmt: skip
 _AWAY = (
-    "unable to contact slurm controller", "socket timed out", "zero bytes were transmitted", "standby mode",
+    *_UNREACHABLE, "socket timed out", "zero bytes were transmitted", "standby mode",
     "protocol authentication error", "communication connection failure", "communication shutdown failure",
-    "message send failure", "message receive failure", "could not establish a configuration source",
+    "message send failure", "message receive failure",
     # What ``scontrol release`` and ``update`` make of any of these.
     "unexpected message received",
 )  # fmt: skip
@@ -135,6 +139,15 @@ class ClientReply(msgspec.Struct, frozen=True):
     def _says(self, words: tuple[str, ...]) -> bool:
         said = (self.out + self.err).lower()
         return any(each in said for each in words)
+
+
+def is_unreachable(words: str) -> bool:
+    """True if a command of Slurm has found no Slurm, in these words of its own, and so has done nothing.
+
+    >>> is_unreachable("Could not establish a configuration source")
+    True
+    """
+    return any(each in words.lower() for each in _UNREACHABLE)
 
 
 def remedy(refusal: str) -> str:
