@@ -47,6 +47,15 @@ def test_an_uncaught_error_shows_the_frames_of_the_script(launch: Launch) -> Non
     assert not FOLD.search(whole.stderr.replace("[0]<stderr>:", "").replace("[1]<stderr>:", ""))
 
 
+def test_an_error_of_init_is_folded_too(launch: Launch) -> None:
+    found = launch(1, "from farandole.runtime.session.init import init\ninit(process_sets=[[0, 7]])\n")
+    assert found.code == 1
+    mine = [line.partition(">:")[2] for line in found.stderr.splitlines() if line.startswith("[0]<stderr>:")]
+    assert [line.rpartition(" in ")[2] for line in mine if line.startswith("  File ")] == ["<module>"], found.stderr
+    assert FOLD.fullmatch(mine[-2])
+    assert mine[-1].startswith("farandole.errors.UsageError: ")
+
+
 def _ours(text: str) -> Callable[[Callable[[], object]], object]:
     """A function of Farandole's, as far as its traceback tells."""
     space: dict[str, Any] = {"UsageError": UsageError}

@@ -324,6 +324,7 @@ class _Here:
 
         In an elastic job, a worker that is lost while a generation forms only means that another one does.
         """
+        tracebacks.install()  # first: ``init`` may be what raises
         with self._busy("init()"):
             while self.session is None:
                 try:
@@ -351,11 +352,10 @@ class _Here:
             return self.session
 
     def _watch(self) -> None:
-        """From the first session on: leave the job at exit, fold uncaught errors, forget all in forked children."""
+        """From the first session on: leave the job at exit, forget all in forked children."""
         if not self._watching:
             self._watching = True
             atexit.register(_leave_at_exit)
-            tracebacks.install()
             os.register_at_fork(after_in_child=self._forget)
 
     def finish(self) -> None:
