@@ -50,6 +50,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {message}{self._hint(message)}\n")
 
     def _hint(self, message: str) -> str:
+        if choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            close = difflib.get_close_matches(choice[1], [each.strip("' ") for each in choice[2].split(",")], n=1)
+            return (f"; did you mean {close[0]}?" if close else "") + f"\nSee: {self.prog} --help"
         legal = sorted(self._option_string_actions)
         unknown = re.search(r"unrecognized arguments: (-[^\s=]*)", message)
         if not unknown:
