@@ -117,8 +117,14 @@ class Kernel:
         return cell
 
     def run(self, code: str, on_text: OnText = lambda _: None) -> Cell:
-        """Run a cell to its end."""
-        return self.receive(self.send(code), on_text)
+        """Run a cell to its end.
+
+        Again if the kernel has not run it: it drops what it gets in the moment after a cell that has failed, for the
+        sake of those that were queued behind that one.
+        """
+        while (cell := self.receive(self.send(code), on_text)).status == "aborted":
+            pass
+        return cell
 
     def interrupt(self) -> None:
         """Interrupt, as the button does."""

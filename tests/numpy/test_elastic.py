@@ -146,7 +146,7 @@ def differs(member: RankContext) -> str:
     state = NumpyState(w=np.zeros(2 + member.rank))
     try:
         state.sync()
-    except UsageError as error:
+    except (UsageError, AbortError) as error:
         return str(error)
     finally:
         shutdown()
@@ -176,8 +176,9 @@ def test_nobody_waits_for_a_worker_whose_script_goes_on_after_a_refused_state() 
 
 def test_an_array_of_another_shape_is_another_program() -> None:
     one, other = run_job(differs, 2)
-    assert one == ""
-    assert "an array of float64 with shape (2,) where this worker has an array of float64 with shape (3,)" in other
+    words = "an array of float64 with shape (2,) where this worker has an array of float64 with shape (3,)"
+    assert words in other
+    assert one == "" or words in one  # it may have given what it has to give before the other one is heard
 
 
 def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, tmp_path: Path) -> None:
