@@ -137,6 +137,22 @@ def test_killed_agents_and_workers_are_replaced_on_all_hosts(
     assert end(running, tmp_path) == 0
 
 
+def test_agents_that_are_told_to_end_one_after_the_other_are_replaced_and_the_job_goes_on(
+    cluster: Cluster, start: StartOnCluster, tmp_path: Path
+) -> None:
+    running = begin(start, cluster, "-H", "node1:1,node2:1", "--min-np", "1")
+    first = generation(running, 2)
+    kill_on(cluster, "node2", "farandole.launch.agents.agent", "-TERM")
+    fewer = generation(running, 1)
+    again = generation(running, 2, after=fewer[0][1])
+    assert again[0][5] == first[0][5]
+    kill_on(cluster, "node1", "farandole.launch.agents.agent", "-TERM")  # node2 has another agent, which was not told
+    fewer = generation(running, 1, after=again[0][1])
+    last = generation(running, 2, after=fewer[0][1])
+    assert again[1][5] in {each[5] for each in last}
+    assert end(running, tmp_path) == 0
+
+
 def test_a_new_host_joins_and_one_that_is_taken_away_leaves(
     cluster: Cluster, start: StartOnCluster, tmp_path: Path
 ) -> None:

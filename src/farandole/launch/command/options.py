@@ -16,6 +16,7 @@ import re
 import sys
 import textwrap
 import typing
+from collections.abc import Sequence
 from typing import Any, NoReturn, final
 
 from farandole.errors import SettingsError, UsageError
@@ -50,17 +51,19 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {message}{self._hint(message)}\n")
 
     def _hint(self, message: str) -> str:
-        if choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
-            close = difflib.get_close_matches(choice[1], [each.strip("' ") for each in choice[2].split(",")], n=1)
-            return (f"; did you mean {close[0]}?" if close else "") + f"\nSee: {self.prog} --help"
         legal = sorted(self._option_string_actions)
         unknown = re.search(r"unrecognized arguments: (-[^\s=]*)", message)
         if not unknown:
-            return f"\nSee: {self.prog} --help"
-        close = difflib.get_close_matches(unknown[1], legal, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+            choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+            close = _closest(choice[1], [each.strip("' ") for each in choice[2].split(",")]) if choice else ""
+            return f"{close}\nSee: {self.prog} --help"
         listed = textwrap.fill(f"The options are: {', '.join(legal)}", WIDTH, break_on_hyphens=False)
-        return f"{hint}\n{listed}"
+        return f"{_closest(unknown[1], legal)}\n{listed}"
+
+
+def _closest(typed: str, legal: Sequence[str]) -> str:
+    close = difflib.get_close_matches(typed, legal, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

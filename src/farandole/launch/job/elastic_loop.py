@@ -112,7 +112,7 @@ class ElasticLoop(Loop):
         address, settings = root.router.address, self._job.settings
         self._fence = Fence(terms, formation, settings, address) if terms is not None else None
         self._told: set[str] = set()
-        """Hosts that the scheduler wants back, without those that are lent."""
+        """Hosts that are not lent, and whose agents have been told to end and have no successor yet."""
         self._failures: list[WorkerExited] = []
         self._signals: list[int] = []
         self._passing: list[tuple[int, set[str]]] = []
@@ -386,8 +386,9 @@ class ElasticLoop(Loop):
 
     def _on_leaving(self, host: str) -> None:
         """Have the workers of a lent host leave; with the last host that is not lent the whole job ends."""
-        if self._leases is not None and is_lent(host):
-            self._leases.release(host, "its scheduler wants it back (SIGTERM)")
+        if is_lent(host):
+            if self._leases is not None:  # else it was refused
+                self._leases.release(host, "its scheduler wants it back (SIGTERM)")
             return
         self._told.add(host)
         if self._orders is None and self._told >= {each for each in self._open if not is_lent(each)}:
@@ -408,6 +409,8 @@ class ElasticLoop(Loop):
                 if host in hosts:
                     super()._pass_on(number, [host])
             self._confirm(host)
+        else:
+            self._told.discard(host)  # this agent is another one than that which was told
         if specs := self._waiting.pop(host, []):
             self._tell_to_start(host, specs)
 
