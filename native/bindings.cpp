@@ -58,7 +58,8 @@ Op op_of(int number) {
 
 // Whoever holds a frame of another thread holds all its variables. In Python that is for as long as the other threads
 // run meanwhile: an optimizer that a script has dropped would then live on for some steps, on this rank alone. Here no
-// other thread runs: nothing gives the GIL away, and the collector, whose finalizers might, is off.
+// other thread runs: nothing gives the GIL away, and the collector, whose finalizers might, is off. To read `f_code`
+// as an attribute might, too: it is an audit event, and hooks for these may be written in Python, as filelock's is.
 nb::dict call_stacks() {
     nb::object current_frames = nb::module_::import_("sys").attr("_current_frames");
     const int collects = PyGC_Disable();
@@ -69,7 +70,8 @@ nb::dict call_stacks() {
             nb::list calls;
             for (nb::object frame = nb::borrow(top); !frame.is_none(); frame = frame.attr("f_back")) {
                 nb::object module = frame.attr("f_globals").attr("get")("__name__");
-                calls.append(nb::make_tuple(module, frame.attr("f_code").attr("co_name")));
+                auto* code = PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()));
+                calls.append(nb::make_tuple(module, nb::steal(reinterpret_cast<PyObject*>(code)).attr("co_name")));
             }
             stacks[thread] = calls;
         }
