@@ -83,7 +83,8 @@ def arrays_are_given_away_while_they_travel(rank: int, size: int) -> None:
 def arrays_of_another_layout_travel_by_their_indices(rank: int, size: int) -> None:
     x = np.arange(6.0 * size, dtype=np.float32).reshape(2 * size, 3) + rank
     names: Any = layout
-    outer, order = (names.Format, names.Layout) if hasattr(names, "Format") else (names.Layout, names.DeviceLocalLayout)
+    outer = getattr(names, "Format", names.Layout)  # JAX 0.6 has three names
+    order = getattr(names, "DeviceLocalLayout", names.Layout)
     turned = jax.device_put(x, outer(order((1, 0)), jnp.ones(1).sharding))
     for verb in (hvd.allgather, hvd.alltoall, hvd.allreduce, lambda x: hvd.broadcast(x, size - 1)):
         same(verb(turned), verb(x))

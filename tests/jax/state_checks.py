@@ -12,10 +12,12 @@ import optax
 import pytest
 
 import farandole.jax as hvd
+import farandole.jax.executables as executables
 from farandole.elastic.worker.state_sync import Inventory
 from farandole.errors import CheckpointError, UsageError
 from farandole.jax.checkpoints import Checkpoints
-from farandole.jax.elastic import JaxState
+from farandole.jax.elastic import JaxState, run
+from farandole.jax.executables import CHANGES, forget_traces
 from farandole.jax.schedule import learning_rate
 from farandole.largebatch import Polynomial, Schedule
 
@@ -212,6 +214,69 @@ def a_schedule_is_a_function_of_steps() -> None:
         learning_rate(Schedule(0.1, 8, 32, 4, rule="adascale"), 320)
 
 
+def executable(function: Any, x: Any, **options: Any) -> Any:
+    """What JAX runs for the function."""
+    return jax.jit(function, **options).lower(x).compile().runtime_executable()
+
+
+def a_program_that_comes_out_alike_after_a_change_of_the_workers_is_not_compiled_again() -> None:
+    state: Any = JaxState(step=0)
+
+    @run
+    def train(_: Any) -> None:
+        x = jnp.arange(4.0)
+        scale = 2.0
+
+        def scaled(x: Any) -> Any:
+            return hvd.allreduce(x, op=hvd.Sum) * scale
+
+        first = executable(scaled, x)
+        assert executable(scaled, x, donate_argnums=0) is not first
+        forget_traces()
+        assert executable(scaled, x) is first
+        scale = 3.0
+        assert executable(scaled, x) is first  # JAX does not know that it is another one
+        forget_traces()
+        assert executable(scaled, x) is not first
+        assert jax.jit(scaled)(x).tolist() == [0, 3, 6, 9]
+        forget_traces()
+        scale = 2.0
+        assert executable(scaled, x) is first, "the workers that were lost have come again"
+        assert jax.jit(scaled)(x).tolist() == [0, 2, 4, 6]
+        for _ in range(CHANGES):
+            forget_traces()
+        assert executable(scaled, x) is first
+        for _ in range(CHANGES + 1):
+            forget_traces()
+        assert executable(scaled, x) is not first, "nobody has asked for it, and it is gone"
+
+    train(state)
+
+
+def a_program_that_calls_python_calls_what_it_was_traced_with() -> None:
+    x, result = jnp.ones(2), jax.ShapeDtypeStruct((2,), jnp.float32)
+    for factor in range(1, 5):
+
+        def calling(x: Any, factor: int = factor) -> Any:
+            return jax.pure_callback(lambda x: np.asarray(x) * np.float32(factor), result, x)
+
+        assert jax.jit(calling)(x).tolist() == [factor, factor]
+        forget_traces()
+
+
+def a_script_that_compiles_ever_new_programs_keeps_some() -> None:
+    before, executables.MOST = executables.MOST, 10
+    client = jax.devices()[0].client
+    for _ in range(CHANGES + 2):
+        forget_traces()
+    others = len(client.live_executables())
+    for i in range(30):
+        jax.jit(lambda x, i=i: x * (i + 0.5))(np.float32(1))
+    jax.clear_caches()
+    assert len(client.live_executables()) - others == 10
+    executables.MOST = before
+
+
 if __name__ == "__main__":
     hvd.init()
     restore_goes_back_to_the_last_commit_also_from_memory_that_was_given_away()
@@ -226,5 +291,8 @@ if __name__ == "__main__":
     arrays_of_numpy_that_jax_would_cut_travel_as_such()
     gradients_of_numpy_that_jax_would_cut_are_refused_before_they_are_reduced()
     a_schedule_is_a_function_of_steps()
+    a_program_that_comes_out_alike_after_a_change_of_the_workers_is_not_compiled_again()
+    a_program_that_calls_python_calls_what_it_was_traced_with()
+    a_script_that_compiles_ever_new_programs_keeps_some()
     print("passed", flush=True)
     hvd.shutdown()

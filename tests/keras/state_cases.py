@@ -14,6 +14,7 @@ import numpy as np
 import farandole.keras as hvd
 from farandole.errors import UsageError
 from farandole.keras import variables
+from farandole.keras.backends import backend
 from farandole.keras.model_progress import progress_of
 from farandole.largebatch.recipe import recipe
 from farandole.numpy.checkpoints import Checkpoints
@@ -302,3 +303,26 @@ def a_state_keeps_the_progress_of_the_model_that_it_has_now() -> None:
     state.commit()
     state.restore()
     assert state.schedule_progress is progress_of(other)
+
+
+@case
+def a_step_that_comes_out_alike_after_a_change_of_the_workers_is_not_compiled_again() -> None:
+    if BACKEND != "jax":  # the others compile nothing that takes long
+        return
+    import jax
+
+    backend.keep_programs()
+    client = jax.local_devices()[0].client
+    model = network()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    fit(model)
+    before = client.live_executables()
+    expected = network()
+    expected.set_weights(model.get_weights())
+    expected.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    model.train_function = None  # as a state does
+    backend.forget_programs()
+    fit(model)
+    assert all(any(each is known for known in before) for each in client.live_executables())
+    fit(expected)
+    are_close(model, expected, 0)

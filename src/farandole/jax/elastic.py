@@ -35,6 +35,7 @@ from farandole.elastic.worker.state import ObjectState, State
 from farandole.elastic.worker.state_parts import HandlerRegistry, StateHandler, StatePart, random_parts
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
 from farandole.graphs.library import original
+from farandole.jax.executables import forget_traces, keep_executables
 from farandole.jax.optimizer import DistributedState
 from farandole.largebatch.report import report
 from farandole.numpy.elastic import ArrayGeneratorPart, ArraysPart, TiesPart
@@ -84,7 +85,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     >>> train(JaxState(params=params, opt_state=opt_state, step=0))
 
     As ``run`` of the other frameworks, with errors of compiled programs ``translated``. Where the workers have changed,
-    JAX forgets what it has compiled: programs know the number of their ranks.
+    JAX traces programs again, as ranks and sizes may be in them, and compiles those that come out otherwise.
     """
     last: list[tuple[int, int]] = []
 
@@ -95,7 +96,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     @functools.wraps(func)
     def train(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
         if last != [seat()]:
-            jax.clear_caches()
+            forget_traces()
         last[:] = [seat()]
         with translated():
             return func(state, *args, **kwargs)
@@ -104,6 +105,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
     @functools.wraps(func)
     def begin(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        keep_executables()
         last[:] = [seat()]  # of programs that are compiled already; a worker that joins later has run them alone
         return cast("R", again(state, *args, **kwargs))
 

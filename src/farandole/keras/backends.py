@@ -45,8 +45,11 @@ class Backend(ABC):
         """Keep the backend's compiler of Python from rewriting a function, or following it."""
         return function
 
+    def keep_programs(self) -> None:  # noqa: B027 (only one compiles for so long)
+        """Keep compiled programs from now on, for those that are traced again and come out alike."""
+
     def forget_programs(self) -> None:  # noqa: B027 (most keep none by themselves)
-        """Drop compiled programs that the backend keeps, as they may have the number of ranks in them."""
+        """Drop traced programs that the backend keeps, as they may have the number of ranks in them."""
 
     def is_sparse(self, gradient: Any) -> bool:
         """True for a gradient that has a few rows only."""
@@ -225,9 +228,15 @@ class JaxBackend(Backend):
 
     def forget_programs(self) -> None:
         """See ``Backend``; ``jit`` knows a method that it has seen, whoever asks."""
-        import jax
+        from farandole.jax.executables import forget_traces
 
-        jax.clear_caches()
+        forget_traces()
+
+    def keep_programs(self) -> None:
+        """See ``Backend``."""
+        from farandole.jax.executables import keep_executables
+
+        keep_executables()
 
     def compiled(self, function: F) -> F:
         """See ``Backend``."""

@@ -86,7 +86,14 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 raise
             raise cause from error
 
-    return cast("Callable[Concatenate[S, P], R]", _run(cast("Callable[Concatenate[S, P], R]", translated)))
+    again = _run(cast("Callable[Concatenate[S, P], R]", translated))
+
+    @functools.wraps(func)
+    def begin(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        backend.keep_programs()
+        return again(state, *args, **kwargs)
+
+    return cast("Callable[Concatenate[S, P], R]", begin)
 
 
 def _ours(error: BaseException | None) -> BaseException | None:
