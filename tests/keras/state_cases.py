@@ -312,6 +312,7 @@ def a_step_that_comes_out_alike_after_a_change_of_the_workers_is_not_compiled_ag
     import jax
 
     backend.keep_programs()
+    backend.forget_programs()  # what was compiled before is not kept
     client = jax.local_devices()[0].client
     model = network()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
