@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,28 @@ def test_committed_steps_count_the_samples_of_this_rank(monkeypatch: pytest.Monk
         assert training.samples == batch.start / 2
         cursor.advance(4)
     assert training.samples == 4
+
+
+def test_the_rate_of_samples_is_even_however_many_steps_a_script_counts_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[events.Event] = []
+    cancel, clock = events.listen(heard.append), [100.0]
+    monkeypatch.setattr(f"{module.__name__}.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    training = module.Training()
+    for step in range(1, 400):
+        clock[0] += 0.015
+        if step == 200:
+            clock[0] += 60.0
+            training.rested()  # a pause
+        training.stepped(0)
+        if step % 6 == 0:
+            training.log(None, 32 * step, {}, 0)
+    cancel()
+    rates = [each.values.get("samples_per_s") for each in heard if isinstance(each, events.Metric)]
+    found = [rate for rate in rates if rate is not None]
+    assert len(found) > len(rates) * 0.8
+    np.testing.assert_allclose(found, 32 / 0.015)
 
 
 def _joins(member: RankContext) -> int:

@@ -35,7 +35,10 @@ class Training:
         """True once somebody who watches has asked for a checkpoint, after the same step on every rank."""
         self._logged = 0
         self._waited_s = 0.0
-        self._since: tuple[float, int, int] | None = None
+        self._since: tuple[float, int] | None = None
+        self._counted_s = self._begun_s = 0.0
+        """When samples were counted last, and when somebody began to listen, or a pause was over."""
+        self._counted: tuple[float, int] | None = None
         self._unread: set[str] = set()
 
     @property
@@ -47,7 +50,7 @@ class Training:
         """Emit a ``Metric``, if anybody listens; the ``step`` is by default the optimizer's, or the number of logs."""
         self._logged += 1
         if samples is not None:
-            self.samples = int(samples)
+            self.samples, self._counted_s = int(samples), time.monotonic()
         if not self.is_heard:
             return
         numbers = {name: number for name, value in values.items() if (number := self._number(name, value)) is not None}
@@ -58,6 +61,7 @@ class Training:
     def saw(self, samples: int) -> None:
         """Count samples of this rank."""
         self.samples += samples
+        self._counted_s = time.monotonic()
 
     def waited(self, seconds: float) -> None:
         """Count time of the present step that was spent in waiting for other ranks."""
@@ -78,17 +82,25 @@ class Training:
     def _measure(self, rank: int, now: float) -> None:
         since, waited_s = self._since, self._waited_s
         if since is None or self.step <= since[1]:  # the first step that somebody hears of, or of another generation
-            self._since, self._waited_s = (now, self.step, self.samples), 0.0
+            self._since, self._waited_s = (now, self.step), 0.0
+            self._begun_s, self._counted = now, None
             return
         elapsed_s = now - since[0]
         if elapsed_s < EVERY_S:
             return
         steps = self.step - since[1]
         values = {"step_s": elapsed_s / steps, "wait_s": min(waited_s, elapsed_s) / steps}
-        if self.samples > since[2]:
-            values["samples_per_s"] = (self.samples - since[2]) / elapsed_s
-        self._since, self._waited_s = (now, self.step, self.samples), 0.0
+        if self._counted_s > self._begun_s and (rate := self._rate()) is not None:
+            values["samples_per_s"] = rate
+        self._since, self._waited_s = (now, self.step), 0.0
         events.emit(events.Metric(now, rank, self.step, self.samples, values))
+
+    def _rate(self) -> float | None:
+        """Samples per second between the last counts of two metrics: scripts count when they like, many at once."""
+        before, self._counted = self._counted, (self._counted_s, self.samples)
+        if before is None or self._counted_s <= before[0] or self.samples <= before[1]:
+            return None
+        return (self.samples - before[1]) / (self._counted_s - before[0])
 
     def _number(self, name: str, value: Any) -> float | None:
         """Number that ``value`` stands for; a value that is none is left out."""
