@@ -6,6 +6,7 @@ import tempfile
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -253,6 +254,15 @@ def a_program_that_comes_out_alike_after_a_change_of_the_workers_is_not_compiled
     train(state)
 
 
+def programs_of_a_backend_that_has_ended_are_compiled_again() -> None:
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    assert jax.jit(doubled)(np.ones(3, np.float32)).tolist() == [2, 2, 2]
+    jax.extend.backend.clear_backends()
+    assert jax.jit(doubled)(np.ones(3, np.float32)).tolist() == [2, 2, 2]
+
+
 def a_program_that_calls_python_calls_what_it_was_traced_with() -> None:
     x, result = jnp.ones(2), jax.ShapeDtypeStruct((2,), jnp.float32)
     for factor in range(1, 5):
@@ -294,5 +304,6 @@ if __name__ == "__main__":
     a_program_that_comes_out_alike_after_a_change_of_the_workers_is_not_compiled_again()
     a_program_that_calls_python_calls_what_it_was_traced_with()
     a_script_that_compiles_ever_new_programs_keeps_some()
+    programs_of_a_backend_that_has_ended_are_compiled_again()
     print("passed", flush=True)
     hvd.shutdown()

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from functools import partial
 from typing import Any, final
 
 import jax
@@ -39,7 +40,7 @@ def keep_executables() -> None:
     if known is None or isinstance(known, _Executables):
         return
     if list(inspect.signature(known).parameters)[:5] == _FIRST:
-        compiler.compile_or_get_cached = _Executables(known)  # type: ignore[assignment]
+        compiler.compile_or_get_cached = _Executables(known)
 
 
 def forget_traces() -> None:
@@ -58,25 +59,34 @@ class _Executables:
         self._compiles = compiles
         self._lock = threading.Lock()
         self._change = 0
-        self._kept: dict[str, tuple[int, Any]] = {}
-        """By key, those asked for last at the end: the number of changes until then, and the executable."""
+        self._kept: dict[str, tuple[int, Any, Any]] = {}
+        """By key, those asked for last at the end: the number of changes until then, the backend, the executable."""
 
     def __call__(
-        self, backend: Any, computation: Any, devices: Any, compile_options: Any, host_callbacks: Any, *others: Any
+        self,
+        backend: Any,
+        computation: Any,
+        devices: Any,
+        compile_options: Any,
+        host_callbacks: Any,
+        *others: Any,
+        **named: Any,
     ) -> Any:
-        asked = (backend, computation, devices, compile_options, host_callbacks, *others)
+        compiles = partial(
+            self._compiles, backend, computation, devices, compile_options, host_callbacks, *others, **named
+        )
         if host_callbacks:  # functions of Python, which the key does not tell apart
-            return self._compiles(*asked)
+            return compiles()
         try:
             key = compilation_cache.get_cache_key(computation, devices, compile_options, backend)
-        except jax.errors.JaxRuntimeError:  # it cannot be written down
-            return self._compiles(*asked)
+        except Exception:  # the program cannot be written down, or this version of JAX has another function
+            return compiles()
         with self._lock:
-            _, found = self._kept.pop(key, (0, None))
-        if found is None:
-            found = self._compiles(*asked)
+            _, owner, found = self._kept.pop(key, (0, None, None))
+        if owner is not backend:  # none, or of one that ``clear_backends`` has ended
+            found = compiles()
         with self._lock:
-            self._kept[key] = self._change, found
+            self._kept[key] = self._change, backend, found
             if len(self._kept) > MOST:
                 del self._kept[next(iter(self._kept))]
         return found

@@ -57,8 +57,9 @@ class Parser(argparse.ArgumentParser):
             choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
             close = _closest(choice[1], [each.strip("' ") for each in choice[2].split(",")]) if choice else ""
             return f"{close}\nSee: {self.prog} --help"
-        listed = textwrap.fill(f"The options are: {', '.join(legal)}", WIDTH, break_on_hyphens=False)
-        return f"{_closest(unknown[1], legal)}\n{listed}"
+        if close := _closest(unknown[1], legal):
+            return f"{close}\nSee: {self.prog} --help"
+        return "\n" + textwrap.fill(f"The options are: {', '.join(legal)}", WIDTH, break_on_hyphens=False)
 
 
 def _closest(typed: str, legal: Sequence[str]) -> str:
