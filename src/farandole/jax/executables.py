@@ -46,7 +46,7 @@ def keep_executables() -> None:
 def forget_traces() -> None:
     """Have JAX trace every program again, and drop the executables that nobody has asked for lately."""
     jax.clear_caches()
-    known = compiler.compile_or_get_cached
+    known = getattr(compiler, "compile_or_get_cached", None)
     if isinstance(known, _Executables):
         known.age()
 

@@ -78,6 +78,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
     @functools.wraps(func)
     def translated(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        backend.keep_programs()
         try:
             return func(state, *args, **kwargs)
         except Exception as error:
@@ -86,14 +87,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 raise
             raise cause from error
 
-    again = _run(cast("Callable[Concatenate[S, P], R]", translated))
-
-    @functools.wraps(func)
-    def begin(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        backend.keep_programs()
-        return again(state, *args, **kwargs)
-
-    return cast("Callable[Concatenate[S, P], R]", begin)
+    return cast("Callable[Concatenate[S, P], R]", _run(cast("Callable[Concatenate[S, P], R]", translated)))
 
 
 def _ours(error: BaseException | None) -> BaseException | None:

@@ -53,13 +53,15 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, message: str) -> str:
         legal = sorted(self._option_string_actions)
         unknown = re.search(r"unrecognized arguments: (-[^\s=]*)", message)
-        if not unknown:
-            choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
-            close = _closest(choice[1], [each.strip("' ") for each in choice[2].split(",")]) if choice else ""
-            return f"{close}\nSee: {self.prog} --help"
-        if close := _closest(unknown[1], legal):
-            return f"{close}\nSee: {self.prog} --help"
-        return "\n" + textwrap.fill(f"The options are: {', '.join(legal)}", WIDTH, break_on_hyphens=False)
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        close = ""
+        if unknown:
+            close = _closest(unknown[1], legal)
+        elif choice:
+            close = _closest(choice[1], [each.strip("' ") for each in choice[2].split(",")])
+        if unknown and not close:
+            return "\n" + textwrap.fill(f"The options are: {', '.join(legal)}", WIDTH, break_on_hyphens=False)
+        return f"{close}\nSee: {self.prog} --help"
 
 
 def _closest(typed: str, legal: Sequence[str]) -> str:

@@ -39,6 +39,7 @@ class Training:
         self._counted_s = self._begun_s = 0.0
         """When samples were counted last, and when somebody began to listen, or a pause was over."""
         self._counted: tuple[float, int] | None = None
+        """When samples were counted last before the last metric, and how many there were."""
         self._unread: set[str] = set()
 
     @property
