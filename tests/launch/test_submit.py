@@ -109,11 +109,22 @@ def test_a_file_of_defaults_that_says_something_else_is_refused(text: str, told:
         ({"partition": 'a"b'}, "no quotation marks"),
         ({"setup": ["one\ntwo"]}, "write it without line breaks"),
         ({"environment": {"A B": "1"}}, "'A B' is no name of a variable"),
+        ({"time": "1hour"}, "time '1hour': write MINUTES, HH:MM:SS, DAYS-HH or a time such as 45min"),
+        ({"time": "-5"}, "time '-5'"),
     ],
 )
 def test_what_no_script_can_say_is_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
         batch_script(BatchJob(["python", "train.py"], [], 2, BatchOptions(**options)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "written"), [("1h30min", "90"), ("2d", "2880"), ("90", "90"), ("1-12:30:00", "1-12:30:00")]
+)
+def test_a_time_limit_is_taken_in_the_words_of_leases_too(
+    asked: str, written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"#SBATCH --time={written}\n" in printed(capsys, "-np", "2", "-t", asked, "python", "train.py")
 
 
 @pytest.mark.parametrize("words", [("python", "train.py"), ("-np", "0", "python", "train.py")])

@@ -25,7 +25,7 @@ from typing import final
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.launch.sbatch.options import TOLD_TO_END, BatchOptions, header, preparation, script
+from farandole.launch.sbatch.options import TOLD_TO_END, BatchOptions, header, preparation, script, time_limit
 
 
 @final
@@ -76,7 +76,7 @@ def _options(job: BatchJob) -> list[str]:
         "nodes": asked.nodes,
         "ntasks": job.workers,
         "ntasks-per-node": _per_node(job),
-        "time": asked.time,
+        "time": time_limit(asked.time),
     }
     again = (f"--signal=TERM@{asked.notice}", "--requeue", "--open-mode=append")
     return header(asked, size, again if job.elastic else ())

@@ -44,7 +44,7 @@ Defaults of a site or a user: /etc/farandole/submit.toml and ~/.config/farandole
 
 OPTIONS = (
     (("-N", "--nodes"), int, "N", "number of nodes; each has as many workers"),
-    (("-t", "--time"), str, "TIME", "time limit: MINUTES, HH:MM:SS or DAYS-HH"),
+    (("-t", "--time"), str, "TIME", "time limit: 90min, 1h30min, 2d, or as Slurm has it (minutes, 1:30:00, 1-12)"),
     (("-p", "--partition"), str, "NAME", "partition, or several with commas"),
     (("-A", "--account"), str, "NAME", "account that pays"),
     (("-q", "--qos"), str, "NAME", "quality of service"),

@@ -33,10 +33,9 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.launch.agents.srun import OPTIONS
 from farandole.launch.sbatch.environment import is_secret
-from farandole.launch.sbatch.options import BatchOptions, header, line, preparation, script
+from farandole.launch.sbatch.options import BatchOptions, header, line, minutes, preparation, script
 
 _SHAPE = re.compile(r"([0-9]{1,5})x([0-9]{1,5})@([^,]+)(?:,([^,]+))?")
-_TIME = re.compile(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})min)?")
 
 
 @final
@@ -89,11 +88,11 @@ def parse_lease(text: str) -> LeaseShape:
     nodes, workers = int(match[1]), int(match[2])
     if not nodes or not workers:
         raise _no_lease(text, "it lends nothing")
-    minutes = _minutes(text, match[3])
+    whole = _minutes(text, match[3])
     least = _minutes(text, match[4]) if match[4] else 0
-    if least > minutes:
+    if least > whole:
         raise _no_lease(text, f"its least time, {match[4]}, is longer than its time, {match[3]}")
-    return LeaseShape(nodes, workers, minutes, least)
+    return LeaseShape(nodes, workers, whole, least)
 
 
 def lease_script(job: LeaseJob) -> str:
@@ -121,10 +120,7 @@ def lease_script(job: LeaseJob) -> str:
 
 
 def _minutes(lease: str, text: str) -> int:
-    match = _TIME.fullmatch(text)
-    days, hours, minutes = (int(number or 0) for number in match.groups()) if match else (0, 0, 0)
-    total = (days * 24 + hours) * 60 + minutes
-    if not total:
+    if not (total := minutes(text)):
         raise _no_lease(lease, f"{text!r} is no time such as 45min, 1h, 1h30min or 2d")
     return total
 

@@ -13,6 +13,7 @@ module load CUDA/12.4
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, final
@@ -23,6 +24,9 @@ from farandole.errors import UsageError
 
 TOLD_TO_END = 143
 """Exit status of a job whose workers were told to end, and have left at a commit: it is to be queued again."""
+
+_LIMIT = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|unlimited|infinite", re.IGNORECASE)
+_DURATION = re.compile(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})min)?")
 
 
 @final
@@ -75,6 +79,26 @@ def header(asked: BatchOptions, before: Mapping[str, Any], after: Iterable[str] 
         *(line("sbatch", option) for option in asked.sbatch),
     ]
     return ["#!/bin/bash", *(f"#SBATCH {option}" for option in options)]
+
+
+def time_limit(text: str) -> str:
+    """Time limit as ``sbatch`` spells it, of one in its words or such as ``1h30min``; raises ``UsageError``.
+
+    >>> time_limit("1-12:00"), time_limit("1h30min")
+    ('1-12:00', '90')
+    """
+    if not text or _LIMIT.fullmatch(text):
+        return text
+    if not (limit := minutes(text)):
+        raise UsageError(f"time {text!r}: write MINUTES, HH:MM:SS, DAYS-HH or a time such as 45min, 1h30min or 2d")
+    return str(limit)
+
+
+def minutes(text: str) -> int:
+    """Minutes of a time such as ``45min``, ``1h30min`` or ``2d``; 0 for a text that is none."""
+    match = _DURATION.fullmatch(text)
+    days, hours, rest = (int(number or 0) for number in match.groups()) if match else (0, 0, 0)
+    return (days * 24 + hours) * 60 + rest
 
 
 def preparation(asked: BatchOptions, path: str = "") -> Iterator[str]:
