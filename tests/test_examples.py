@@ -19,7 +19,7 @@ SIZES = (1, 2, 4) if os.environ.get("LARGE") else (1, 2)  # see ``make large``
 def test_the_demo_reaches_the_same_accuracy_on_one_worker_and_several(launch: Launch, tmp_path: Path) -> None:
     accuracies = []
     for np in SIZES:
-        said = launch(np, DIGITS, options=["--timeline", "timeline.json"], deadline_s=180.0).ok().stdout
+        said = launch(np, DIGITS, options=["--timeline", "timeline.json"], deadline_s=400.0).ok().stdout
         found = re.search(r"test accuracy +([\d.]+)", said)
         assert found
         accuracies.append(float(found[1]))

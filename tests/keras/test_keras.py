@@ -76,7 +76,7 @@ def test_everything_on_ranks(launch: Any, backend: str, size: int) -> None:
     assert later < every
     cases = sorted(every - later) if later else []
     script = FOLDER / "on_ranks.py"
-    finished = launch(size, script, arguments=cases, environment=environment(backend), deadline_s=290.0).ok()
+    finished = launch(size, script, arguments=cases, environment=environment(backend), deadline_s=580.0).ok()
     assert every - later <= set(finished.lines())
 
 
@@ -88,7 +88,7 @@ def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, t
         options=["--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0", "1", "--start-timeout", "120"],
         arguments=[str(tmp_path)],
         environment=environment(backend),
-        deadline_s=290.0,
+        deadline_s=580.0,
     ).ok()
     results = [json.loads(path.read_text()) for path in tmp_path.glob("result-*.json")]
     assert len(results) == 2, finished.stderr
@@ -110,7 +110,7 @@ def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, t
 @pytest.mark.parametrize("backend", BACKENDS if os.environ.get("LARGE") else ["torch"])
 def test_the_example_learns(launch: Any, backend: str) -> None:
     said = launch(
-        2, ROOT / "examples" / "keras_digits.py", environment=environment(backend, "sklearn"), deadline_s=200.0
+        2, ROOT / "examples" / "keras_digits.py", environment=environment(backend, "sklearn"), deadline_s=400.0
     )
     found = re.search(r"test accuracy ([\d.]+) on 2 worker", said.ok().stdout)
     assert found
@@ -142,7 +142,7 @@ def test_ranks_that_wait_for_each_other_without_graphs_are_told_within_seconds(l
             print(type(error).__name__, time.monotonic() - begin < 15)
         """
     told = {**environment("torch"), "FARANDOLE_STALL_SHUTDOWN_S": "40"}
-    assert launch(2, script, environment=told, deadline_s=100.0).ok().lines() == ["MismatchError True"] * 2
+    assert launch(2, script, environment=told, deadline_s=400.0).ok().lines() == ["MismatchError True"] * 2
 
 
 def test_scripts_of_horovod_find_what_they_import(launch: Any) -> None:
