@@ -9,6 +9,7 @@ for x, y in global_batches:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,25 @@ from farandole.gradients.identity import Identity
 from farandole.gradients.shard_reducer import Shard, ShardReducer
 from farandole.gradients.terms import Terms
 
-_is_contiguous, _address = torch.Tensor.is_contiguous, torch.Tensor.data_ptr
+_is_contiguous = torch.Tensor.is_contiguous
+_holders_of: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", int)
+
+
+def _holders(gradients: list[torch.Tensor | None]) -> list[tuple[int, int, bool] | None]:
+    """Number of those that hold each gradient, and its memory, and whether that is from torch's own allocator.
+
+    To be compared with those of a gradient that nobody else has: how many are the caller's depends on the version.
+    """
+    return [
+        None
+        if grad is None
+        else (sys.getrefcount(grad), _holders_of(grad.untyped_storage()._cdata), grad.untyped_storage().resizable())
+        for grad in gradients
+    ]
+
+
+_ALONE = _holders([torch.zeros(1)])[0] if _holders_of is not int else None
+"""Holders of a gradient of the reducer's own. Without torch's count there are none, and each gradient is copied."""
 
 STEP = "virtual_step"
 """The key in the optimizer's first parameter group that counts steps: it travels with checkpoints."""
@@ -121,16 +140,15 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
             param.grad = None
         if any(param.grad is not None for param in self.params()):
             raise UsageError("a parameter that was frozen was thawed within the loop over shards(): do that before it")
-        there = [grad for grad in found if grad is not None]
-        if any(grad.layout is not torch.strided for grad in there):
+        if any(grad is not None and grad.layout is not torch.strided for grad in found):
             raise UsageError("virtual workers take dense gradients: use nn.Embedding(..., sparse=False)")
         if any(grad.dtype is not param.dtype for param, grad in zip(params, found, strict=True) if grad is not None):
             raise UsageError("virtual workers take gradients of their parameters' dtypes: leave grad_dtype as it is")
-        lie_apart = all(map(_is_contiguous, there)) and len(set(map(_address, there))) == len(there)
-        if not lie_apart and overlap(there):  # as those that torch.autograd.grad() returned may
-            there = [grad.clone() for grad in there]
-        kept = iter(there)
-        return [None if grad is None else next(kept).detach() for grad in found]
+        others = any(holders not in (None, _ALONE) for holders in _holders(found))
+        # A buffer of the script's, which it fills anew for the next shard, or views of one as autograd.grad() returns.
+        if others or (not all(grad is None or _is_contiguous(grad) for grad in found) and overlap(found)):
+            found = [None if grad is None else grad.clone() for grad in found]
+        return [None if grad is None else grad.detach() for grad in found]
 
     def _set_gradient(self, param: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """See ``ShardReducer``; laid out as the parameter, as fused optimizers walk through the memory of both.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -313,6 +315,36 @@ def check_gradients_that_are_given_by_hand() -> None:
         first.grad = torch.ones(3, dtype=torch.float64)
         with pytest.raises(ValueError, match="dtypes"):
             next(shards)
+
+
+def check_that_a_script_may_fill_its_own_buffer_for_every_shard() -> None:
+    """A tensor, views of a flat one, an array of NumPy's, and gradients that the script keeps."""
+    x = torch.arange(2.0 * WORKERS * 3).reshape(-1, 3)
+    own, flat, array = torch.zeros(3), torch.zeros(6), np.zeros(3, dtype=np.float32)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def keep(mean: torch.Tensor) -> list[torch.Tensor]:
+        kept.append((mean, mean.clone()))
+        return [mean]
+
+    kinds: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
+        "a tensor": lambda mean: [own.copy_(mean)],
+        "another tensor of its memory": lambda mean: [own.copy_(mean).detach()],
+        "views of one": lambda mean: list(flat.copy_(mean.repeat(2)).view(2, 3)),
+        "an array": lambda mean: [torch.from_numpy(array).copy_(mean)],
+        "kept": keep,
+    }
+    for kind, gradients_of in kinds.items():
+        params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2 if kind == "views of one" else 1)]
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), virtual_workers=WORKERS)
+        for shard in optimizer.shards(len(x)):
+            for param, grad in zip(params, gradients_of(x[shard.rows].mean(0)), strict=True):
+                param.grad = grad
+        for param in params:
+            assert param.grad is not None
+            assert torch.allclose(param.grad, x.mean(0)), kind
+    for grad, before in kept:
+        assert torch.equal(grad, before), "a gradient that the script keeps is its own"
 
 
 def check_a_batch_with_fewer_rows_than_shards() -> None:
