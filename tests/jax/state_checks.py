@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.extend
@@ -287,6 +289,57 @@ def a_script_that_compiles_ever_new_programs_keeps_some() -> None:
     executables.MOST = before
 
 
+def programs_with_large_constants_are_kept_up_to_so_many_bytes() -> None:
+    before, executables.MOST_BYTES = executables.MOST_BYTES, 2**20
+    for _ in range(CHANGES + 2):
+        forget_traces()
+    client = jax.devices()[0].client
+    others = len(client.live_executables())
+    for i, kib in enumerate([300, 300, 300, 300, 300, 2000]):
+        large = np.random.default_rng(i).random(kib * 256, np.float32)
+        jax.jit(lambda x, large=large: x + large)(np.float32(1))
+    jax.clear_caches()
+    kept = len(client.live_executables()) - others
+    assert kept == 3, f"{kept}, and not the last three of those that are no larger than all may be"
+    executables.MOST_BYTES = before
+
+
+def who_asks_for_a_sharding_is_told_after_each_change() -> None:
+    """The program names the function by its ``id()``, which the next one may have again."""
+    asked = []
+    for number in range(20):
+
+        def shown(x: Any, number: int = number) -> Any:
+            jax.debug.inspect_array_sharding(x, callback=lambda _: asked.append(number))
+            return x + 1
+
+        jax.jit(shown)(np.ones(2, np.float32))
+        forget_traces()
+    assert asked == list(range(20))
+
+
+def a_program_for_another_device_is_another_one() -> None:
+    """On GPUs JAX's key does not tell them apart."""
+    made: list[object] = []
+
+    def compiles(*_: Any) -> object:
+        made.append(object())
+        return made[-1]
+
+    known, program = executables._Executables(compiles), jax.jit(lambda x: x + 1).lower(1.0).compiler_ir()
+    with mock.patch("jax._src.compilation_cache.get_cache_key", return_value="of one GPU"):
+        first, other, again = (
+            known(jax.devices()[0].client, program, np.array([SimpleNamespace(id=i)]), None, []) for i in (0, 1, 0)
+        )
+    assert first is again is not other
+
+
+def a_handler_on_top_of_a_thread_that_compiles_may_compile() -> None:
+    known: Any = jax._src.compiler.compile_or_get_cached
+    with known._lock:
+        assert float(jax.jit(lambda x: x * 7)(np.float32(2))) == 14
+
+
 if __name__ == "__main__":
     hvd.init()
     restore_goes_back_to_the_last_commit_also_from_memory_that_was_given_away()
@@ -304,6 +357,10 @@ if __name__ == "__main__":
     a_program_that_comes_out_alike_after_a_change_of_the_workers_is_not_compiled_again()
     a_program_that_calls_python_calls_what_it_was_traced_with()
     a_script_that_compiles_ever_new_programs_keeps_some()
+    programs_with_large_constants_are_kept_up_to_so_many_bytes()
+    who_asks_for_a_sharding_is_told_after_each_change()
+    a_program_for_another_device_is_another_one()
+    a_handler_on_top_of_a_thread_that_compiles_may_compile()
     programs_of_a_backend_that_has_ended_are_compiled_again()
     print("passed", flush=True)
     hvd.shutdown()

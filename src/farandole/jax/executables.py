@@ -9,11 +9,16 @@ is known by the key of JAX's own compilation cache: a hash of the whole program,
 """
 
 # Threads. Programs are compiled in any thread, so ``_lock`` guards the table; of two threads that compile one program
-# at once, one executable is kept. ``forget_traces`` is called between generations, by the thread that trains.
+# at once, one executable is kept. A signal handler, or a finalizer that the garbage collector calls, may compile on top
+# of a thread that has the lock: hence an ``RLock``, and loops over copies that are made in one step. ``forget_traces``
+# is called between generations, by the thread that trains.
 #
-# What stays. At most ``MOST`` programs, as a script may compile ever new ones, which JAX itself drops with their
-# functions; and none that nobody has asked for in the last ``CHANGES`` changes of the workers, as the constants of a
-# program may be large.
+# What stays. At most ``MOST`` programs of ``MOST_BYTES``, constants included, as a script may compile ever new ones,
+# which JAX itself drops with their functions; and none that nobody has asked for in the last ``CHANGES`` changes of the
+# workers.
+#
+# What the key does not tell. Functions of Python, which come as ``host_callbacks``, or by their ``id()``, which the
+# next one may have again: ``_BY_ID``. And on GPUs the devices, as JAX's own cache loads a program for others.
 #
 # JAX's functions. They have no public name. ``compile_or_get_cached`` has had the same first five parameters from JAX
 # 0.4.30 on; should that change one day, a program is compiled as often as it is traced.
@@ -21,15 +26,23 @@ is known by the key of JAX's own compilation cache: a hash of the whole program,
 from __future__ import annotations
 
 import inspect
+import io
 import threading
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import jax
-from jax._src import compilation_cache, compiler
+from jax._src import compilation_cache, compiler, xla_bridge
 
-MOST = 256
+MOST, MOST_BYTES = 256, 2**26
 CHANGES = 4
+
+_BY_ID = (b"CustomSPMDPartitioning", b"InspectSharding")
+"""Calls in a program that name a function of Python by its ``id()``: ``custom_partitioning``, and ``jax.debug``."""
+
+_Key: TypeAlias = tuple[str, tuple[int, ...]]
+"""JAX's key, and the devices."""
 
 _FIRST = ["backend", "computation", "devices", "compile_options", "host_callbacks"]
 
@@ -52,15 +65,26 @@ def forget_traces() -> None:
 
 
 @final
+@dataclass(frozen=True)
+class _Kept:
+    """An executable, the number of changes until it was asked for last, and the size of its program."""
+
+    executable: Any
+    backend: Any
+    change: int
+    nbytes: int
+
+
+@final
 class _Executables:
     """The function of JAX that compiles a program, with a memory; ``compiles`` is JAX's own."""
 
     def __init__(self, compiles: Any) -> None:
         self._compiles = compiles
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._change = 0
-        self._kept: dict[str, tuple[int, Any, Any]] = {}
-        """By key, those asked for last at the end: the number of changes until then, the backend, the executable."""
+        self._kept: dict[_Key, _Kept] = {}
+        """Those asked for last at the end."""
 
     def __call__(
         self,
@@ -75,20 +99,22 @@ class _Executables:
         compiles = partial(
             self._compiles, backend, computation, devices, compile_options, host_callbacks, *others, **named
         )
-        if host_callbacks:  # functions of Python, which the key does not tell apart
+        if host_callbacks:
             return compiles()
         try:
-            key = compilation_cache.get_cache_key(computation, devices, compile_options, backend)
+            program = io.BytesIO()
+            computation.operation.write_bytecode(file=program)
+            text = program.getvalue()
+            if len(text) > MOST_BYTES or any(name in text for name in _BY_ID):
+                return compiles()
+            name = compilation_cache.get_cache_key(computation, devices, compile_options, backend)
+            key = name, tuple(device.id for device in devices.flat)
         except Exception:  # the program cannot be written down, or this version of JAX has another function
             return compiles()
-        with self._lock:
-            _, owner, found = self._kept.pop(key, (0, None, None))
-        if owner is not backend:  # none, or of one that ``clear_backends`` has ended
+        found = self._take(key, backend)
+        if found is None:
             found = compiles()
-        with self._lock:
-            self._kept[key] = self._change, backend, found
-            if len(self._kept) > MOST:
-                del self._kept[next(iter(self._kept))]
+        self._keep(key, _Kept(found, backend, self._change, len(text)))
         return found
 
     def age(self) -> None:
@@ -96,4 +122,27 @@ class _Executables:
         with self._lock:
             self._change += 1
             oldest = self._change - CHANGES
-            self._kept = {key: kept for key, kept in self._kept.items() if kept[0] >= oldest}
+            self._kept = {key: kept for key, kept in self._kept.copy().items() if kept.change >= oldest}
+
+    def _take(self, key: _Key, backend: Any) -> Any:
+        """The executable of that key, out of the table; ``None`` if there is none of this backend."""
+        with self._lock:
+            kept = self._kept.pop(key, None)
+            return kept.executable if kept is not None and kept.backend is backend else None
+
+    def _keep(self, key: _Key, kept: _Kept) -> None:
+        with self._lock:
+            if all(each.backend is not kept.backend for each in self._kept.copy().values()):
+                self._drop_ended()
+            self._kept[key] = kept
+            nbytes = sum(each.nbytes for each in self._kept.copy().values())
+            for oldest, each in self._kept.copy().items():
+                if len(self._kept) <= MOST and nbytes <= MOST_BYTES:
+                    return
+                self._kept.pop(oldest, None)
+                nbytes -= each.nbytes
+
+    def _drop_ended(self) -> None:
+        """Drop what is of backends that ``clear_backends`` has ended: they live as long as their executables."""
+        live = list(map(id, xla_bridge.backends().values()))
+        self._kept = {key: kept for key, kept in self._kept.copy().items() if id(kept.backend) in live}
