@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,9 @@ class JaxUnderTest(BindingUnderTest):
             return None if passes % options.get("backward_passes_per_step", 1) else reduced
 
         return reduce
+
+    def compiled(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return cast("Callable[[Any], Any]", self.jax.jit(function))
 
     def broadcast_parameters(self, params: Any, root_rank: int) -> Any:
         return self.hvd.broadcast_parameters(params, root_rank=root_rank)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ class TensorFlowUnderTest(BindingUnderTest):
     def elastic(self) -> Any:
         """See ``BindingUnderTest``."""
         return importlib.import_module("farandole.tensorflow.elastic")
+
+    def compiled(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return cast("Callable[[Any], Any]", self.tf.function(function))
 
     def make(self, values: npt.ArrayLike, dtype: str = "float64") -> Any:
         found = np.array(values)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,19 @@ class Ledger(keras.callbacks.Callback):  # type: ignore[misc]
             time.sleep(UNHURRIED_S)
 
 
+def noted_sizes(state: Any) -> tuple[list[tuple[float, int]], Callable[[], None]]:
+    """Of a compiled model that the state does not have: a newcomer calls it while it is alone, others in a callback."""
+    sized = keras.Sequential([keras.Input((1,)), keras.layers.Lambda(lambda x: x * hvd.size())])
+    sizes: list[tuple[float, int]] = []
+
+    def note() -> None:
+        sizes.append((float(sized.predict_on_batch(np.ones((1, 1), np.float32))[0, 0]), hvd.size()))
+
+    note()
+    state.register_reset_callbacks([note])
+    return sizes, note
+
+
 def undisturbed(epochs: int) -> list[Any]:
     """Train alone."""
     model = network()
@@ -88,9 +102,12 @@ def main(folder: str) -> None:
     sampler = hvd.elastic.ElasticSampler(X)
     state: Any = hvd.elastic.KerasState(model, sampler=sampler, epoch=0, batch=0, step=0, seen=[], until=-1, sizes=[])
 
+    numbers, note = noted_sizes(state)
+
     @hvd.elastic.run
     def train(state: Any) -> None:
         topology = current().topology
+        note()
         if topology.generation > 1 and topology.size == 2 and state.until < 0:
             state.until = state.epoch + 2
         while state.epoch < max(EPOCHS, state.until) or state.until < 0:
@@ -115,7 +132,7 @@ def main(folder: str) -> None:
     hvd.shutdown()
     said = {
         "epochs": state.epoch, "generation": generation, "seen": state.seen, "batch": state.batch, "step": state.step,
-        "sizes": state.sizes, "values": values(model),
+        "sizes": state.sizes, "numbers": numbers, "values": values(model),
     }  # fmt: skip
     Path(folder, f"result-{os.getpid()}.json").write_text(json.dumps([said, undisturbed(state.epoch)]))
 

@@ -94,6 +94,7 @@ def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, t
     assert len(results) == 2, finished.stderr
     for found, expected in results:
         assert found["generation"] >= 3
+        assert all(one == other for one, other in found["numbers"]), found["numbers"]
         assert any(position not in (0, 96) for _, position in found["sizes"]), "no epoch began in its middle"
         batches = iter(found["seen"])
         for _ in range(found["epochs"]):  # in each epoch every sample is committed once, by whichever rank

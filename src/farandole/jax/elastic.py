@@ -40,7 +40,6 @@ from farandole.jax.optimizer import DistributedState
 from farandole.largebatch.report import report
 from farandole.numpy.elastic import ArrayGeneratorPart, ArraysPart, TiesPart
 from farandole.runtime.collectives.leaves import Leaves
-from farandole.runtime.session.init import current
 
 __all__ = [
     "ElasticSampler",
@@ -87,26 +86,17 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     As ``run`` of the other frameworks, with errors of compiled programs ``translated``. Where the workers have changed,
     JAX traces programs again, as ranks and sizes may be in them, and compiles those that come out otherwise.
     """
-    last: list[tuple[int, int]] = []
-
-    def seat() -> tuple[int, int]:
-        here = current("elastic.run")
-        return (-1, 0) if here.provisional else (here.topology.rank, here.topology.size)
 
     @functools.wraps(func)
     def train(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        if last != [seat()]:
-            forget_traces()
-        last[:] = [seat()]
         with translated():
             return func(state, *args, **kwargs)
 
-    again = elastic_run.run(cast("Any", train))
+    again = elastic_run.run_traced(cast("Any", train), lambda _: forget_traces())
 
     @functools.wraps(func)
     def begin(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
         keep_executables()
-        last[:] = [seat()]  # of programs that are compiled already; a worker that joins later has run them alone
         return cast("R", again(state, *args, **kwargs))
 
     return cast("Callable[Concatenate[S, P], R]", begin)

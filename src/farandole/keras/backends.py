@@ -177,6 +177,12 @@ class TensorFlowBackend(Backend):
         )
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
+    def forget_programs(self) -> None:
+        """See ``Backend``."""
+        from farandole.tensorflow.traces import forget_traces
+
+        forget_traces()
+
     def refuse_replicas(self) -> None:
         """See ``Backend``."""
         import tensorflow as tf

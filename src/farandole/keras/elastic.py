@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from farandole.adapters.numpy import adapter
 from farandole.elastic.worker.epoch_sampler import EpochSampler as ElasticSampler
-from farandole.elastic.worker.run import run as _run
+from farandole.elastic.worker.run import run_traced
 from farandole.elastic.worker.state import ObjectState, State
 from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, StatePart, random_parts
 from farandole.errors import FarandoleError, HorovodInternalError, HostsUpdatedInterrupt, UsageError
@@ -87,7 +87,17 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 raise
             raise cause from error
 
-    return cast("Callable[Concatenate[S, P], R]", _run(cast("Callable[Concatenate[S, P], R]", translated)))
+    return cast(
+        "Callable[Concatenate[S, P], R]", run_traced(cast("Callable[Concatenate[S, P], R]", translated), _forget)
+    )
+
+
+def _forget(state: State) -> None:
+    """Drop what was compiled, as it may have the number of ranks in it."""
+    if isinstance(state, KerasState):
+        model = vars(state)["model"]
+        model.train_function = model.test_function = model.predict_function = None
+    backend.forget_programs()
 
 
 def _ours(error: BaseException | None) -> BaseException | None:
@@ -219,12 +229,6 @@ class KerasState(ObjectState):
     def first_epoch(self, epoch: int) -> int:
         """The number of an epoch that ``fit`` calls ``epoch``, where it counts from 0 again after a change."""
         return max(epoch, int(vars(self)["epoch"])) if "epoch" in self._saved else epoch
-
-    def reset(self) -> None:
-        """See ``State``; what was compiled may have the number of ranks in it."""
-        super().reset()
-        vars(self)["model"].train_function = None
-        backend.forget_programs()
 
 
 class _CountingCallback(keras.callbacks.Callback):

@@ -8,7 +8,8 @@
 
 Rank 1 ends by SIGKILL between two commits, while the others wait for its gradients. The training goes on until a later
 generation of ``size`` workers has trained. Its batches do not depend on who takes part, so the oracle is one process
-that trains alone, without Farandole.
+that trains alone, without Farandole. A function that the framework compiles has the number of ranks in it wherever it
+is called: by a worker that came later and is alone still, in a reset callback, and in every generation.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import signal
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,12 @@ def train(b: BindingUnderTest, folder: str, size: int) -> None:
     trainer, sampler = b.trainer("sgd"), b.elastic.ElasticSampler(range(LENGTH), seed=3)
     assert trainer is not None, "a binding without a training step has no elastic job"
     state = trainer.state(sampler=sampler, done=0, until=-1, seen=[0] * LENGTH, order=0, sums={})
+    sizes, note = _noted_sizes(b, state)
 
     @b.elastic.run  # type: ignore[untyped-decorator] # it is whatever the binding has
     def until_a_newcomer_has_trained(state: Any) -> None:
         topology = current().topology
+        note()
         if topology.generation > 1 and topology.size == size and state.until < 0:
             state.until = state.done + 2 * COMMIT_EVERY  # the newcomer trains and commits, too
         while state.done < max(STEPS, state.until) or state.until < 0:
@@ -68,6 +72,7 @@ def train(b: BindingUnderTest, folder: str, size: int) -> None:
         "epoch": sampler.epoch,
         "seen": state.seen,
         "done": state.done,
+        "sizes": sizes,
         **_result(trainer, state.order, state.sums),
     }
     b.hvd.shutdown()
@@ -88,6 +93,7 @@ def problems(folder: str | Path, size: int) -> list[str]:
             "samples were lost, or counted twice": sorted(mine["seen"]) == counts,
             "the sampler is not where the steps are": mine["epoch"] * LENGTH + mine["processed"]
             == steps * GLOBAL_BATCH,
+            "a compiled function has another number of ranks in it": all(one == other for one, other in mine["sizes"]),
             "samples came in another order": mine["order"] == expected["order"],
             "ranks have other weights": mine["weights"] == results[0][0]["weights"],
         }
@@ -98,6 +104,18 @@ def problems(folder: str | Path, size: int) -> list[str]:
                 if not np.allclose(one, values, 1e-9):
                     found.append(f"{kind} of {name} are {one} after {steps} steps, where one worker has {values}")
     return found
+
+
+def _noted_sizes(b: BindingUnderTest, state: Any) -> tuple[list[tuple[float, int]], Callable[[], None]]:
+    """The number of ranks that a compiled function has in it beside the true one, each time that it is noted."""
+    sized, sizes = b.compiled(lambda x: x * b.hvd.size()), list[tuple[float, int]]()
+
+    def note() -> None:
+        sizes.append((float(b.values(sized(b.make([1.0])))[0]), b.size))
+
+    note()
+    state.register_reset_callbacks([note])
+    return sizes, note
 
 
 def _undisturbed(b: BindingUnderTest, steps: int) -> dict[str, Any]:

@@ -121,6 +121,10 @@ class BindingUnderTest(ABC):
     def state(self, **values: Any) -> Any:
         """The binding's elastic state of ``values``: tensors, nested containers of them, and anything else."""
 
+    def compiled(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A function of a tensor as a program of the framework's, where it traces functions of Python."""
+        return function
+
     elastic: Any
     """Module with ``run`` and ``ElasticSampler`` of the binding."""
 
