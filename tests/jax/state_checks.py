@@ -23,6 +23,7 @@ from farandole.jax.elastic import JaxState, run
 from farandole.jax.executables import CHANGES, forget_traces
 from farandole.jax.schedule import learning_rate
 from farandole.largebatch import Polynomial, Schedule
+from farandole.runtime.session.init import current
 
 
 def restore_goes_back_to_the_last_commit_also_from_memory_that_was_given_away() -> None:
@@ -256,6 +257,21 @@ def a_program_that_comes_out_alike_after_a_change_of_the_workers_is_not_compiled
     train(state)
 
 
+def another_session_traces_programs_again() -> None:
+    seen = []
+
+    def sized(x: Any) -> Any:
+        seen.append(current().topology.generation)
+        return x * hvd.size()
+
+    program = jax.jit(sized)
+    for times in (1, 2):
+        assert [float(program(1.0)), float(program(2.0))] == [1, 2]
+        assert len(seen) == times, "traced once in each session"
+        hvd.shutdown()
+        hvd.init()
+
+
 def programs_of_a_backend_that_has_ended_are_compiled_again() -> None:
     def doubled(x: Any) -> Any:
         return x * 2
@@ -361,6 +377,7 @@ if __name__ == "__main__":
     who_asks_for_a_sharding_is_told_after_each_change()
     a_program_for_another_device_is_another_one()
     a_handler_on_top_of_a_thread_that_compiles_may_compile()
+    another_session_traces_programs_again()
     programs_of_a_backend_that_has_ended_are_compiled_again()
     print("passed", flush=True)
     hvd.shutdown()

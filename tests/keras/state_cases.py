@@ -311,8 +311,10 @@ def a_step_that_comes_out_alike_after_a_change_of_the_workers_is_not_compiled_ag
         return
     import jax
 
+    from farandole.jax.executables import forget_traces
+
     backend.keep_programs()
-    backend.forget_programs()  # what was compiled before is not kept
+    forget_traces()  # what was compiled before is not kept
     client = jax.local_devices()[0].client
     model = network()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
@@ -321,8 +323,7 @@ def a_step_that_comes_out_alike_after_a_change_of_the_workers_is_not_compiled_ag
     expected = network()
     expected.set_weights(model.get_weights())
     expected.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
-    model.train_function = None  # as a state does
-    backend.forget_programs()
+    forget_traces()  # as another session does
     fit(model)
     assert all(any(each is known for known in before) for each in client.live_executables())
     fit(expected)

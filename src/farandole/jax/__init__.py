@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
 
 from farandole.gradients.join import join as join
 from farandole.jax.compression import JaxCompression as _JaxCompression
+from farandole.jax.executables import forget_last_session as _forget_last_session
 from farandole.jax.gradients import JaxDistributedGradients as _JaxDistributedGradients
 from farandole.jax.ops import JaxOps as _JaxOps
 from farandole.jax.ops import TreeVerbs as _TreeVerbs
@@ -41,6 +42,9 @@ from farandole.jax.optimizer import broadcast_optimizer_state as broadcast_optim
 from farandole.jax.overlap import value_and_grad as value_and_grad
 from farandole.runtime.collectives.basics import *  # noqa: F403
 from farandole.runtime.collectives.ops import PUBLIC as _PUBLIC
+from farandole.runtime.session.init import forget_in_sessions as _forget_in_sessions
+
+_forget_in_sessions(_forget_last_session)
 
 ops = _JaxOps(_cast("_Any", _TreeVerbs()), _jax.Array, __name__)
 allreduce = ops.allreduce

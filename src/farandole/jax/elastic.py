@@ -35,7 +35,7 @@ from farandole.elastic.worker.state import ObjectState, State
 from farandole.elastic.worker.state_parts import HandlerRegistry, StateHandler, StatePart, random_parts
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
 from farandole.graphs.library import original
-from farandole.jax.executables import forget_traces, keep_executables
+from farandole.jax.executables import keep_executables
 from farandole.jax.optimizer import DistributedState
 from farandole.largebatch.report import report
 from farandole.numpy.elastic import ArrayGeneratorPart, ArraysPart, TiesPart
@@ -83,8 +83,8 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     ... def train(state): ...
     >>> train(JaxState(params=params, opt_state=opt_state, step=0))
 
-    As ``run`` of the other frameworks, with errors of compiled programs ``translated``. Where the workers have changed,
-    JAX traces programs again, as ranks and sizes may be in them, and compiles those that come out otherwise.
+    As ``run`` of the other frameworks, with errors of compiled programs ``translated``. JAX traces programs again in
+    every generation, as ranks and sizes may be in them, and compiles those that come out otherwise.
     """
 
     @functools.wraps(func)
@@ -92,7 +92,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         with translated():
             return func(state, *args, **kwargs)
 
-    again = elastic_run.run_traced(cast("Any", train), lambda _: forget_traces())
+    again = elastic_run.run(cast("Any", train))
 
     @functools.wraps(func)
     def begin(state: S, *args: P.args, **kwargs: P.kwargs) -> R:

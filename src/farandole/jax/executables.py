@@ -11,7 +11,7 @@ is known by the key of JAX's own compilation cache: a hash of the whole program,
 # Threads. Programs are compiled in any thread, so ``_lock`` guards the table; of two threads that compile one program
 # at once, one executable is kept. A signal handler, or a finalizer that the garbage collector calls, may compile on top
 # of a thread that has the lock: hence an ``RLock``, and loops over copies that are made in one step. ``forget_traces``
-# is called between generations, by the thread that trains.
+# is called where a session begins, by the thread that has called for it.
 #
 # What stays. At most ``MOST`` programs of ``MOST_BYTES``, constants included, as a script may compile ever new ones,
 # which JAX itself drops with their functions; and none that nobody has asked for in the last ``CHANGES`` changes of the
@@ -35,6 +35,8 @@ from typing import Any, TypeAlias, final
 import jax
 from jax._src import compilation_cache, compiler, xla_bridge
 
+from farandole.runtime.session.init import session_number
+
 MOST, MOST_BYTES = 256, 2**26
 CHANGES = 4
 
@@ -54,6 +56,15 @@ def keep_executables() -> None:
         return
     if list(inspect.signature(known).parameters)[:5] == _FIRST:
         compiler.compile_or_get_cached = _Executables(known)
+
+
+def forget_last_session() -> None:
+    """Forget traces where a session begins and there was one before.
+
+    ``hvd.size()`` is a number in a program, and so is the number of a process set.
+    """
+    if session_number() > 1:
+        forget_traces()
 
 
 def forget_traces() -> None:

@@ -48,9 +48,6 @@ class Backend(ABC):
     def keep_programs(self) -> None:  # noqa: B027 (only one compiles for so long)
         """Keep compiled programs from now on, for those that are traced again and come out alike."""
 
-    def forget_programs(self) -> None:  # noqa: B027 (most keep none by themselves)
-        """Drop traced programs that the backend keeps, as they may have the number of ranks in them."""
-
     def is_sparse(self, gradient: Any) -> bool:
         """True for a gradient that has a few rows only."""
         return False
@@ -177,12 +174,6 @@ class TensorFlowBackend(Backend):
         )
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
-    def forget_programs(self) -> None:
-        """See ``Backend``."""
-        from farandole.tensorflow.traces import forget_traces
-
-        forget_traces()
-
     def refuse_replicas(self) -> None:
         """See ``Backend``."""
         import tensorflow as tf
@@ -231,12 +222,6 @@ class TensorFlowBackend(Backend):
 @final
 class JaxBackend(Backend):
     """JAX: inside of a step that is compiled, or outside."""
-
-    def forget_programs(self) -> None:
-        """See ``Backend``; ``jit`` knows a method that it has seen, whoever asks."""
-        from farandole.jax.executables import forget_traces
-
-        forget_traces()
 
     def keep_programs(self) -> None:
         """See ``Backend``."""

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from farandole.adapters.numpy import adapter
 from farandole.elastic.worker.epoch_sampler import EpochSampler as ElasticSampler
-from farandole.elastic.worker.run import run_traced
+from farandole.elastic.worker.run import run as _run
 from farandole.elastic.worker.state import ObjectState, State
 from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, StatePart, random_parts
 from farandole.errors import FarandoleError, HorovodInternalError, HostsUpdatedInterrupt, UsageError
@@ -87,17 +87,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 raise
             raise cause from error
 
-    return cast(
-        "Callable[Concatenate[S, P], R]", run_traced(cast("Callable[Concatenate[S, P], R]", translated), _forget)
-    )
-
-
-def _forget(state: State) -> None:
-    """Drop what was compiled, as it may have the number of ranks in it."""
-    if isinstance(state, KerasState):
-        model = vars(state)["model"]
-        model.train_function = model.test_function = model.predict_function = None
-    backend.forget_programs()
+    return cast("Callable[Concatenate[S, P], R]", _run(cast("Callable[Concatenate[S, P], R]", translated)))
 
 
 def _ours(error: BaseException | None) -> BaseException | None:

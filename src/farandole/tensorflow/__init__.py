@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
 from farandole.gradients.join import join as join
 from farandole.runtime.collectives.basics import *  # noqa: F403
 from farandole.runtime.collectives.ops import PUBLIC as _PUBLIC
+from farandole.runtime.session.init import forget_in_sessions as _forget_in_sessions
 from farandole.tensorflow.compression import Compression as Compression
 from farandole.tensorflow.functions import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
 from farandole.tensorflow.functions import allgather_object as allgather_object  # type: ignore[assignment]
@@ -49,6 +50,9 @@ from farandole.tensorflow.topology import local_size_op as local_size_op
 from farandole.tensorflow.topology import process_set_included_op as process_set_included_op
 from farandole.tensorflow.topology import rank_op as rank_op
 from farandole.tensorflow.topology import size_op as size_op
+from farandole.tensorflow.traces import forget_last_session as _forget_last_session
+
+_forget_in_sessions(_forget_last_session)
 
 allreduce = ops.allreduce
 allreduce_ = ops.allreduce_

@@ -22,14 +22,13 @@ import tensorflow as tf
 
 from farandole.adapters.tensorflow import SessionVariable, adapter, is_variable
 from farandole.elastic.worker.epoch_sampler import EpochSampler as ElasticSampler
-from farandole.elastic.worker.run import run_traced
+from farandole.elastic.worker.run import run as run_on_workers
 from farandole.elastic.worker.state import ObjectState, State
 from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, ReplaceablePart, random_parts
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
 from farandole.graphs.library import original
 from farandole.largebatch.report import report
 from farandole.runtime.collectives.leaves import Leaves
-from farandole.tensorflow.traces import forget_traces
 
 __all__ = [
     "ElasticSampler",
@@ -55,8 +54,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     ... def train(state): ...
     >>> train(hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0))
 
-    What a graph has made of an error of Farandole's is taken for that error. Where the workers have changed, every
-    ``tf.function`` is traced again, as ranks and sizes may be in its graph. The rest is as in ``elastic.run`` of every
+    What a graph has made of an error of Farandole's is taken for that error. The rest is as in ``elastic.run`` of every
     binding: see ``farandole.elastic.worker.run.run``.
     """
 
@@ -69,7 +67,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 raise
             raise found from error
 
-    return functools.wraps(func)(run_traced(translated, lambda _: forget_traces()))
+    return functools.wraps(func)(run_on_workers(translated))
 
 
 class VariablesPart(ReplaceablePart):

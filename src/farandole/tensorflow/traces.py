@@ -1,4 +1,4 @@
-"""Graphs of every ``tf.function``, which are traced again where the workers have changed.
+"""Graphs of every ``tf.function``, which are traced again in another session.
 
     forget_traces()                     # ranks and sizes may be in graphs: each function is traced again
 
@@ -7,7 +7,7 @@ process set. ``size_op()`` is asked in every call, but nobody who writes ``lr * 
 """
 
 # TensorFlow has no list of its functions, so the garbage collector's is searched: some tens of milliseconds, once for
-# each change. The class of what is looked for has no public name; without it, graphs stay as they are.
+# each session. The class of what is looked for has no public name; without it, graphs stay as they are.
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ import gc
 
 with contextlib.suppress(ImportError):  # another version of TensorFlow has it elsewhere
     from tensorflow.core.function.polymorphism import function_cache
+
+from farandole.runtime.session.init import session_number
+
+
+def forget_last_session() -> None:
+    """Forget traces where a session begins and there was one before."""
+    if session_number() > 1:
+        forget_traces()
 
 
 def forget_traces() -> None:

@@ -59,21 +59,10 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     schedulers give notice. From then on SIGTERM is ignored, as the script may write a last checkpoint. A script that
     handles SIGTERM itself keeps its handler.
     """
-    return run_traced(func, lambda _: None)
-
-
-def run_traced(
-    func: Callable[Concatenate[S, P], R], forget: Callable[[State], object]
-) -> Callable[Concatenate[S, P], R]:
-    """``run`` of a framework that traces functions of Python, ranks and sizes included.
-
-    ``forget`` drops what was traced. It is called in every new generation, before the state's reset callbacks, which
-    may call such functions; also on a worker that came later, and may have called them while it was alone.
-    """
 
     @functools.wraps(func)
     def train(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        turn = _Turn(state, forget)
+        turn = _Turn(state)
         with _Notice() as notice:
             while True:
                 try:
@@ -141,17 +130,8 @@ class _Turn:
     ``failures`` counts how often the step that is next has failed without another worker's end to explain it.
     """
 
-    def __init__(
-        self,
-        state: State,
-        forget: Callable[[State], object],
-        because: str = "",
-        failures: int = 0,
-        *,
-        is_planned: bool = False,
-    ) -> None:
+    def __init__(self, state: State, because: str = "", failures: int = 0, *, is_planned: bool = False) -> None:
         self._state, self._step_vote, self._because = state, state._step_vote, because
-        self._forget = forget
         self._is_planned = is_planned
         self._step, self._failures = self._step_vote.step, failures
         self._begun_s = self._formed_s = time.monotonic()
@@ -179,7 +159,6 @@ class _Turn:
         # that comes after this line ends the wait by itself.
         notice.heed()
         rejoin(self._state.content, self._state._step)
-        self._forget(self._state)
 
     def after_fault(self, error: CollectiveError) -> _Turn:
         """The next turn; raises ``error`` once the same step has failed too often."""
@@ -188,12 +167,12 @@ class _Turn:
             failures = 1 + (self._failures if self._step_vote.step == self._step else 0)
         if failures > ATTEMPTS:
             raise error
-        return _Turn(self._state, self._forget, str(error), failures)
+        return _Turn(self._state, str(error), failures)
 
     def after_change(self) -> _Turn:
         """The next turn, after a planned change."""
         because = f"a change: {current().change_due or 'other workers have heard of it'}"
-        return _Turn(self._state, self._forget, because, is_planned=True)
+        return _Turn(self._state, because, is_planned=True)
 
     def _tell(self, first_step_s: float) -> None:
         session, synced = current(), self._state._synced
