@@ -120,6 +120,7 @@ def test_the_example_learns(launch: Any, backend: str) -> None:
 
 def test_ranks_that_wait_for_each_other_without_graphs_are_told_within_seconds(launch: Any) -> None:
     """With a new optimizer on one rank alone: on PyTorch no thread is there that could bring what is missing."""
+    skip_without("torch")
     script = """
         import time
         import keras

@@ -254,13 +254,22 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
+        self._trained(1)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """See ``Callback``; Keras before 3.11 tells of no call in which the samples of an epoch have ended."""
+        if self.model.steps_per_execution > 1:
+            self._trained(0)
+
+    def _trained(self, one: int) -> None:
         variables.settle(self.model)
         progress = progress_of(self.model)
         # A call of several steps may have had fewer, as the last of an epoch, and ``batch`` does not say so.
-        done = progress.steps_since if self.model.steps_per_execution > 1 else 1
+        done = progress.steps_since if self.model.steps_per_execution > 1 else one
         for _ in range(done):
             self.advance(self._batch)
-        progress.measure(self.position)
+        if done:
+            progress.measure(self.position)
 
 
 @final
