@@ -15,7 +15,7 @@ import farandole.keras as hvd
 from farandole.errors import UsageError
 from farandole.keras import variables
 from farandole.keras.backends import backend
-from farandole.keras.elastic import TELLS_LAST
+from farandole.keras.callbacks import TELLS_LAST
 from farandole.keras.model_progress import progress_of
 from farandole.largebatch.recipe import recipe
 from farandole.numpy.checkpoints import Checkpoints

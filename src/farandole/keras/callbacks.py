@@ -208,6 +208,20 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         return 1 / size * (epoch * (size - 1) / self._warmup_epochs + 1)
 
 
+TELLS_LAST = (3, 11)
+"""The version of Keras from which on a call of several batches tells the last one, and not the first."""
+
+
+def require_counted(model: Any, asks: str) -> None:
+    """Raise ``UsageError`` where calls are of several batches and Keras does not tell of how many."""
+    each, version = model.steps_per_execution, tuple(map(int, keras.__version__.split(".")[:2]))
+    if each > 1 and version < TELLS_LAST:
+        raise UsageError(
+            f"{asks} with steps_per_execution={each} and Keras {keras.__version__}, which does not tell how many batches "
+            "a call has had: leave it at 1, or type: pip install 'keras>=3.11'"
+        )
+
+
 @final
 class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
     """Sets the learning rate by the samples seen, as a schedule of ``farandole.largebatch`` says.
@@ -220,7 +234,8 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
     has another ``global_batch`` than before, as one made of ``hvd.size()``, or another ``epoch_samples``. What was
     counted belongs to the model: a ``KerasState`` of it (with this before ``CommitStateCallback``) and a
     ``CheckpointCallback`` keep it, and a ``fit`` goes on from there; one with an ``initial_epoch`` goes on with that.
-    Raises ``UsageError`` for rules that need a measured gain, and for scaled losses with ``steps_per_execution``.
+    Raises ``UsageError`` for rules that need a measured gain, and for ``steps_per_execution`` with scaled losses,
+    or before Keras 3.11.
     """
 
     def __init__(self, schedule: Schedule, epoch_samples: int, batch: int | None = None) -> None:
@@ -232,6 +247,7 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """See ``Callback``."""
         self._is_beginning = True
+        require_counted(self.model, "SamplesScheduleCallback")
         each = self.model.steps_per_execution
         if each > 1 and hasattr(self.model.optimizer, "inner_optimizer"):
             raise UsageError(
@@ -254,22 +270,13 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
-        self._trained(1)
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """See ``Callback``; Keras before 3.11 tells of no call in which the samples of an epoch have ended."""
-        if self.model.steps_per_execution > 1:
-            self._trained(0)
-
-    def _trained(self, one: int) -> None:
         variables.settle(self.model)
         progress = progress_of(self.model)
         # A call of several steps may have had fewer, as the last of an epoch, and ``batch`` does not say so.
-        done = progress.steps_since if self.model.steps_per_execution > 1 else one
+        done = progress.steps_since if self.model.steps_per_execution > 1 else 1
         for _ in range(done):
             self.advance(self._batch)
-        if done:
-            progress.measure(self.position)
+        progress.measure(self.position)
 
 
 @final

@@ -39,7 +39,7 @@ from farandole.errors import FarandoleError, HorovodInternalError, HostsUpdatedI
 from farandole.graphs.library import original
 from farandole.keras import variables
 from farandole.keras.backends import backend
-from farandole.keras.callbacks import Logs
+from farandole.keras.callbacks import Logs, require_counted
 from farandole.keras.model_progress import progress_of
 from farandole.largebatch.report import report
 from farandole.numpy.elastic import registry as arrays
@@ -221,10 +221,6 @@ class KerasState(ObjectState):
         return max(epoch, int(vars(self)["epoch"])) if "epoch" in self._saved else epoch
 
 
-TELLS_LAST = (3, 11)
-"""The version of Keras from which on a call of several batches tells the last one, and not the first."""
-
-
 class _CountingCallback(keras.callbacks.Callback):
     """Tells how many batches each call of ``on_train_batch_end`` stands for: several, with ``steps_per_execution``."""
 
@@ -234,13 +230,8 @@ class _CountingCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``. Raises ``UsageError`` where Keras does not tell how many batches a call has had."""
+        require_counted(self.model, type(self).__name__)
         self._last = -1
-        each, version = self.model.steps_per_execution, tuple(map(int, keras.__version__.split(".")[:2]))
-        if each > 1 and version < TELLS_LAST:
-            raise UsageError(
-                f"{type(self).__name__} with steps_per_execution={each} and Keras {keras.__version__}, which does not "
-                "tell how many batches a call has had: leave it at 1, or type: pip install 'keras>=3.11'"
-            )
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
