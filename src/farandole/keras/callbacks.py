@@ -217,8 +217,8 @@ def require_counted(model: Any, asks: str) -> None:
     each, version = model.steps_per_execution, tuple(map(int, keras.__version__.split(".")[:2]))
     if each > 1 and version < TELLS_LAST:
         raise UsageError(
-            f"{asks} with steps_per_execution={each} and Keras {keras.__version__}, which does not tell how many batches "
-            "a call has had: leave it at 1, or type: pip install 'keras>=3.11'"
+            f"{asks} with steps_per_execution={each} and Keras {keras.__version__}, which does not tell how many "
+            "batches a call has had: leave it at 1, or type: pip install 'keras>=3.11'"
         )
 
 
