@@ -197,6 +197,20 @@ def rates_follow_the_samples_of_a_recipe() -> None:
     np.testing.assert_allclose(rates.seen, expected, rtol=1e-6)
 
 
+KERAS = tuple(map(int, keras.__version__.split(".")[:2]))
+
+
+@case
+def rates_by_samples_of_calls_that_keras_does_not_tell_of_are_refused() -> None:
+    if BACKEND == "torch" or KERAS >= TELLS_LAST:
+        return
+    found = recipe(optimizer="sgd", base_lr=0.1, base_batch=6, global_batch=GLOBAL_BATCH, epochs=4)
+    model = network()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss="mse", steps_per_execution=3)
+    with raises(UsageError, "which does not tell how many batches a call has had"):
+        fit(model, callbacks=[hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=ROWS)])
+
+
 @case
 def rates_by_samples_go_on_with_the_model() -> None:
     """Whether a ``fit`` begins with a later epoch, a state goes back, or several steps are one call."""
@@ -232,9 +246,7 @@ def rates_by_samples_go_on_with_the_model() -> None:
         return
     several, calls = network(), [*range(0, STEPS, 3), *range(STEPS, 2 * STEPS, 3)]  # the last of an epoch are of two
     several.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss="mse", steps_per_execution=3)
-    if tuple(map(int, keras.__version__.split(".")[:2])) < TELLS_LAST:
-        with raises(UsageError, "which does not tell how many batches a call has had"):
-            rates(several)
+    if KERAS < TELLS_LAST:
         return
     np.testing.assert_allclose(rates(several, epochs=2), np.array(expected)[calls], rtol=1e-6)
     scaled = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)))
