@@ -14,7 +14,7 @@ import numpy as np
 import farandole.keras as hvd
 import farandole.numpy as numpy_hvd
 from farandole.errors import UsageError
-from farandole.keras.callbacks import TELLS_LAST
+from farandole.keras.model_progress import COUNTS_BATCHES
 from farandole.largebatch.noise import Estimate
 from farandole.largebatch.recipe import recipe
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
@@ -197,12 +197,9 @@ def rates_follow_the_samples_of_a_recipe() -> None:
     np.testing.assert_allclose(rates.seen, expected, rtol=1e-6)
 
 
-KERAS = tuple(map(int, keras.__version__.split(".")[:2]))
-
-
 @case
 def rates_by_samples_of_calls_that_keras_does_not_tell_of_are_refused() -> None:
-    if BACKEND == "torch" or KERAS >= TELLS_LAST:
+    if BACKEND == "torch" or COUNTS_BATCHES:
         return
     found = recipe(optimizer="sgd", base_lr=0.1, base_batch=6, global_batch=GLOBAL_BATCH, epochs=4)
     model = network()
@@ -246,7 +243,7 @@ def rates_by_samples_go_on_with_the_model() -> None:
         return
     several, calls = network(), [*range(0, STEPS, 3), *range(STEPS, 2 * STEPS, 3)]  # the last of an epoch are of two
     several.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss="mse", steps_per_execution=3)
-    if KERAS < TELLS_LAST:
+    if not COUNTS_BATCHES:
         return
     np.testing.assert_allclose(rates(several, epochs=2), np.array(expected)[calls], rtol=1e-6)
     scaled = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)))

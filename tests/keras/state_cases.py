@@ -15,8 +15,7 @@ import farandole.keras as hvd
 from farandole.errors import UsageError
 from farandole.keras import variables
 from farandole.keras.backends import backend
-from farandole.keras.callbacks import TELLS_LAST
-from farandole.keras.model_progress import progress_of
+from farandole.keras.model_progress import COUNTS_BATCHES, progress_of
 from farandole.largebatch.recipe import recipe
 from farandole.numpy.checkpoints import Checkpoints
 from farandole.runtime.collectives.objects import allgather_object
@@ -53,7 +52,7 @@ def no_commit_comes_after_the_last_batch_of_an_epoch() -> None:
         on_train_batch_end=lambda *_, **__: seen.append((state._saved["batch"], state.batch))
     )
     callbacks = [hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.CommitStateCallback(state), look]
-    if tuple(map(int, keras.__version__.split(".")[:2])) < TELLS_LAST:
+    if not COUNTS_BATCHES:
         with raises(UsageError, "which does not tell how many batches a call has had"):
             fit(model, epochs=1, callbacks=callbacks)
         return

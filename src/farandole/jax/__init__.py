@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
 
 from farandole.gradients.join import join as join
 from farandole.jax.compression import JaxCompression as _JaxCompression
-from farandole.jax.executables import forget_last_session as _forget_last_session
+from farandole.jax.executables import forget_traces as _forget_traces
 from farandole.jax.gradients import JaxDistributedGradients as _JaxDistributedGradients
 from farandole.jax.ops import JaxOps as _JaxOps
 from farandole.jax.ops import TreeVerbs as _TreeVerbs
@@ -44,7 +44,7 @@ from farandole.runtime.collectives.basics import *  # noqa: F403
 from farandole.runtime.collectives.ops import PUBLIC as _PUBLIC
 from farandole.runtime.session.init import forget_in_sessions as _forget_in_sessions
 
-_forget_in_sessions(_forget_last_session)
+_forget_in_sessions(_forget_traces)
 
 ops = _JaxOps(_cast("_Any", _TreeVerbs()), _jax.Array, __name__)
 allreduce = ops.allreduce

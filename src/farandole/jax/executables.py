@@ -35,8 +35,6 @@ from typing import Any, TypeAlias, final
 import jax
 from jax._src import compilation_cache, compiler, xla_bridge
 
-from farandole.runtime.session.init import session_number
-
 MOST, MOST_BYTES = 256, 2**26
 CHANGES = 4
 
@@ -58,17 +56,11 @@ def keep_executables() -> None:
         compiler.compile_or_get_cached = _Executables(known)
 
 
-def forget_last_session() -> None:
-    """Forget traces where a session begins and there was one before.
-
-    ``hvd.size()`` is a number in a program, and so is the number of a process set.
-    """
-    if session_number() > 1:
-        forget_traces()
-
-
 def forget_traces() -> None:
-    """Have JAX trace every program again, and drop the executables that nobody has asked for lately."""
+    """Have JAX trace every program again, and drop the executables that nobody has asked for lately.
+
+    Called where a session begins: ``hvd.size()`` of the last is a number in a program, and so is a process set's.
+    """
     jax.clear_caches()
     known = getattr(compiler, "compile_or_get_cached", None)
     if isinstance(known, _Executables):
@@ -146,8 +138,9 @@ class _Executables:
             if all(each.backend is not kept.backend for each in self._kept.copy().values()):
                 self._drop_ended()
             self._kept[key] = kept
-            nbytes = sum(each.nbytes for each in self._kept.copy().values())
-            for oldest, each in self._kept.copy().items():
+            table = self._kept.copy()
+            nbytes = sum(each.nbytes for each in table.values())
+            for oldest, each in table.items():
                 if len(self._kept) <= MOST and nbytes <= MOST_BYTES:
                     return
                 self._kept.pop(oldest, None)

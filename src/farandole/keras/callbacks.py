@@ -20,7 +20,7 @@ import numpy as np
 from farandole.checkpoint.checkpoints import OnError
 from farandole.errors import UsageError
 from farandole.keras import variables
-from farandole.keras.model_progress import progress_of
+from farandole.keras.model_progress import progress_of, require_counted
 from farandole.keras.noise import NoiseScaleCallback
 from farandole.keras.virtual_workers import VirtualWorkersCallback
 from farandole.largebatch.progress import ScheduleProgress
@@ -206,20 +206,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def _rise(self, epoch: float) -> float:
         size = current().topology.size
         return 1 / size * (epoch * (size - 1) / self._warmup_epochs + 1)
-
-
-TELLS_LAST = (3, 11)
-"""The version of Keras from which on a call of several batches tells the last one, and not the first."""
-
-
-def require_counted(model: Any, asks: str) -> None:
-    """Raise ``UsageError`` where calls are of several batches and Keras does not tell of how many."""
-    each, version = model.steps_per_execution, tuple(map(int, keras.__version__.split(".")[:2]))
-    if each > 1 and version < TELLS_LAST:
-        raise UsageError(
-            f"{asks} with steps_per_execution={each} and Keras {keras.__version__}, which does not tell how many "
-            "batches a call has had: leave it at 1, or type: pip install 'keras>=3.11'"
-        )
 
 
 @final

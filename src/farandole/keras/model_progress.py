@@ -15,8 +15,21 @@ from typing import Any, Protocol, final
 
 import keras
 
+from farandole.errors import UsageError
 from farandole.keras import variables
 from farandole.largebatch.schedule import Position, Schedule
+
+COUNTS_BATCHES = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 11)
+"""Whether Keras tells the last batch of a call of several, and not the first."""
+
+
+def require_counted(model: keras.Model, asks: str) -> None:
+    """Raise ``UsageError`` where calls are of several batches and Keras does not tell of how many."""
+    if model.steps_per_execution > 1 and not COUNTS_BATCHES:
+        raise UsageError(
+            f"{asks} with steps_per_execution={model.steps_per_execution} and Keras {keras.__version__}, which does "
+            "not tell how many batches a call has had: leave it at 1, or type: pip install 'keras>=3.11'"
+        )
 
 
 class ElasticProgress(Protocol):

@@ -50,9 +50,9 @@ from farandole.tensorflow.topology import local_size_op as local_size_op
 from farandole.tensorflow.topology import process_set_included_op as process_set_included_op
 from farandole.tensorflow.topology import rank_op as rank_op
 from farandole.tensorflow.topology import size_op as size_op
-from farandole.tensorflow.traces import forget_last_session as _forget_last_session
+from farandole.tensorflow.traces import forget_traces as _forget_traces
 
-_forget_in_sessions(_forget_last_session)
+_forget_in_sessions(_forget_traces)
 
 allreduce = ops.allreduce
 allreduce_ = ops.allreduce_

@@ -11,24 +11,15 @@ process set. ``size_op()`` is asked in every call, but nobody who writes ``lr * 
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import sys
 
-with contextlib.suppress(ImportError):  # another version of TensorFlow has it elsewhere
-    from tensorflow.core.function.polymorphism import function_cache
-
-from farandole.runtime.session.init import session_number
-
-
-def forget_last_session() -> None:
-    """Forget traces where a session begins and there was one before."""
-    if session_number() > 1:
-        forget_traces()
+_MODULE = "tensorflow.core.function.polymorphism.function_cache"
 
 
 def forget_traces() -> None:
     """Have every ``tf.function`` traced again in its next call. Functions that are concrete stay as they are."""
-    if "function_cache" in globals():
-        for found in gc.get_objects():
-            if type(found) is function_cache.FunctionCache:
-                found.clear()
+    kind = getattr(sys.modules.get(_MODULE), "FunctionCache", None)
+    for found in gc.get_objects() if kind is not None else ():
+        if type(found) is kind:
+            found.clear()

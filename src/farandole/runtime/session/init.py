@@ -160,9 +160,10 @@ def settle() -> None:
 
 
 def forget_in_sessions(forget: Callable[[], object]) -> None:
-    """Have ``forget`` called whenever a session of this process begins: it drops what belongs to the one before.
+    """Have ``forget`` called whenever a session of this process begins that is not the first.
 
-    Not for one in whose place another is ``aside``: the one before goes on after it.
+    It drops what belongs to the one before. Not for one in whose place another is ``aside``: the one before goes on
+    after it.
     """
     _here.forgetting.append(forget)
 
@@ -338,7 +339,7 @@ class _Here:
                     self.on_joined(self.session)
                     if not self.is_aside:
                         self.sessions += 1
-                        for forget in self.forgetting:
+                        for forget in self.forgetting if self.sessions > 1 else ():
                             forget()
         self._watch()
 

@@ -67,14 +67,10 @@ def train(b: BindingUnderTest, folder: str, size: int) -> None:
 
     until_a_newcomer_has_trained(state)
     said = {
-        "generation": current().topology.generation,
-        "processed": sampler.processed_num,
-        "epoch": sampler.epoch,
-        "seen": state.seen,
-        "done": state.done,
-        "sizes": sizes,
+        "generation": current().topology.generation, "sizes": sizes, "processed": sampler.processed_num,
+        "epoch": sampler.epoch, "seen": state.seen, "done": state.done,
         **_result(trainer, state.order, state.sums),
-    }
+    }  # fmt: skip
     b.hvd.shutdown()
     Path(folder, f"result-{os.getpid()}.json").write_text(json.dumps([said, _undisturbed(b, state.done)]))
 
