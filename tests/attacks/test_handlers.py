@@ -54,6 +54,7 @@ shooter = threading.Thread(target=shoot)
 shooter.start()
 signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
 total, engine = sum(range(who.size)), current().planned_engine(0, "lane")
+lane = current().planned(0, "lane")
 memory = np.zeros(50_000, np.float32)
 for step in range(150):
     for name, count in (("small", 5), ("large", 200_000)):
@@ -61,7 +62,7 @@ for step in range(150):
         do.allreduce(name, values)
         assert (values == total).all()
     memory[:] = who.rank
-    with current().inside(0, "lane", step, f"lane: step {step}"):
+    with lane.next(f"step {step}"):
         engine.allreduce(do.array(memory), Reduction(ReduceOp.SUM))
     assert (memory == total).all()
 over.set()

@@ -282,8 +282,8 @@ def planned_lanes_have_engines_of_their_own(rank: int, size: int) -> None:
     memory = engine.allocate(1 << 16)
     array = memory.array(DType.FLOAT32)
     reference.view(array)[:] = 1
-    with session.inside(0, "gradients", 1, "bucket 0"):
-        assert session.progress()[1] == "bucket 0"
+    with session.planned(0, "gradients").next("bucket 0"):
+        assert session.progress()[1] == "gradients: bucket 0"
         engine.allreduce(array, Reduction(ReduceOp.SUM))
     assert session.progress()[1] == ""
     np.testing.assert_array_equal(reference.view(array), np.full(1 << 14, size))

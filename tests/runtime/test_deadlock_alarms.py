@@ -65,9 +65,9 @@ for turn in range(3):
         q.meet("in the handler", "ready")
         WAIT
     q.meet("between", "ready")
-numbers = np.array([float(p._sequence)])
+numbers = np.array([float(p._collectives.sequence)])
 everybody.allreduce("numbers", numbers)
-assert numbers[0] == 2 * p._sequence, "what was refused counts on no rank"
+assert numbers[0] == 2 * p._collectives.sequence, "what was refused counts on no rank"
 assert bool(refused) == (HOW == "planned" and rank == 0)
 print("done")
 """

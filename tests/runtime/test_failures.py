@@ -37,11 +37,10 @@ def die_or_raise(blocked, moment=sys.argv[1]):
             print(type(error).__name__, error, "in time" if time.time() - float(file.read()) < 0.5 else "late")
 
 def planned():
-    sequence = 0
+    lane = session.planned(0, "p")
     while True:
-        with session.inside(0, "p", sequence, "bucket"):
+        with lane.next("bucket"):
             engine.barrier()
-        sequence += 1
 """
 
 SURVIVAL = """

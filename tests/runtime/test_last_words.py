@@ -28,7 +28,7 @@ init()
 PLANNED = """
 engine = current().planned_engine(0, "p")
 def meet():
-    with current().inside(0, "p", 1, "p: barrier"):
+    with current().planned(0, "p").next("barrier"):
         engine.barrier()
 """
 NEGOTIATED = """

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import cast, final
@@ -16,7 +15,11 @@ import pytest
 
 from farandole.errors import AbortError, MismatchError, UsageError
 from farandole.runtime.collectives.pairing import Pairing, Unpaired, pairing
+from farandole.runtime.lanes.active_collectives import ActiveCollectives
+from farandole.runtime.lanes.reentry import Reentry
+from farandole.runtime.session.cell_state import CellState
 from farandole.runtime.session.init import Session, current, global_process_set, init, shutdown
+from farandole.runtime.session.planned_collective import PlannedCollectives
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 
@@ -167,8 +170,9 @@ class Meeting:
         self._both, self._said = threading.Barrier(2, timeout=30.0), dict[str, dict[int, bytes]]()
         self._rank = threading.local()
 
-    def inside(self, *_: object, **__: object) -> AbstractContextManager[None]:
-        return nullcontext()
+    def planned(self, process_set: int, lane: str, sequence: int) -> PlannedCollectives:
+        active = ActiveCollectives()
+        return PlannedCollectives(active, Reentry(), lambda: None, CellState(active), process_set, lane, sequence)
 
     def exchange(self, _: int, key: str, payload: bytes) -> list[bytes]:
         self._said.setdefault(key, {})[self._rank.value] = payload

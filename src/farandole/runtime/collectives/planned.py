@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, final
 
 from farandole import events
@@ -53,8 +52,8 @@ class PlannedLane:
         self.session, self.label = session, label
         self._is_stopping = False  # some member was interrupted, and all know it by the same meeting
         self._process_set = number_of(process_set)
-        self._sequence = 0
-        with self._inside("connecting", needs_all=True):
+        self._collectives = session.planned(self._process_set, label)
+        with self._collectives.next("connecting", needs_all=True):
             self._engine = session.planned_engine(self._process_set, label)
         self._group = self._engine.group
         self._comparison = Comparison(label, [self._group.name(i) for i in range(self._group.size)])
@@ -85,7 +84,7 @@ class PlannedLane:
 
     def allocate(self, nbytes: int) -> Memory:
         """Zeroed memory in which collectives are fastest. Collective."""
-        with self._inside("allocating"):
+        with self._collectives.next("allocating"):
             return self._engine.allocate(nbytes)
 
     def meet(self, point: str, state: str, snapshot: StepDigests | None = None) -> list[str]:
@@ -96,7 +95,7 @@ class PlannedLane:
         """
         mark = "" if snapshot is None else snapshot.mark
         own = f"{mark}{_INTERRUPTED if self.session.cells.interrupted else _GOING_ON}{point}|{state}".encode()
-        with self._inside(point or state, needs_all=True, joined=state == JOINED):
+        with self._collectives.next(point or state, needs_all=True, joined=state == JOINED):
             begin_s = time.monotonic()
             answers = self._engine.gather_small(own)
             if events.subscribers:
@@ -122,7 +121,7 @@ class PlannedLane:
         if refused and state != REFUSED:
             raise MismatchError(f"{self.label} cannot go on at {point!r}: {', '.join(refused)} raised an error there")
         if not refused and self._comparison.is_suspect(marks):
-            with self._inside(f"comparing {point}"):
+            with self._collectives.next(f"comparing {point}"):
                 self._comparison.explain(self._engine.gather_small, snapshot)
         return list(states)
 
@@ -134,7 +133,7 @@ class PlannedLane:
 
     def allreduce(self, what: str, array: Array, how: Reduction) -> None:
         """Reduce in place; ``what`` names it in reports and in the timeline."""
-        with self._inside(what, needs_all=array.count > 0):
+        with self._collectives.next(what, needs_all=array.count > 0):
             begin_s = time.monotonic()
             self._engine.allreduce(array, how)
             if events.subscribers:
@@ -144,7 +143,7 @@ class PlannedLane:
         self, what: str, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]
     ) -> None:
         """Send consecutive slices of ``send`` to the members; ``recv`` holds what came, in member order."""
-        with self._inside(what):
+        with self._collectives.next(what):
             begin_s = time.monotonic()
             self._engine.alltoall(send, send_counts, recv, recv_counts)
             if events.subscribers:
@@ -152,7 +151,7 @@ class PlannedLane:
 
     def allgather(self, what: str, send: Array, recv: Array, counts: Sequence[int]) -> None:
         """Concatenate the ``send`` of all members in ``recv``."""
-        with self._inside(what):
+        with self._collectives.next(what):
             begin_s = time.monotonic()
             self._engine.allgather(send, recv, counts)
             if events.subscribers:
@@ -163,25 +162,15 @@ class PlannedLane:
         name, end_s = f"{self.label}.{what}", time.monotonic()
         events.emit(events.Phase(row, name, "allreduce", phase, begin_s, end_s, nbytes))
 
-    def _inside(self, what: str, needs_all: bool = False, joined: bool = False) -> AbstractContextManager[None]:
-        """Context of the lane's next collective; stall reports say ``what``, and which members have not come to it.
-
-        One that moves nothing for some member may end without it; others say that they need all.
-        """
-        # Counted after ``inside``, which may refuse: a number more than the other members have would stay for ever.
-        sequence = self._sequence + 1
-        what = f"{self.label}: {what}"
-        inside = self.session.inside(self._process_set, self.label, sequence, what, needs_all, joined)
-        self._sequence = sequence
-        return inside
-
     def abort(self, reason: str) -> None:
         """Wake the thread that waits in the lane, from another one; the lane cannot be used any more."""
         self._engine.abort(f"{self.label}: {reason}")
 
     def close(self) -> None:
         """Close the engine; what it has allocated stays as long as it is referenced. Members that go on are told."""
-        self.session.lane_closed(self._process_set, self.label, self._sequence)  # first, as the engine may tell less
+        self.session.lane_closed(
+            self._process_set, self.label, self._collectives.sequence
+        )  # first, as the engine may tell less
         self._engine.close()
 
     def note(self, text: str) -> None:

@@ -113,10 +113,6 @@ class ActiveCollectives:
         """Forget a lane that no rank waits in any more."""
         self._reached.pop((process_set, lane), None)
 
-    def is_in(self, process_set: int, lane: str) -> bool:
-        """True if the calling thread is inside of a collective of this lane."""
-        return (threading.get_ident(), process_set, lane) in self._inside
-
     def leave(self, process_set: int, lane: str = AGREED) -> None:
         """The calling thread's collective of this lane has ended, however it did."""
         self._inside.pop((threading.get_ident(), process_set, lane), None)

@@ -16,7 +16,7 @@ adds or removes, so what it sees cannot become wrong while it acts on it.
 from __future__ import annotations
 
 import threading
-from typing import ClassVar, final
+from typing import ClassVar, NoReturn, final
 
 from farandole.errors import NotInitializedError
 from farandole.runtime.lanes.weak_objects import WeakObjects
@@ -26,20 +26,22 @@ from farandole.runtime.lanes.weak_objects import WeakObjects
 class Reentry:
     """The threads inside of one thing, several times too. In a forked child ``NotInitializedError`` keeps them out."""
 
-    __slots__ = ("__weakref__", "_is_forsaken", "_threads")
+    __slots__ = ("__weakref__", "is_forsaken", "threads")
 
     _all: ClassVar[WeakObjects[Reentry]] = WeakObjects()
 
     def __init__(self) -> None:
-        self._threads: list[int] = []  # no set: a thread may enter again, and is inside until it has left as often
-        self._is_forsaken = False
+        self.threads: list[int] = []
+        """Threads that are inside; no set, as a thread may enter again, and is inside until it has left as often."""
+        self.is_forsaken = False
+        """True in a forked child."""
         self._all.add(self)
 
     @classmethod
     def forsake_all(cls) -> None:
         """Forbid entering all that exists: called in a forked child, whose parent owns it."""
         for reentry in cls._all.living():
-            reentry._is_forsaken = True
+            reentry.is_forsaken = True
 
     @classmethod
     def anywhere(cls) -> bool:
@@ -47,13 +49,17 @@ class Reentry:
         return any(reentry.here() for reentry in cls._all.living())
 
     def __enter__(self) -> None:
-        if self._is_forsaken:
-            raise NotInitializedError("an operation of the job that this process was forked from")
-        self._threads.append(threading.get_ident())
+        if self.is_forsaken:
+            self.refuse()
+        self.threads.append(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
-        self._threads.remove(threading.get_ident())
+        self.threads.remove(threading.get_ident())
+
+    def refuse(self) -> NoReturn:
+        """Keep a thread of a forked child out."""
+        raise NotInitializedError("an operation of the job that this process was forked from")
 
     def here(self) -> bool:
         """True if the calling thread has entered and not left."""
-        return threading.get_ident() in self._threads
+        return threading.get_ident() in self.threads

@@ -58,7 +58,7 @@ from farandole.runtime.lanes.alone import LoneLane
 from farandole.runtime.lanes.announcement import Announcement
 from farandole.runtime.lanes.call import Call, CallResult, Handle, require_device
 from farandole.runtime.lanes.failure import Failure
-from farandole.runtime.lanes.lane import Lane, interrupted
+from farandole.runtime.lanes.lane import Lane
 from farandole.runtime.lanes.negotiated import NegotiatedLane
 from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
@@ -69,7 +69,7 @@ from farandole.runtime.session.control_thread import INTERACTIVE_LOOK_S, WAITS_L
 from farandole.runtime.session.engine_pool import EnginePool
 from farandole.runtime.session.link import Link
 from farandole.runtime.session.metric_sender import MetricSender
-from farandole.runtime.session.planned_collective import CONSEQUENCES, PlannedCollective
+from farandole.runtime.session.planned_collective import CONSEQUENCES, PlannedCollectives
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, Registry
 from farandole.runtime.session.step_gate import StepGate
 from farandole.runtime.session.timeline import Recorder, create, path_of
@@ -243,30 +243,18 @@ class Session:
         """
         self._active.reach(0, CELL, number)
         lane, members = f"{CELL} {number}", self._sets.members(process_set, what)
-        collective = process_set, lane, 1, what, True, False
-        with PlannedCollective(self._active, self._reentry, self._explain, collective):
+        ungated = CellState(self._active)  # it is the gate that leads here
+        collectives = PlannedCollectives(self._active, self._reentry, self._explain, ungated, process_set, lane)
+        with collectives.next(what, needs_all=True):
             said = self._share(f"{lane} {process_set}", members, payload)
         if before := self.cells.lanes.get(process_set):
             self._active.forget(process_set, before)  # all have passed that one, or they would not be here
         self.cells.lanes[process_set] = lane
         return said
 
-    def inside(
-        self, process_set: int, lane: str, sequence: int, what: str, needs_all: bool = False, joined: bool = False
-    ) -> contextlib.AbstractContextManager[None]:
-        """Context of the ``sequence``-th collective of a planned lane; stall reports say ``what`` if it takes long.
-
-        One that ``needs_all`` cannot end before each member has come; one that has ``joined`` is no stall, however long
-        it lasts. Raises ``UsageError`` in a signal handler that has interrupted this lane: then it is none of the
-        lane's collectives.
-        """
-        if self.cells.gate is not None:
-            self.cells.gate(process_set)
-        # Asked of this lane only: a handler's collective of another planned lane has an engine of its own, and is done.
-        if self._active.is_in(process_set, lane):  # its engine is in the middle of something
-            raise interrupted(what, "another collective of the same lane")
-        collective = process_set, lane, sequence, what, needs_all, joined
-        return PlannedCollective(self._active, self._reentry, self._explain, collective)
+    def planned(self, process_set: int, lane: str, sequence: int = 0) -> PlannedCollectives:
+        """The context of the collectives of a planned lane, of which there were ``sequence``."""
+        return PlannedCollectives(self._active, self._reentry, self._explain, self.cells, process_set, lane, sequence)
 
     def lane_closed(self, process_set: int, lane: str, sequence: int) -> None:
         """Tell the controller that this rank has given up a planned lane, after so many collectives, and stays.
