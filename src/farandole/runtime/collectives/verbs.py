@@ -79,9 +79,12 @@ class Request(Generic[R]):
     def _submit(self, background: bool, progress_s: float = 0.0) -> Pending[R]:
         if not self._calls:
             return Pending(None, self._finish)
-        first = self._calls[0]
-        with _Telling(first.kind, first.name, first.process_set):
+        try:
             return Pending(self._session.submit(self._calls, background, progress_s), self._finish)
+        except Exception as error:
+            first = self._calls[0]
+            _tell(error, first.kind, first.name, first.process_set)
+            raise
 
 
 @final
@@ -113,7 +116,7 @@ class Verbs(Generic[T]):
         with _Telling(Kind.ALLREDUCE, name, number_of(process_set)):
             work = [self._target(t) if in_place else self._adapter.clone(t) for t in tensors]
             arrays = [self._array(Kind.ALLREDUCE, t, how) for t in work]
-            for i in _overlapping(arrays) if in_place else ():  # reduced twice otherwise
+            for i in _overlapping(arrays) if in_place and len(arrays) > 1 else ():  # reduced twice otherwise
                 work[i] = self._adapter.clone(work[i])
                 arrays[i] = self._adapter.array(work[i])
             calls = [
@@ -240,7 +243,7 @@ class Verbs(Generic[T]):
         if name is None:
             return current().name_unnamed(kind, number_of(process_set))
         text = f"{kind.label}.{name}"
-        if not _is_text(text):
+        if not (text.isascii() or _is_text(text)):
             raise UsageError(
                 f"{kind.label}: the name {name!r} has half of a surrogate pair, which no encoding of text can carry to "
                 f"the other ranks: pass name={name.encode('ascii', 'backslashreplace').decode()!r}, or another one"
@@ -310,10 +313,16 @@ class _Telling:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, CollectiveError):
-            session, number = current(), self._process_set
-            name = self._name or session.name_unnamed(self._kind, number)  # now: it would be that of the verb
-            session.refuse(number, name, self._kind, error)
+        if isinstance(error, Exception):
+            _tell(error, self._kind, self._name, self._process_set)
+
+
+def _tell(error: Exception, kind: Kind, name: str | None, process_set: int) -> None:
+    """Tell the other members what keeps this rank from a collective, if it is nothing that they know."""
+    if not isinstance(error, CollectiveError):
+        session = current()
+        name = name or session.name_unnamed(kind, process_set)  # now: it would be that of the verb
+        session.refuse(process_set, name, kind, error)
 
 
 @final
