@@ -89,7 +89,8 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
             f"DistributedOptimizer() of a {type(optimizer).__name__}: give an optimizer of Keras 3, as "
             "keras.optimizers.SGD(0.1)"
         )
-    if isinstance(optimizer, _Reducing):
+    inner = getattr(optimizer, "inner_optimizer", None)  # of scaled losses
+    if isinstance(optimizer, _Reducing) or isinstance(inner, _Reducing):
         raise UsageError("DistributedOptimizer of a distributed optimizer: wrap it once")
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise UsageError(f"DistributedOptimizer(op={ReduceOp(op).label}): it takes Average and Sum")
