@@ -13,11 +13,13 @@ import numpy as np
 
 import farandole.keras as hvd
 import farandole.numpy as numpy_hvd
+from farandole import events
 from farandole.errors import UsageError
 from farandole.keras.model_progress import COUNTS_BATCHES
 from farandole.largebatch.noise import Estimate
 from farandole.largebatch.recipe import recipe
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
+from farandole.runtime.session.training import training
 from tests.keras.cases import (
     BACKEND,
     GLOBAL_BATCH,
@@ -89,6 +91,15 @@ def metrics_are_those_of_all_ranks() -> None:
     hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
     mean = (hvd.size() - 1) / 2
     assert logs == {"loss": mean, "b": 2 * mean, "a": 1.0, "list": [1]}
+    heard: list[events.Event] = []
+    stepped, training.step = training.step, 0  # as where the optimizer is not distributed
+    logs_before, cancel = training.logs, events.listen(heard.append)
+    for epoch in range(2):
+        hvd.callbacks.MetricAverageCallback().on_epoch_end(epoch, {"loss": 0.5})
+    cancel()
+    training.step = stepped
+    steps = [each.step - logs_before for each in heard if isinstance(each, events.Metric)]
+    assert steps == ([1, 2] if hvd.rank() == 0 else []), steps
     model = compiled(OPTIMIZERS["sgd"]())
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
     history = fit(model, callbacks=callbacks, validation_data=(mine(X), mine(Y))).history

@@ -37,7 +37,7 @@ def die_or_raise(blocked, moment=sys.argv[1]):
             print(type(error).__name__, error, "in time" if time.time() - float(file.read()) < 0.5 else "late")
 
 def planned():
-    lane = session.planned(0, "p")
+    lane = session.planned(0, "p", "p: ")
     while True:
         with lane.next("bucket"):
             engine.barrier()

@@ -28,7 +28,7 @@ init()
 PLANNED = """
 engine = current().planned_engine(0, "p")
 def meet():
-    with current().planned(0, "p").next("barrier"):
+    with current().planned(0, "p", "p: ").next("barrier"):
         engine.barrier()
 """
 NEGOTIATED = """

@@ -172,7 +172,7 @@ class Meeting:
 
     def planned(self, process_set: int, lane: str, sequence: int) -> PlannedCollectives:
         active = ActiveCollectives()
-        return PlannedCollectives(active, Reentry(), lambda: None, CellState(active), process_set, lane, sequence)
+        return PlannedCollectives(active, Reentry(), lambda: None, CellState(active), process_set, lane, "", sequence)
 
     def exchange(self, _: int, key: str, payload: bytes) -> list[bytes]:
         self._said.setdefault(key, {})[self._rank.value] = payload

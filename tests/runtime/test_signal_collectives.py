@@ -173,13 +173,13 @@ def in_a_planned_lane(member: RankContext) -> list[str]:
         if member.rank == 0:
             with (
                 interrupting(member, lambda: main in session._reentry.threads, said, answered=False),  # noqa: B023
-                session.planned(0, "p").next("bucket 0"),
+                session.planned(0, "p", "p: ").next("bucket 0"),
             ):
                 engine.barrier()
         else:
             member.exchange(b"")
             reduce("in the handler")
-            with session.planned(0, "p").next("bucket 0"):
+            with session.planned(0, "p", "p: ").next("bucket 0"):
                 engine.barrier()
         shutdown()
     return said

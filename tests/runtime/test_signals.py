@@ -48,7 +48,7 @@ def _wait_in_the_engine() -> None:
 def _wait_in_a_planned_lane() -> None:
     session = current()
     engine = session.planned_engine(0, "p")
-    with session.planned(0, "p").next("bucket 0"):
+    with session.planned(0, "p", "p: ").next("bucket 0"):
         engine.barrier()
 
 

@@ -104,6 +104,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         logs.update(means)
         rank = current("MetricAverageCallback").topology.rank
         if self._process_set.rank() == 0:  # they are the same on all
+            training.logs += 1
             training.log(None, None, means, rank)
 
 

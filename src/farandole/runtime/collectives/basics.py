@@ -4,18 +4,19 @@
     if rank() == 0:
         print(f"training on {size()} workers")
 
-Names, arguments and meaning are Horovod's. Everything but ``is_initialized`` and the probes raises ``ValueError``
-before ``init``.
+Names, arguments and meaning are Horovod's. Everything but ``is_initialized``, ``log`` and the probes raises
+``ValueError`` before ``init``.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from farandole import events
 from farandole.collective import ReduceOp
 from farandole.engines.candidates import CANDIDATES, usable
-from farandole.errors import HorovodInternalError
+from farandole.errors import HorovodInternalError, NotInitializedError
 from farandole.runtime.collectives.handles import poll, synchronize
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 from farandole.runtime.session.init import current, init, is_initialized, shutdown
@@ -121,14 +122,16 @@ def log(step: int | None = None, samples: int | None = None, **values: Any) -> N
 
     ``step``: by default the steps of the optimizer so far, or the number of this log where there is none. ``samples``:
     how many this rank has seen so far, where nothing counts them by itself. Values are numbers, or tensors of one,
-    which are read only if somebody listens: nobody does without ``--live`` or ``--record``, and it then costs one
-    look-up. Each rank may log what it likes. It waits for nobody, and never raises because of a value.
+    which are read only if somebody listens: nobody does without ``--live`` or ``--record``, and it then costs no more
+    than an empty function. Each rank may log what it likes. It waits for nobody, and never raises because of a value;
+    before ``init`` and after ``shutdown`` nobody is told.
     """
     training.logs += 1
     if samples is not None:
         training.samples = int(samples)
     if events.listeners or events.subscribers:  # here: between the work of a step, each call of Python costs 0.5 us
-        training.log(step, samples, values, current("log()").topology.rank)
+        with contextlib.suppress(NotInitializedError):
+            training.log(step, samples, values, current("log()").topology.rank)
 
 
 def checkpoint_due() -> bool:

@@ -52,7 +52,7 @@ class PlannedLane:
         self.session, self.label = session, label
         self._is_stopping = False  # some member was interrupted, and all know it by the same meeting
         self._process_set = number_of(process_set)
-        self._collectives = session.planned(self._process_set, label)
+        self._collectives = session.planned(self._process_set, label, f"{label}: ")
         with self._collectives.next("connecting", needs_all=True):
             self._engine = session.planned_engine(self._process_set, label)
         self._group = self._engine.group

@@ -66,12 +66,13 @@ class ActiveCollectives:
     A thread is inside of one, and of another one where a signal handler has interrupted it: never of two of one lane.
     """
 
-    __slots__ = ("_agreed", "_inside", "_reached", "_tokens", "pace")
+    __slots__ = ("_agreed", "_reached", "_tokens", "inside", "pace")
 
     def __init__(self) -> None:
         self.pace = Pace()
         self._agreed: dict[int, int] = {}
-        self._inside: dict[tuple[int, int, str] | str, _Active] = {}
+        self.inside: dict[tuple[int, int, str] | str, _Active] = {}
+        """Those that are active: by thread, process set and lane, or by the name of a round of the peer lane."""
         self._reached: dict[tuple[int, str], int] = {}
         self._tokens = itertools.count(1)
 
@@ -87,23 +88,23 @@ class ActiveCollectives:
         if sequence > self._reached.get((process_set, lane), 0):  # a lane that is made anew begins again
             self._reached[process_set, lane] = sequence
         token = next(self._tokens) if needs_all else 0
-        self._inside[me, process_set, lane] = self.pace.beat(), process_set, lane, sequence, what, token, joined
+        self.inside[me, process_set, lane] = self.pace.beat(), process_set, lane, sequence, what, token, joined
 
     def enter_agreed(self, process_set: int, what: str) -> None:
         """The calling thread begins the next collective that all members of a process set have agreed on."""
         # Read and written apart, without a lock: only the thread that executes orders comes here, one at a time.
         sequence = self._agreed[process_set] = self._agreed.get(process_set, 0) + 1
         me = threading.get_ident()
-        self._inside[me, process_set, AGREED] = time.monotonic(), process_set, AGREED, sequence, what, 0, False
+        self.inside[me, process_set, AGREED] = time.monotonic(), process_set, AGREED, sequence, what, 0, False
 
     def enter_direct(self, lane: str, sequence: int, what: str) -> None:
         """Begin the ``sequence``-th round of a name in the peer lane, which waits for all ranks."""
         # No thread in the key: one gives this rank's part, and the leader, perhaps another thread, ends the round.
-        self._inside[lane] = time.monotonic(), GLOBAL, lane, sequence, what, 0, False
+        self.inside[lane] = time.monotonic(), GLOBAL, lane, sequence, what, 0, False
 
     def leave_direct(self, lane: str) -> None:
         """End a round of the peer lane: all have contributed, or it goes to the controller."""
-        self._inside.pop(lane, None)
+        self.inside.pop(lane, None)
 
     def reach(self, process_set: int, lane: str, sequence: int) -> None:
         """Note that this rank has come to the ``sequence``-th collective of a lane, which has none of its own."""
@@ -115,19 +116,19 @@ class ActiveCollectives:
 
     def leave(self, process_set: int, lane: str = AGREED) -> None:
         """The calling thread's collective of this lane has ended, however it did."""
-        self._inside.pop((threading.get_ident(), process_set, lane), None)
+        self.inside.pop((threading.get_ident(), process_set, lane), None)
 
     def now(self) -> str:
         """Describe the active collectives, for reports; "" for none."""
         # Here and below, a copy made in one step (see the module): other threads enter and leave meanwhile.
-        return "; ".join(what for *_, what, _, _ in list(self._inside.values()))
+        return "; ".join(what for *_, what, _, _ in list(self.inside.values()))
 
     def older_than(self, seconds: float, generation: int) -> list[Blocked]:
         """Stall reports of the collectives that have lasted for ``seconds`` or more."""
         now = time.monotonic()
         return [
             Blocked(generation, process_set, lane, sequence, what, now - since, self.pace.step_s)
-            for since, process_set, lane, sequence, what, _, joined in list(self._inside.values())
+            for since, process_set, lane, sequence, what, _, joined in list(self.inside.values())
             if now - since >= seconds and not joined
         ]
 
@@ -135,13 +136,13 @@ class ActiveCollectives:
         """Threads that wait for all members of a planned collective, each with its wait."""
         return [
             (key[0], ThreadWait(token, process_set, what, lane=lane, sequence=sequence))
-            for key, (_, process_set, lane, sequence, what, token, _) in self._inside.copy().items()
+            for key, (_, process_set, lane, sequence, what, token, _) in self.inside.copy().items()
             if token and not isinstance(key, str)
         ]
 
     def count_planned(self) -> int:
         """Number of planned collectives that threads are inside of, whether they wait for all members or not."""
-        return sum(key[2] != AGREED for key in list(self._inside) if not isinstance(key, str))
+        return sum(key[2] != AGREED for key in list(self.inside) if not isinstance(key, str))
 
     def reached(self) -> list[tuple[int, str, int]]:
         """Planned lanes of this process, by process set and label, and the latest collective of each."""

@@ -252,9 +252,11 @@ class Session:
         self.cells.lanes[process_set] = lane
         return said
 
-    def planned(self, process_set: int, lane: str, sequence: int = 0) -> PlannedCollectives:
-        """The context of the collectives of a planned lane, of which there were ``sequence``."""
-        return PlannedCollectives(self._active, self._reentry, self._explain, self.cells, process_set, lane, sequence)
+    def planned(self, process_set: int, lane: str, prefix: str = "", sequence: int = 0) -> PlannedCollectives:
+        """The context of the collectives of a planned lane, of which there were ``sequence``; ``prefix`` of reports."""
+        return PlannedCollectives(
+            self._active, self._reentry, self._explain, self.cells, process_set, lane, prefix, sequence
+        )
 
     def lane_closed(self, process_set: int, lane: str, sequence: int) -> None:
         """Tell the controller that this rank has given up a planned lane, after so many collectives, and stays.
