@@ -186,6 +186,10 @@ def wrong_calls_in_programs(rank: int, size: int) -> None:
                 lambda: jax.pmap(lambda x: hvd.allreduce(x, name="p"))(jnp.ones((2, 3))),
             ),
         ]
+        one_device = jax.jit(lambda x: hvd.allreduce(x, name="one device"))
+        jax.block_until_ready(one_device(jnp.ones(3)))
+        other = jax.device_put(jnp.ones(3), jax.local_devices()[1])
+        cases += [(Exception, "on local device 1, and before that on 0", lambda: one_device(other))]
     for kind, text, act in cases:
         raises(kind, text, act)
         hvd.barrier()
@@ -531,8 +535,8 @@ def optimizers_that_are_gone_keep_no_buckets(rank: int, size: int) -> None:
 
 def programs_of_every_device_are_awaited(rank: int, size: int) -> None:
     """Before a rank leaves, or joins: the others need its part."""
-    program = jax.jit(lambda x: hvd.allreduce(x @ x, op=hvd.Sum, name="of a device"))
     for device in jax.devices():
+        program = jax.jit(lambda x, name=f"of {device}": hvd.allreduce(x @ x, op=hvd.Sum, name=name))
         x = jax.device_put(jnp.ones((700, 700)), device)
         jax.block_until_ready(program(x))
         found = program(x)

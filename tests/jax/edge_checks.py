@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import layout
+from jax.experimental import layout, sparse
 
 import farandole.jax as hvd
-from farandole.errors import UsageError
+from farandole.errors import UnsupportedError, UsageError
 from farandole.jax.elastic import JaxState, translated
 from tests.jax.running import run_all
 
@@ -32,11 +32,11 @@ def same(found: Any, expected: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def raises(text: str, act: Callable[[], Any]) -> None:
-    """Fail unless it raises that ``UsageError``."""
+def raises(text: str, act: Callable[[], Any], kind: type[Exception] = UsageError) -> None:
+    """Fail unless it raises that."""
     try:
         act()
-    except UsageError as error:
+    except kind as error:
         assert text in str(error), error
     else:
         raise AssertionError(f"nothing was raised; expected {text!r}")
@@ -194,6 +194,8 @@ def whole_numbers_that_a_program_would_cut_are_refused(rank: int, size: int) -> 
     fits = np.array([2**20 + rank], np.int64)
     same(jax.jit(lambda: hvd.broadcast(fits, size - 1))(), jnp.array([2**20 + size - 1]))
     raises("does not hold", jax.jit(lambda: hvd.broadcast(np.array([2**40]), 0)))
+    beside = jax.jit(lambda x: hvd.grouped_allreduce([x, np.array([2**40])], op=hvd.Max))
+    raises("does not hold", partial(beside, jnp.ones(1)))
     same(hvd.broadcast(np.array([2**40]), 0), np.array([2**40]))
 
 
@@ -279,6 +281,53 @@ def a_call_under_vmap_outside_of_programs(rank: int, size: int) -> None:
         )
         same(mapped(x), mean)
         same(jax.jit(mapped)(x), mean)
+
+
+def eager_calls_wait_for_programs_with_their_names(rank: int, size: int) -> None:
+    """Else one that comes while the program of another rank is still computing would be taken for the program's."""
+
+    def busy(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 30, lambda _, each: jnp.tanh(each @ each / 100), x)[0, 0]
+
+    x = jnp.ones((500, 500) if rank == 0 else (2, 2))
+    known = jax.block_until_ready(jnp.float32(100))
+    program = jax.jit(lambda one, x: hvd.allreduce(one + 0 * busy(x), op=hvd.Sum, name="both"))
+    for eager in (hvd.allreduce, lambda x, **how: hvd.synchronize(hvd.allreduce_async(x, **how))):
+        later, now = program(jnp.float32(1), x), eager(known, op=hvd.Sum, name="both")
+        same((later, now), (jnp.float32(size), jnp.float32(100 * size)))
+    optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), op=hvd.Sum)
+    state = optimizer.init(known)
+    step = jax.jit(lambda one, x: optimizer.update(one + 0 * busy(x), state)[0])
+    later, now = step(jnp.float32(1), x), optimizer.update(known, state)[0]
+    same((later, now), (jnp.float32(size), jnp.float32(100 * size)))
+
+
+def leaves_whose_paths_read_alike_are_two(rank: int, size: int) -> None:
+    tree = {"a": {"b": jnp.full(2, 1.0 + rank)}, "a.b": jnp.full(3, 10.0 + rank)}
+    middle = (size - 1) / 2
+    mean = {"a": {"b": jnp.full(2, 1.0 + middle)}, "a.b": jnp.full(3, 10.0 + middle)}
+    same(hvd.DistributedGradients(tree)(tree), mean)
+    same(hvd.broadcast_parameters(tree, root_rank=0), {"a": {"b": jnp.full(2, 1.0)}, "a.b": jnp.full(3, 10.0)})
+
+
+def indices_of_sparse_arrays_are_not_taken_for_numbers(rank: int, size: int) -> None:
+    rows = sparse.BCOO((jnp.ones(1 + rank), jnp.arange(1 + rank)[:, None]), shape=(4,))
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
+    for act in (
+        partial(hvd.allreduce, rows),
+        jax.jit(partial(hvd.allreduce, rows)),
+        partial(hvd.allreduce_async, rows),
+        partial(hvd.allgather, rows),
+        partial(hvd.DistributedGradients, rows),
+        partial(optimizer.update, rows, optimizer.init(jnp.ones(4))),
+    ):
+        raises("of a BCOO, whose indices would be reduced as numbers", act, UnsupportedError)
+
+
+def derivatives_row_by_row_are_refused(rank: int, size: int) -> None:
+    """``jax.jacrev`` makes a batch of backward passes, whose exchanges are not made element by element."""
+    for gathered in (hvd.allgather, hvd.reducescatter):
+        raises("vmap of a collective", partial(jax.jacrev(gathered), jnp.ones((2, 2))), UnsupportedError)
 
 
 if __name__ == "__main__":

@@ -405,6 +405,39 @@ def what_cannot_be_is_refused() -> None:
 
 
 @case
+def gradients_of_other_variables_are_not_averaged_with_each_other() -> None:
+    """Where ranks step with those of twins: of the same shapes, and of paths that differ by the layers' numbers."""
+    if hvd.size() == 1:
+        return
+    twins = [keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, kernel_initializer="zeros")]) for _ in range(2)]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([variable for twin in twins for variable in twin.trainable_variables])
+    own = twins[min(hvd.rank(), 1)].trainable_variables
+    with raises(hvd.HorovodInternalError, "with different optimizers"):
+        optimizer.apply([keras.ops.ones(variable.shape) for variable in own], own)
+    for twin in twins:
+        for gradients in (twin.trainable_variables, twins[0].trainable_variables):
+            optimizer.apply([keras.ops.ones(variable.shape) for variable in gradients], gradients)
+
+
+@case
+def what_keras_assigns_is_the_largest_of_all_ranks() -> None:
+    """As scales of float8, which come in the place of gradients; Keras takes the largest where it accumulates."""
+    choices: list[dict[str, Any]] = [{}, {"op": hvd.Sum}, {"backward_passes_per_step": 2}]
+    for more in (*choices, {"compression": hvd.Compression.fp16}):
+        scale, weights = keras.Variable(1.0), keras.Variable(np.zeros(3, np.float32))
+        scale.overwrite_with_gradient = True
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **more)
+        optimizer.build([scale, weights])
+        for _ in range(more.get("backward_passes_per_step", 1)):
+            given = [keras.ops.convert_to_tensor(np.float32(2.5 + hvd.rank())), keras.ops.ones(3)]
+            optimizer.apply(given, [scale, weights])
+        assert float(keras.ops.convert_to_numpy(scale)) == 1.5 + hvd.size(), more
+        steps = hvd.size() if more.get("op") == hvd.Sum else more.get("backward_passes_per_step", 1)
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(weights), -float(steps))
+
+
+@case
 def replicas_of_tensorflow_are_refused() -> None:
     """Of which each would step with what it has by itself."""
     if BACKEND != "tensorflow":

@@ -115,3 +115,41 @@ def virtual_workers_need_the_optimizer_alone() -> None:
         model.compile(optimizer, loss="mse")
         with raises(UsageError, text):
             model.fit(X, Y, verbose=0, callbacks=[hvd.callbacks.VirtualWorkersCallback(COUNT)])
+    for loss, labels in (
+        (keras.losses.MeanSquaredError(reduction="sum"), Y),
+        (keras.losses.MeanSquaredError(reduction=None), Y),
+        (keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), np.zeros(len(X), np.int32)),
+    ):
+        model = network()
+        model.compile("sgd", loss=loss)
+        with raises(UsageError, "a loss is the mean over its rows"):
+            model.fit(X, labels, verbose=0, callbacks=[hvd.callbacks.VirtualWorkersCallback(COUNT)])
+    if keras.backend.backend() != "jax":
+        model = network(0, keras.layers.SpectralNormalization(keras.layers.Dense(3)))
+        model.compile("sgd", loss="mse")
+        with raises(UsageError, "assigns its weights in each forward pass"):
+            model.fit(X, Y, verbose=0, callbacks=[hvd.callbacks.VirtualWorkersCallback(COUNT)])
+
+
+class Counting(keras.layers.Layer):  # type: ignore[misc]
+    """Layer that counts its steps of training in a whole number."""
+
+    def build(self, _: Any) -> None:
+        """See ``Layer``."""
+        self.count = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="count")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """See ``Layer``."""
+        if training:
+            self.count.assign(self.count + 1)
+        return x
+
+
+@case
+def virtual_workers_count_alike_where_a_rank_has_no_rows() -> None:
+    """Of a last batch with fewer rows than shards, so that all shards of the last rank are empty."""
+    counting = Counting()
+    rows = GLOBAL_BATCH + 1
+    trained([hvd.callbacks.VirtualWorkersCallback(COUNT)], counting, rows=rows)
+    counts = hvd.allgather_object(int(counting.count))
+    assert counts == [STEPS] * hvd.size(), counts

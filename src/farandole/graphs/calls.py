@@ -168,6 +168,12 @@ class _Runs:
                 f"{spec.verb} {spec.name!r} in a program that runs on several local devices, each of which would take "
                 "part: reduce over these within the program, and call the function outside of it"
             )
+        if origin.device != last.device:
+            raise UsageError(
+                f"{spec.verb} {spec.name!r} of a compiled program on local device {origin.device}, and before that on "
+                f"{last.device}: programs on two devices run beside each other, so that ranks could pair the one with "
+                "the other. Use one device per rank, a function and a name= for each, or jax.clear_caches() in between"
+            )
         if origin.run == last.run and origin.place != last.place:
             raise UsageError(
                 f"{spec.verb} {spec.name!r} stands twice in one compiled program (a jitted function with it was called "

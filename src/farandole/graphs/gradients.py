@@ -98,6 +98,11 @@ class GraphGradients:
         # not be kept. A program that outlives its optimizer is given others when it runs.
         return provide(self.name, _Revived(weakref.WeakMethod(self._run), self._again))
 
+    @property
+    def is_in_programs(self) -> bool:
+        """True once ``spec`` was asked for: programs that run now may be about to reduce by it."""
+        return "spec" in vars(self)
+
     def reduce(
         self,
         gradients: Sequence[npt.NDArray[Any] | None],

@@ -21,8 +21,8 @@ from farandole.adapters.jax import travelling, verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UnsupportedError, UsageError
 from farandole.graphs.calls import Spec
-from farandole.jax.programs import call, is_mapped, is_traced, named, numbered, place
-from farandole.jax.tracing import lifted
+from farandole.jax.programs import await_runs, call, is_mapped, is_traced, named, numbered, place
+from farandole.jax.tracing import constant, lifted
 from farandole.runtime.collectives.verbs import number_of
 from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet
@@ -82,7 +82,7 @@ def run(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             f"{what.verb}{f' with op={what.how.op.label}' if what.verb == 'allreduce' else ''} under vmap: its result "
             "is not made element by element, so call it outside of the mapped function, on the whole batch"
         )
-    leaves = [leaf if isinstance(leaf, jax.core.Tracer) else jnp.asarray(leaf) for leaf in leaves]
+    leaves = [leaf if isinstance(leaf, jax.core.Tracer) else constant(leaf) for leaf in leaves]
     where = what.where or place()
     what = replace(
         what,
@@ -95,6 +95,7 @@ def run(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _eager(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    await_runs(what.verb, what.name)
     if what.verb == "allreduce":
         results = verbs.allreduce(leaves, what.name, what.how, what.process_set).run()
     elif what.verb == "broadcast":

@@ -16,6 +16,7 @@ from farandole.jax.collectives import spread
 from farandole.jax.optimizer import named_leaves
 from farandole.jax.programs import is_traced
 from farandole.jax.tracing import is_tracing
+from farandole.jax.trees import refuse_sparse
 from farandole.numpy.gradients import DistributedGradients as NumpyGradients
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
@@ -48,6 +49,7 @@ class JaxDistributedGradients:
         virtual_workers: int | None = None,
         seed: int = 0,
     ) -> None:
+        refuse_sparse("DistributedGradients", like)
         self._names, leaves, self._structure = named_leaves(like)
         shaped = {
             name: np.broadcast_to(np.zeros((), jax.numpy.asarray(leaf).dtype), np.shape(leaf))

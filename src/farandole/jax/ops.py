@@ -14,8 +14,9 @@ from farandole.adapters.jax import verbs
 from farandole.collective import Kind, Reduction
 from farandole.errors import UsageError
 from farandole.jax.collectives import Collective, run, spread
-from farandole.jax.programs import is_traced
+from farandole.jax.programs import await_runs, is_traced
 from farandole.jax.tracing import is_tracing
+from farandole.jax.trees import paths_of, refuse_sparse
 from farandole.runtime.collectives.ops import Ops
 from farandole.runtime.collectives.verbs import Request
 from farandole.runtime.session.process_sets import ProcessSet
@@ -29,21 +30,24 @@ class TreeVerbs:
         self, trees: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet, *, in_place: bool = False
     ) -> Request[list[Any]]:
         """See ``Verbs``."""
-        leaves, whole = _taken(trees)
+        leaves, whole = _taken("allreduce", trees)
+        await_runs("allreduce", name)
         return verbs.allreduce(leaves, name, how, process_set, in_place=in_place).then(whole)
 
     def reducescatter(
         self, trees: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet
     ) -> Request[list[Any]]:
         """See ``Verbs``."""
-        leaves, whole = _taken(trees)
+        leaves, whole = _taken("reducescatter", trees)
+        await_runs("reducescatter", name)
         return verbs.reducescatter(leaves, name, how, process_set).then(whole)
 
     def allgather(
         self, trees: Sequence[Any], name: str | None, process_set: ProcessSet
     ) -> Request[list[tuple[Any, None]]]:
         """See ``Verbs``."""
-        leaves, whole = _taken(trees)
+        leaves, whole = _taken("allgather", trees)
+        await_runs("allgather", name)
         request = verbs.allgather(leaves, name, process_set)
         return request.then(lambda done: [(tree, None) for tree in whole([result for result, _ in done])])
 
@@ -51,14 +55,16 @@ class TreeVerbs:
         self, trees: Sequence[Any], root: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
     ) -> Request[list[Any]]:
         """See ``Verbs``."""
-        leaves, whole = _taken(trees)
+        leaves, whole = _taken("broadcast", trees)
+        await_runs("broadcast", name)
         return verbs.broadcast(leaves, root, name, process_set, in_place=in_place).then(whole)
 
     def alltoall(
         self, tree: Any, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
     ) -> Request[tuple[Any, tuple[int, ...]]]:
         """See ``Verbs``; of one array."""
-        _taken([tree])
+        _taken("alltoall", [tree])
+        await_runs("alltoall", name)
         return verbs.alltoall(tree, splits, name, process_set)
 
     def telling(self, kind: Kind, name: str | None, process_set: ProcessSet) -> AbstractContextManager[None]:
@@ -66,8 +72,10 @@ class TreeVerbs:
         return verbs.telling(kind, name, process_set)
 
 
-def _taken(trees: Sequence[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
+def _taken(verb: str, trees: Sequence[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
     """The leaves of trees, and what makes trees of their results."""
+    if verb != "broadcast":
+        refuse_sparse(verb, list(trees))
     leaves, structure = jax.tree.flatten(list(trees))
     if is_traced(*leaves) or is_tracing():
         raise UsageError(
@@ -105,6 +113,7 @@ class JaxOps(Ops[Any]):
     def _exchanged(
         self, tensor: Any, rows: tuple[int, ...] | None, name: str | None, process_set: ProcessSet
     ) -> tuple[Any, tuple[int, ...]]:
+        refuse_sparse("alltoall", tensor)
         leaves = jax.tree.leaves(tensor)
         if len(leaves) != 1:
             raise UsageError(f"alltoall of {len(leaves)} arrays: call it for each, as they are cut one by one")
@@ -120,8 +129,8 @@ class JaxOps(Ops[Any]):
     def _shared(self, params: Any, root_rank: int, process_set: ProcessSet) -> Any:
         """A pytree as it is on the root; arrays are matched by their path, and structures and shapes are the same."""
         paths, structure = jax.tree_util.tree_flatten_with_path(params)
-        named = [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in paths]
-        leaves = [leaf for _, leaf in named]
+        leaves = [leaf for _, leaf in paths]
+        named = list(zip(paths_of([path for path, _ in paths]), leaves, strict=True))
         if is_traced(*leaves) or is_tracing():
             return _run(Collective("broadcast", None, process_set, root=root_rank), [params])[0]
         results = self._broadcast_all(named, root_rank, process_set, in_place=False)
@@ -129,5 +138,7 @@ class JaxOps(Ops[Any]):
 
 
 def _run(what: Collective, trees: Sequence[Any]) -> list[Any]:
+    if what.verb != "broadcast":
+        refuse_sparse(what.verb, list(trees))
     leaves, structure = jax.tree.flatten(list(trees))
     return cast("list[Any]", jax.tree.unflatten(structure, run(what, leaves)[0]))

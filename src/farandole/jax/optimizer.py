@@ -23,8 +23,9 @@ from farandole.gradients.terms import Terms, gradient_reduction
 from farandole.graphs.calls import FUNCTION, forget
 from farandole.graphs.gradients import GraphGradients
 from farandole.jax.collectives import spread
-from farandole.jax.programs import call, is_traced
-from farandole.jax.tracing import is_tracing, lifted
+from farandole.jax.programs import await_programs, call, is_traced
+from farandole.jax.tracing import constant, is_tracing, lifted
+from farandole.jax.trees import paths_of, refuse_sparse
 from farandole.runtime.collectives.compression import CompressorLike, NoneCompressor
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
@@ -174,6 +175,7 @@ class TreeGradients:
         whole = jax.tree.leaves(gradients, is_leaf=_is_none)
         if any(map(_is_none, whole)) and not is_traced(*whole) and not is_tracing():
             return self._reduce_some(gradients, params)
+        refuse_sparse("DistributedOptimizer", gradients)
         small, context = self._compression.compress(gradients)
         leaves, structure = jax.tree.flatten(small)  # ``None`` is a part of the structure, as of that of the parameters
         names = _present(*named_leaves(small)[:2])
@@ -229,14 +231,17 @@ class TreeGradients:
             shapes = self._known[names]
         else:
             shapes = tuple((tuple(each.shape), each.dtype) for each in given if each is not None)
-        reduced = self.of(names, shapes).reduce(arrays, weights=[np.asarray(each) for each in weights])
+        gradients = self.of(names, shapes)
+        if gradients.is_in_programs:
+            await_programs()  # which this step would overtake
+        reduced = gradients.reduce(arrays, weights=[np.asarray(each) for each in weights])
         return [
             leaf if new is None or new is old else spread(new_array(new, leaf), leaf)
             for new, old, leaf in zip(reduced, arrays, leaves, strict=True)
         ]
 
     def _traced(self, names: tuple[str, ...], leaves: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
-        leaves = [leaf if isinstance(leaf, jax.core.Tracer) else jnp.asarray(leaf) for leaf in lifted(leaves)]
+        leaves = [leaf if isinstance(leaf, jax.core.Tracer) else constant(leaf) for leaf in lifted(leaves)]
         for leaf in leaves:
             travelling(leaf.dtype)
         gradients = self.of(names, tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves))
@@ -281,7 +286,7 @@ def _shape(leaf: Any) -> Shape:
 def named_leaves(tree: Any) -> tuple[tuple[str, ...], list[Any], Any]:
     """Paths and leaves of a tree, in which ``None`` is a leaf."""
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
-    names = tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in pairs)
+    names = tuple(paths_of([path for path, _ in pairs]))
     return names, [leaf for _, leaf in pairs], structure
 
 

@@ -7,7 +7,8 @@ dispatched again before its first run is over, and then the same name is due twi
 XLA's client for CPUs begins no run before all those are over that the same thread has dispatched earlier, cheap ones
 not excepted: calls of one name come in the order in which the script has dispatched them, on every rank.
 (``tests/jax`` holds it to that.) Programs of several threads do overtake each other, as eager calls of several threads
-do: there names must differ.
+do: there names must differ. An eager call would overtake them as well, and waits first where its
+name stands in a program. Programs on two devices run beside each other, so one name is for one device (``_Runs``).
 
 What is called. A primitive of our own, and not JAX's ``ffi_call``: its side effect would cost every run of the program
 0.15 ms, as JAX dispatches programs with effects in Python. Nothing but the effect keeps JAX from dropping a call whose
@@ -47,7 +48,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 import farandole
-from farandole.errors import UsageError
+from farandole.errors import UnsupportedError, UsageError
 from farandole.graphs.calls import forget, take_calls
 from farandole.graphs.library import Library
 from farandole.runtime.session.init import settle_before_leaving
@@ -63,6 +64,9 @@ _libraries: list[Library] = []
 _lock = threading.Lock()  # guards the one above
 _calls: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
 """Calls that a function under trace has made so far, by place or name; one thread traces it."""
+
+_standing: set[tuple[str, str]] = set()
+"""Verbs and names that scripts have given to calls in programs."""
 
 _OURS, _JAXS = (str(Path(module.__file__ or "").parent) for module in (farandole, jax))
 
@@ -134,7 +138,11 @@ def _lower(context: Any, *inputs: Any, params: _Params) -> Any:
 
 def _batch(inputs: Sequence[Any], axes: Sequence[Any], *, params: _Params) -> tuple[Any, Any]:
     """Make one call of a batch of them."""
-    assert params.elementwise, "vmap of others is refused before"
+    if not params.elementwise:  # of a backward pass, as of ``jax.jacrev``: others are refused where they are called
+        raise UnsupportedError(
+            "vmap of a collective whose result is not made element by element, as jax.jacrev does with that of a "
+            "gradient, or of an optimizer's update: call it outside of the mapped function, on the whole batch"
+        )
     size = next(x.shape[axis] for x, axis in zip(inputs, axes, strict=True) if axis is not None)
     whole = [
         jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
@@ -190,6 +198,8 @@ def named(verb: str, name: str | None, where: str, values: Sequence[Any]) -> str
     count, counts[key] = counts[key], counts[key] + 1
     if name is None:
         name, count = f"traced.{where}.{count}", 0
+    else:
+        _standing.add((verb, name))
     forget(verb, name)
     if count:
         raise UsageError(
@@ -197,6 +207,12 @@ def named(verb: str, name: str | None, where: str, values: Sequence[Any]) -> str
             "pass another name= to each, or none"
         )
     return name
+
+
+def await_runs(verb: str, name: str | None) -> None:
+    """Wait for programs of this thread if a call of this ``name`` stands in some: an eager one could overtake it."""
+    if name is not None and (verb, name) in _standing:
+        await_programs()
 
 
 def numbered(verb: str, name: str, values: Sequence[Any]) -> str:
@@ -237,12 +253,12 @@ def _register() -> None:
         take_calls(library)
         target = jax.ffi.pycapsule(library.native.farandole_xla_call)
         # Before the target: a program that is dispatched must be waited for, whenever the script ends.
-        settle_before_leaving(_await_programs)
+        settle_before_leaving(await_programs)
         jax.ffi.register_ffi_target(_TARGET, target, platform="cpu")
         _libraries.append(library)
 
 
-def _await_programs() -> None:
+def await_programs() -> None:
     """Wait for programs that this thread has dispatched and that have not ended: their calls need this rank."""
     with contextlib.suppress(Exception):  # what they have ended with is told where their results are used
         jax.effects_barrier()  # those with effects of others

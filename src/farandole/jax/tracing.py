@@ -35,11 +35,12 @@ def lifted(values: Sequence[Any]) -> Sequence[Any]:
     """
     if not values or is_traced(*values) or not is_tracing():
         return values
-    constants: Sequence[Any] = jax.lax.optimization_barrier([_constant(each) for each in values])
+    constants: Sequence[Any] = jax.lax.optimization_barrier([constant(each) for each in values])
     return constants
 
 
-def _constant(value: Any) -> Any:
+def constant(value: Any) -> Any:
+    """A value that is known before the program runs, as an array; raises ``UsageError`` as ``lifted`` does."""
     if is_cut(value) and value.dtype.kind in "iu":
         kept = jax.dtypes.canonicalize_dtype(value.dtype)
         if not np.array_equal(value.astype(kept), value):

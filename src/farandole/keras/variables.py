@@ -40,6 +40,11 @@ def value_of(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
+def is_overwritten(variable: Any) -> bool:
+    """True for a variable whose gradient is what Keras assigns to it, as scales of float8."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
 def is_seed(variable: Any) -> bool:
     """True for the state of a random layer."""
     found: bool = variable.path.endswith("seed_generator_state")

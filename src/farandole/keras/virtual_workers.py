@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, final
 import keras
 import numpy as np
 
+from farandole.adapters.numpy import verbs
 from farandole.errors import UsageError
 from farandole.gradients.shard_reducer import Shard
 from farandole.keras import variables
@@ -41,8 +42,10 @@ class VirtualWorkersCallback(keras.callbacks.Callback):
     many shards as ranks. Compile the model with the optimizer alone, not with a ``DistributedOptimizer``. Random layers
     draw by ``seed``, the number of the step, which the optimizer counts, and that of the shard; the running statistics
     of batch norm change by the mean of what the shards change. Metrics of a rank are those of its shards. Use one
-    callback for all calls of ``fit``, as it keeps the compiled step. Raises ``UsageError`` for an optimizer that scales
-    losses or is distributed, for ``steps_per_execution``, and for a model with a ``train_step`` of its own.
+    callback for all calls of ``fit``, as it keeps the compiled step. A loss is the mean over the rows of a shard, so
+    that one of masked sequences is the mean over shards of what each is the mean of. Raises ``UsageError`` for an
+    optimizer that scales losses or is distributed, for ``steps_per_execution``, for a model with a ``train_step`` of
+    its own, for losses that are no means, and for layers that assign what is trained (``SpectralNormalization``).
     """
 
     def __init__(self, count: int, seed: int = 0, process_set: ProcessSet = global_process_set) -> None:
@@ -86,6 +89,22 @@ def _require_plain(model: Any) -> None:
             "optimizer's step would be done with each shard; override compute_loss() instead, which Keras's own "
             "train_step() calls"
         )
+    for loss in keras.tree.flatten(model.loss):
+        reduction = getattr(loss, "reduction", "mean")
+        if reduction not in ("mean", "sum_over_batch_size") or getattr(loss, "ignore_class", None) is not None:
+            is_mean = reduction in ("mean", "sum_over_batch_size")
+            found = f"ignore_class={loss.ignore_class}" if is_mean else f"reduction={reduction!r}"
+            raise UsageError(
+                f"VirtualWorkersCallback with {type(loss).__name__}({found}): gradients of shards are averaged by "
+                "their rows, which makes those of a batch where a loss is the mean over its rows: use "
+                "reduction='sum_over_batch_size', and weigh samples by sample_weight"
+            )
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.SpectralNormalization)]
+    if layers and keras.backend.backend() != "jax":
+        raise UsageError(
+            f"VirtualWorkersCallback with {layers[0].name}, which assigns its weights in each forward pass: the steps "
+            "of shards would lose that. Use a DistributedOptimizer, or the JAX backend"
+        )
     if model.steps_per_execution != 1:
         raise UsageError(f"VirtualWorkersCallback with steps_per_execution={model.steps_per_execution}: leave it at 1")
 
@@ -119,6 +138,8 @@ class _ShardedStep:
         others = model.non_trainable_variables
         self._statistics = [i for i, v in enumerate(others) if "float" in v.dtype]
         self._draws = [i for i, v in enumerate(others) if variables.is_seed(v)]
+        self._counts = [i for i, v in enumerate(others) if i not in (*self._statistics, *self._draws)]
+        self._count, self._process_set = count, process_set
         shared = [*model.trainable_variables, *(others[i] for i in self._statistics)]
         like = {
             f"{i}.{variables.path_of(v)}": np.broadcast_to(np.zeros((), backend.dtype(v)), tuple(v.shape))
@@ -188,7 +209,15 @@ class _ShardedStep:
         held = [*weights, *(rest[i] for i in self._statistics)]
         total = self._sums.total(dict(zip(self._names, held, strict=True)))
         found = [total[name] for name in self._names]
+        if rows < self._count:  # a rank whose shards are all empty has made no step
+            self._share([after[i] for i in self._counts])
         return found[: len(weights)], self._merged(rest, after, found[len(weights) :])
+
+    def _share(self, counts: Arrays) -> None:
+        """Give all ranks what the first shard, which is never empty, has left in variables that are no floats."""
+        if counts and self._process_set.included() and len(self._process_set.ranks) > 1:
+            root = self._process_set.ranks[0]
+            verbs.broadcast(counts, root, "keras.virtual workers", self._process_set, in_place=True).run()
 
     def _merged(self, before: Arrays, after: Arrays, changes: Sequence[AnyArray]) -> Arrays:
         """Other variables after a step: statistics by their mean change, draws as before, the rest as any shard's."""
