@@ -1,4 +1,4 @@
-"""Checks with other versions of TensorFlow, JAX and ipykernel, each in an environment that is made for it.
+"""Checks with other versions of TensorFlow, JAX and ipykernel, and with DeepHyper, each in an environment of its own.
 
     make versions                                       # all of them, and MXNet: 8 GB, and 90 minutes
     make versions ONLY="tensorflow-2.16 jax-0.5"        # some
@@ -72,6 +72,7 @@ ENVIRONMENTS: Mapping[str, PinnedPackages] = {
     "ipykernel-6.31": _ipykernel("6.31.0"),
     "ipykernel-7.3": _ipykernel("7.3.0"),
     "ipykernel-7.4": _ipykernel("7.4.0"),
+    "deephyper-0.13": PinnedPackages(["deephyper>=0.13,<0.14", "optuna>=5,<6"], ["tests/search/test_deephyper.py"]),
 }
 
 

@@ -98,3 +98,12 @@ def _joins(member: RankContext) -> int:
 
 def test_ranks_count_steps_from_the_one_whose_state_they_get() -> None:
     assert run_job(_joins, 2, timeout_s=60.0) == [14, 14]
+
+
+def test_what_is_logged_without_a_session_is_told_to_nobody() -> None:
+    heard: list[events.Event] = []
+    cancel = events.listen(heard.append)
+    hvd.log(loss=1.0, samples=32)
+    cancel()
+    assert not hvd.is_initialized()
+    assert heard == []

@@ -7,7 +7,7 @@ with collectives.next("bucket 1", needs_all=True):
 
 # A step of a small model has two such contexts, and between the framework's own work each call of Python costs 0.5 us,
 # as its code is in no cache any more. So there is one object for a lane, not one for each collective, and it does by
-# itself what ``Reentry`` does on entering and leaving.
+# itself what ``Reentry`` does on entering and leaving, and what ``ActiveCollectives`` does on leaving.
 #
 # Threads. One at a time uses a lane, but for a background thread that an interrupted script has left in it. A signal
 # handler comes between any two lines. Between ``next`` and ``__enter__`` it may have a collective of the same lane:
@@ -17,8 +17,8 @@ with collectives.next("bucket 1", needs_all=True):
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import TypeAlias, final
 
 from farandole.errors import AbortError, EngineError
@@ -67,7 +67,7 @@ class PlannedCollectives:
         if self._cells.gate is not None:
             self._cells.gate(self._process_set)
         # Asked of this lane only: a handler's collective of another planned lane has an engine of its own, and is done.
-        if (threading.get_ident(), self._process_set, self._lane) in self._active.inside:
+        if (get_ident(), self._process_set, self._lane) in self._active.inside:
             raise interrupted(f"{self._prefix}{what}", "another collective of the same lane")
         self.sequence += 1  # what was refused is not counted: a number more than the other members have would stay
         self._next.append((self.sequence, f"{self._prefix}{what}", needs_all, joined))
@@ -77,10 +77,11 @@ class PlannedCollectives:
         reentry = self._reentry
         if reentry.is_forsaken:
             reentry.refuse()
-        me = threading.get_ident()
+        me = get_ident()
         reentry.threads.append(me)
         try:
-            self._active.enter(self._process_set, self._lane, *self._next.pop())
+            sequence, what, needs_all, joined = self._next.pop()
+            self._active.enter(self._process_set, self._lane, sequence, what, needs_all, joined)
         except BaseException:
             self._active.leave(self._process_set, self._lane)
             reentry.threads.remove(me)
@@ -91,5 +92,6 @@ class PlannedCollectives:
             if error is not None and isinstance(error, CONSEQUENCES):
                 self._explain()  # before leaving: it reports what this rank is blocked in
         finally:
-            self._active.leave(self._process_set, self._lane)
-            self._reentry.threads.remove(threading.get_ident())
+            me = get_ident()
+            self._active.inside.pop((me, self._process_set, self._lane), None)  # as ``leave`` does
+            self._reentry.threads.remove(me)
