@@ -17,6 +17,8 @@ from farandole.search.space import Space
 from farandole.testing.advisor_contract import run_advisor_contract
 
 IS_THERE = importlib.util.find_spec("deephyper") is not None
+if IS_THERE:
+    importlib.import_module("deephyper.hpo")  # here: it sets variables of OpenMP, and a test may set none
 needs_deephyper = pytest.mark.skipif(not IS_THERE, reason="DeepHyper is not installed")
 
 SPACE = Space.of(
