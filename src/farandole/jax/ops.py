@@ -30,24 +30,21 @@ class TreeVerbs:
         self, trees: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet, *, in_place: bool = False
     ) -> Request[list[Any]]:
         """See ``Verbs``."""
-        leaves, whole = _taken("allreduce", trees)
-        await_runs("allreduce", name)
+        leaves, whole = _taken("allreduce", name, trees)
         return verbs.allreduce(leaves, name, how, process_set, in_place=in_place).then(whole)
 
     def reducescatter(
         self, trees: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet
     ) -> Request[list[Any]]:
         """See ``Verbs``."""
-        leaves, whole = _taken("reducescatter", trees)
-        await_runs("reducescatter", name)
+        leaves, whole = _taken("reducescatter", name, trees)
         return verbs.reducescatter(leaves, name, how, process_set).then(whole)
 
     def allgather(
         self, trees: Sequence[Any], name: str | None, process_set: ProcessSet
     ) -> Request[list[tuple[Any, None]]]:
         """See ``Verbs``."""
-        leaves, whole = _taken("allgather", trees)
-        await_runs("allgather", name)
+        leaves, whole = _taken("allgather", name, trees)
         request = verbs.allgather(leaves, name, process_set)
         return request.then(lambda done: [(tree, None) for tree in whole([result for result, _ in done])])
 
@@ -55,16 +52,14 @@ class TreeVerbs:
         self, trees: Sequence[Any], root: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
     ) -> Request[list[Any]]:
         """See ``Verbs``."""
-        leaves, whole = _taken("broadcast", trees)
-        await_runs("broadcast", name)
+        leaves, whole = _taken("broadcast", name, trees)
         return verbs.broadcast(leaves, root, name, process_set, in_place=in_place).then(whole)
 
     def alltoall(
         self, tree: Any, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
     ) -> Request[tuple[Any, tuple[int, ...]]]:
         """See ``Verbs``; of one array."""
-        _taken("alltoall", [tree])
-        await_runs("alltoall", name)
+        _taken("alltoall", name, [tree])
         return verbs.alltoall(tree, splits, name, process_set)
 
     def telling(self, kind: Kind, name: str | None, process_set: ProcessSet) -> AbstractContextManager[None]:
@@ -72,16 +67,15 @@ class TreeVerbs:
         return verbs.telling(kind, name, process_set)
 
 
-def _taken(verb: str, trees: Sequence[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
-    """The leaves of trees, and what makes trees of their results."""
-    if verb != "broadcast":
-        refuse_sparse(verb, list(trees))
-    leaves, structure = jax.tree.flatten(list(trees))
+def _taken(verb: str, name: str | None, trees: Sequence[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
+    """The leaves of trees for an eager call that may begin now, and what makes trees of their results."""
+    leaves, structure = _flat(verb, trees)
     if is_traced(*leaves) or is_tracing():
         raise UsageError(
             "a handle is a number of this process, and a compiled program has none: call the function without _async, "
             "which lets the program go on until the result is used"
         )
+    await_runs(verb, name)
 
     def whole(results: list[Any]) -> list[Any]:
         results = [
@@ -113,8 +107,7 @@ class JaxOps(Ops[Any]):
     def _exchanged(
         self, tensor: Any, rows: tuple[int, ...] | None, name: str | None, process_set: ProcessSet
     ) -> tuple[Any, tuple[int, ...]]:
-        refuse_sparse("alltoall", tensor)
-        leaves = jax.tree.leaves(tensor)
+        leaves, _ = _flat("alltoall", [tensor])
         if len(leaves) != 1:
             raise UsageError(f"alltoall of {len(leaves)} arrays: call it for each, as they are cut one by one")
         [received], [counts] = run(Collective("alltoall", name, process_set, splits=rows), leaves)
@@ -138,7 +131,12 @@ class JaxOps(Ops[Any]):
 
 
 def _run(what: Collective, trees: Sequence[Any]) -> list[Any]:
-    if what.verb != "broadcast":
-        refuse_sparse(what.verb, list(trees))
-    leaves, structure = jax.tree.flatten(list(trees))
+    leaves, structure = _flat(what.verb, trees)
     return cast("list[Any]", jax.tree.unflatten(structure, run(what, leaves)[0]))
+
+
+def _flat(verb: str, trees: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The leaves of trees, and their structure; a broadcast copies sparse arrays with their indices."""
+    if verb != "broadcast":
+        refuse_sparse(verb, list(trees))
+    return jax.tree.flatten(list(trees))

@@ -172,10 +172,10 @@ class TreeGradients:
 
     def reduce(self, gradients: Any, params: Any) -> Any:
         """The reduced ``gradients``, those of a step. Collective."""
+        refuse_sparse("DistributedOptimizer", gradients)
         whole = jax.tree.leaves(gradients, is_leaf=_is_none)
         if any(map(_is_none, whole)) and not is_traced(*whole) and not is_tracing():
             return self._reduce_some(gradients, params)
-        refuse_sparse("DistributedOptimizer", gradients)
         small, context = self._compression.compress(gradients)
         leaves, structure = jax.tree.flatten(small)  # ``None`` is a part of the structure, as of that of the parameters
         names = _present(*named_leaves(small)[:2])

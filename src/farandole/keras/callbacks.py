@@ -105,7 +105,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         rank = current("MetricAverageCallback").topology.rank
         if self._process_set.rank() == 0:  # they are the same on all
             training.logs += 1
-            training.log(None, None, means, rank)
+            if training.is_heard:
+                training.log(None, None, means, rank)
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

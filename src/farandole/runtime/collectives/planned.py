@@ -168,9 +168,8 @@ class PlannedLane:
 
     def close(self) -> None:
         """Close the engine; what it has allocated stays as long as it is referenced. Members that go on are told."""
-        self.session.lane_closed(
-            self._process_set, self.label, self._collectives.sequence
-        )  # first, as the engine may tell less
+        # First, as the engine may tell less.
+        self.session.lane_closed(self._process_set, self.label, self._collectives.sequence)
         self._engine.close()
 
     def note(self, text: str) -> None:
