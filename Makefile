@@ -103,11 +103,12 @@ demo: $(CORE) $(PAGE) ## train a network on handwritten digits on two workers (F
 test: bytecode ## run the tests
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make test' does (35 minutes)
+large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make test' does (an hour)
 	@LARGE=1 $(BIN)/python -m pytest tests/torch/test_on_ranks.py
 	@LARGE=1 $(BIN)/python -m pytest tests/keras tests/tensorflow tests/jax
 	@LARGE=1 $(BIN)/python -m pytest tests/bindings/test_contract.py tests/bindings/test_elastic.py
-	@LARGE=1 $(BIN)/python -m pytest tests/compat/test_talks_2018.py tests/elastic/test_soak.py tests/test_examples.py
+	@LARGE=1 $(BIN)/python -m pytest tests/compat tests/elastic/test_soak.py tests/test_examples.py tests/examples
+	@LARGE=1 $(BIN)/python -m pytest tests/engines tests/attacks tests/elastic/test_simulation.py
 	@LARGE=1 $(BIN)/python -m pytest tests/elastic/test_faults.py -k counts_in_its_weights
 	@LARGE=1 $(BIN)/python -m pytest tests/slurm tests/launch/test_adoption.py
 	@LARGE=1 $(BIN)/python -m pytest tests/notebook/test_notebook.py tests/monitor

@@ -20,7 +20,7 @@ import hypothesis
 import pytest
 
 from farandole.testing.leaks import ResourceSnapshot, no_leaks
-from tests.frameworks import loaded_here
+from tests.frameworks import loaded_here, without_compiler
 from workbench.cluster import Cluster, SlurmCluster, UnavailableError
 
 sys.dont_write_bytecode = False
@@ -36,10 +36,11 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os
 
 
 LONG = (
-    "torch/test_on_ranks.py", "keras/test_keras.py", "workbench/test_differential.py", "bindings/test_contract.py",
-    "elastic/test_faults.py", "test_examples.py", "tensorflow/test_tensorflow.py", "compat/test_talks_2018.py",
-    "test_docs.py", "jax/test_on_ranks.py", "elastic/test_soak.py", "notebook/test_notebook.py",
-    "clusters/test_clusters.py",
+    "keras/test_keras.py", "test_docs.py", "elastic/test_faults.py", "workbench/test_differential.py",
+    "tensorflow/test_tensorflow.py", "torch/test_on_ranks.py", "jax/test_on_ranks.py", "engines/test_contract.py",
+    "bindings/test_contract.py", "compat/test_scripts.py", "cluster/test_ssh.py", "launch/test_leases.py",
+    "clusters/test_clusters.py", "elastic/test_soak.py", "runtime/test_peer_model.py", "notebook/test_widget.py",
+    "notebook/test_engines_on_hosts.py", "slurm/test_leases.py", "workbench/test_frameworks.py",
 )  # fmt: skip
 """Files that take a minute and more, the longest first."""
 
@@ -136,7 +137,7 @@ class Launch:
             script.write_text(textwrap.dedent(text))
         command = [python, "-m", "farandole", "run", "-np", str(np), *options]
         command += [python, str(script), *arguments]
-        return run_to_end(command, self.folder, deadline_s, environment)
+        return run_to_end(command, self.folder, deadline_s, {**without_compiler(), **(environment or {})})
 
 
 @pytest.fixture

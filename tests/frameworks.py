@@ -16,6 +16,8 @@ import pytest
 ABSENT = Path(__file__).parent / "absent"
 LOADED_IF_THERE = ("jax", "matplotlib", "pandas", "sklearn", "tensorflow")
 """Packages that Keras and TensorFlow load where they find them, some seconds in each process, for what no test uses."""
+COMPILER = "torch._dynamo"
+"""PyTorch's: the first optimizer of a process loads it, for a second, only to say that it is not to be compiled."""
 IN_PROCESSES_OF_THEIR_OWN = {"jax", "keras", "mxnet", "optax", "tensorflow"}
 
 
@@ -33,10 +35,17 @@ def loaded_here() -> set[str]:
 def lean(*needed: str) -> dict[str, str]:
     """Variables of a process that finds none of ``LOADED_IF_THERE`` but those ``needed``: ``lean("tensorflow")``.
 
-    In ``make large`` there are none: everything is found that is installed.
+    Nor has it a compiler of PyTorch, unless ``needed`` has "torch". In ``make large`` there are none: everything is
+    found that is installed.
     """
     if os.environ.get("LARGE"):
         return {}
     path = [str(ABSENT), *filter(None, [os.environ.get("PYTHONPATH")])]
     absent = [name for name in LOADED_IF_THERE if name not in needed]
+    absent += [COMPILER] if "torch" not in needed else []
     return {"PYTHONPATH": os.pathsep.join(path), "TESTS_WITHOUT": " ".join(absent)}
+
+
+def without_compiler() -> dict[str, str]:
+    """Variables of a process that finds all but the compiler of PyTorch; none in ``make large``."""
+    return lean(*LOADED_IF_THERE)

@@ -66,7 +66,7 @@ TABLE = (
     Row("numpy", "NumPy", "NumpyUnderTest", ENGINES),
     Row("torch", "PyTorch", "TorchUnderTest", ("2",)),  # ``tests/torch/test_on_ranks.py`` has all the others
     Row("jax", "JAX", "JaxUnderTest", MORE or ("2",)),
-    Row("tensorflow", "TensorFlow", "TensorFlowUnderTest", MORE),  # ``tests/tensorflow/on_ranks.py`` has it on 1 and 3
+    Row("tensorflow", "TensorFlow", "TensorFlowUnderTest", MORE),  # ``tests/tensorflow/on_ranks.py`` has it on 2
     Row("keras", "Keras", "KerasUnderTest", MORE or ("2",), ("KERAS_BACKEND=torch",)),
     Row("keras", "Keras", "KerasUnderTest", MORE, ("KERAS_BACKEND=tensorflow",)),
     Row("keras", "Keras", "KerasUnderTest", MORE, ("KERAS_BACKEND=jax",)),

@@ -1,4 +1,4 @@
-"""Ten thousand jobs in virtual time; ``ELASTIC_SEED=4711 pytest tests/elastic/test_simulation.py`` repeats one."""
+"""Thousands of jobs in virtual time; ``ELASTIC_SEED=4711 pytest tests/elastic/test_simulation.py`` repeats one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import run_to_end
 from workbench.elastic.simulation import main, simulate
 from workbench.elastic.world import Rules
 
-COUNT, PROCESSES = 10_000, 2
+COUNT, PROCESSES = 10_000 if os.environ.get("LARGE") else 3_000, 2  # see ``make large``
 DEADLINE_S = 280.0
 
 

@@ -22,34 +22,41 @@ BACKENDS = [
     for name in ("torch", "tensorflow", "jax")
 ]
 SIZES: dict[str, tuple[int, ...]] = {"torch": (3,), "tensorflow": (2,), "jax": (2,)}  # a minute each with what compiles
+ABOVE = {
+    "a_checkpoint_is_read_although_a_state_was_committed_before",
+    "a_schedule_sets_the_rate_by_epochs_or_batches",
+    "a_training_goes_on_from_its_checkpoint",
+    "all_optimizers_of_a_model_are_kept",
+    "an_elastic_fit_that_counts_from_0_goes_on_with_the_rates_of_its_epoch",
+    "batches_of_a_sampler_are_taken_in_its_order_and_once",
+    "momentum_is_corrected_where_the_rate_changes",
+    "rates_by_samples_go_on_where_epochs_get_more_samples",
+    "rates_by_samples_go_on_with_the_model",
+    "rates_by_samples_turn_where_only_the_global_batch_is_another",
+    "what_a_state_has_committed_is_newer_than_a_checkpoint",
+}
+"""Cases of what lies above the backends: they run on PyTorch, and on all in ``make large``."""
 LATER = {
-    "tensorflow": {
+    "tensorflow": ABOVE
+    | {
         "a_copy_of_an_optimizer_is_distributed_and_shares_nothing",
         "a_model_is_compiled_again",
-        "a_schedule_sets_the_rate_by_epochs_or_batches",
+        "a_saved_accumulation_is_not_taken_for_a_mean_or_a_sum",
         "local_layers_stay_local",
         "local_layers_stay_local_in_checkpoints_and_states",
-        "momentum_is_corrected_where_the_rate_changes",
         "passes_are_summed_or_averaged_before_a_step",
-        "rates_by_samples_go_on_where_epochs_get_more_samples",
-        "rates_by_samples_turn_where_only_the_global_batch_is_another",
         "several_steps_of_one_call_and_eager_ones_train_as_one",
         "virtual_workers_accumulate_as_one_worker_does",
         "virtual_workers_give_the_same_bits_on_any_number_of_ranks",
-        "what_a_state_has_committed_is_newer_than_a_checkpoint",
     },
-    "jax": {
+    "jax": ABOVE
+    | {
         "a_broadcast_gives_all_ranks_the_model_and_the_optimizer_of_one",
-        "a_checkpoint_is_read_although_a_state_was_committed_before",
         "a_saved_model_goes_on_distributed",
-        "a_training_goes_on_from_its_checkpoint",
-        "all_optimizers_of_a_model_are_kept",
-        "batches_of_a_sampler_are_taken_in_its_order_and_once",
         "embeddings_and_random_layers_train",
         "factors_are_those_that_were_asked_for",
         "half_precision_trains",
         "ranks_outside_of_a_process_set_train_alone",
-        "rates_by_samples_go_on_with_the_model",
         "the_noise_scale_is_that_of_numpy_on_the_same_gradients",
         "two_models_train_side_by_side_whatever_was_made_before",
         "virtual_workers_train_as_one_worker_does",

@@ -14,6 +14,7 @@ from typing import final
 
 import pytest
 
+from tests.frameworks import without_compiler
 from workbench.controllers import controller_of
 
 DEADLINE_S = 120.0
@@ -39,7 +40,7 @@ class RunningJob:
             self.process = subprocess.Popen(
                 [*before, sys.executable, "-m", "farandole", "run", *options, *command],
                 cwd=folder,
-                env={**os.environ, **environment, MARKER: self.marker},
+                env={**os.environ, **without_compiler(), **environment, MARKER: self.marker},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

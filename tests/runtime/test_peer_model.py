@@ -24,7 +24,8 @@ from workbench.peers.searches import BOTH, SMALL, job
 from workbench.peers.simulation import main, simulate
 from workbench.peers.world import PeerSetup
 
-COUNT = 1500
+COUNT = 600
+"""`make model` plays 100,000."""
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -232,7 +233,7 @@ def releasing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("releasing")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [name for name in SMALL if "join" in name])
 def test_it_holds_in_every_interleaving_where_ranks_that_are_to_join_ask_to_be_released(name: str) -> None:
     found = search(SMALL[name])
     assert found.fault == ""

@@ -22,10 +22,13 @@ JOBS = [
     "4-on-2-uneven-hosts-and-a-tree",  # of shared memory and TCP
     "3-mpi",  # the contract alone, which calls all that an engine has
 ]
-if os.environ.get("LARGE"):  # see ``make large``: on a few cores, sixteen processes with torch take many minutes
+LARGE = bool(os.environ.get("LARGE"))
+if LARGE:  # see ``make large``: on a few cores, sixteen processes with torch take many minutes
     JOBS = ["2", "3", "4", "2-tcp", "2-on-2-hosts-overlapped", "4-on-2-hosts", "16-on-4-hosts"]
 
-DEADLINE_S = 1800.0 if os.environ.get("LARGE") else 240.0
+DEADLINE_S = 1800.0 if LARGE else 240.0
+BETWEEN_HOSTS = ("collectives", "contract", "divergence", "gradients", "join", "optimizer", "pairing")
+"""What depends on where the ranks are; the rest needs but ranks, and is checked on those of one host."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -50,4 +53,5 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
 
 def files_of(job: str) -> list[Path]:
     """The files of checks that a kind of job runs."""
-    return [path for path in FILES if job not in BY_MPI or path.stem == "contract"]
+    some = ("contract",) if job in BY_MPI else BETWEEN_HOSTS if "-hosts-" in job and not LARGE else ()
+    return [path for path in FILES if not some or path.stem in some]

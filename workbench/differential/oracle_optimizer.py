@@ -10,7 +10,7 @@ from typing import Any, Protocol, final
 import torch
 
 from workbench.differential.meeting import Given
-from workbench.differential.outcome import value_of
+from workbench.differential.outcome import digest_of
 
 
 class Meets(Protocol):
@@ -88,7 +88,7 @@ class Averaging:
         self.steps += 1
         found = [(name, p, p.grad) for name, p in sorted(self.params().items(), key=itemgetter(0))]
         if self.hvd.rank() in self.terms.members:
-            digests = repr([(name, value_of(p).digest, value_of(g).digest) for name, p, g in found])
+            digests = repr([(name, digest_of(p), digest_of(g)) for name, p, g in found])
             self.hvd.steps[f"{self.label} {self.steps}"] = digests.encode()
 
     def is_due(self, p: torch.Tensor) -> bool:

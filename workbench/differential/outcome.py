@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 import msgspec
+import numpy as np
 import torch
 
 from farandole.errors import FarandoleError
@@ -51,13 +52,26 @@ def value_of(found: Any) -> RecordedTensor:
     """Digest of a value that a program recorded, with some of its numbers."""
     if not isinstance(found, torch.Tensor):
         return RecordedTensor(repr(found))
-    tensor = (found.to_dense() if found.is_sparse else found).detach()
+    tensor = _dense(found)
     kind = f"{found.layout} {tensor.dtype} {tuple(tensor.shape)} {'graph' if found.requires_grad else 'plain'}"
+    wide = tensor.double().reshape(-1).numpy()
+    stride = max(1, -(-wide.size // SAMPLES))
+    with np.errstate(all="ignore"):
+        sums = float(wide.sum()), float(np.abs(wide).sum())
+    return RecordedTensor(kind, digest_of(found), tuple(wide[::stride].tolist()), *sums)
+
+
+def digest_of(found: Any) -> bytes:
+    """Digest of the bits of a tensor; empty for what is none."""
+    if not isinstance(found, torch.Tensor):
+        return b""
+    tensor = _dense(found)
     flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
-    digest = hashlib.blake2b(bytes(flat.view(torch.uint8).numpy().tobytes()), digest_size=8).digest()
-    wide = flat.double()
-    stride = max(1, -(-wide.numel() // SAMPLES))
-    return RecordedTensor(kind, digest, tuple(wide[::stride].tolist()), float(wide.sum()), float(wide.abs().sum()))
+    return hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=8).digest()
+
+
+def _dense(found: torch.Tensor) -> torch.Tensor:
+    return (found.to_dense() if found.is_sparse else found).detach()
 
 
 def run(program: Callable[[Any, Any], None], hvd: Any) -> Outcome:
