@@ -137,7 +137,7 @@ class Launch:
             script.write_text(textwrap.dedent(text))
         command = [python, "-m", "farandole", "run", "-np", str(np), *options]
         command += [python, str(script), *arguments]
-        return run_to_end(command, self.folder, deadline_s, {**without_compiler(), **(environment or {})})
+        return run_to_end(command, self.folder, deadline_s, environment)
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def run_to_end(
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **without_compiler(), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

@@ -28,7 +28,7 @@ from typing import final
 import pytest
 
 from tests.conftest import RAY_IS_LATE, Finished, Launch, run_to_end
-from tests.frameworks import LOADED_IF_THERE, lean, without_compiler
+from tests.frameworks import LOADED_IF_THERE, lean
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -122,7 +122,7 @@ def test_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     for name, command in (("farandole", "-m farandole "), ("python", "")):
         (bin_ / name).write_text(f'#!/bin/sh\nexec {sys.executable} {command}"$@"\n')
         (bin_ / name).chmod(0o755)
-    path = {"PATH": f"{bin_}:{os.environ['PATH']}", **without_compiler()}
+    path = {"PATH": f"{bin_}:{os.environ['PATH']}"}
     has_spark = find_spec("pyspark") is not None and shutil.which("java") is not None
     runs = {"run", "run spark"} if has_spark else {"run"}
     for block in blocks(page):

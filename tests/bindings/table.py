@@ -64,7 +64,9 @@ MORE = ("2", "3", "4") if os.environ.get("LARGE") else ()
 
 TABLE = (
     Row("numpy", "NumPy", "NumpyUnderTest", ENGINES),
-    Row("torch", "PyTorch", "TorchUnderTest", ("2",)),  # ``tests/torch/test_on_ranks.py`` has all the others
+    Row(
+        "torch", "PyTorch", "TorchUnderTest", MORE
+    ),  # ``tests/torch/test_on_ranks.py`` has it on 1 to 4, by each engine
     Row("jax", "JAX", "JaxUnderTest", MORE or ("2",)),
     Row("tensorflow", "TensorFlow", "TensorFlowUnderTest", MORE),  # ``tests/tensorflow/on_ranks.py`` has it on 2
     Row("keras", "Keras", "KerasUnderTest", MORE or ("2",), ("KERAS_BACKEND=torch",)),

@@ -1,4 +1,4 @@
-"""Half a minute of what `make soak` does for a quarter of an hour, and 60 of its 1000 changes of the workers."""
+"""Seconds of what `make soak` does for a quarter of an hour, and 40 of its 1000 changes of the workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.cluster import Cluster, UnavailableError
 from workbench.survival.records import GenerationRecord
 from workbench.survival.soak import reforms, soak, strangers
 
-SECONDS, REFORMS = 30, 60
+SECONDS, REFORMS = 20, 40
 KINDS = {"virtual-workers": 6, "normal-mode": 0}
 if not os.environ.get("LARGE"):  # see ``make large``
     del KINDS["normal-mode"]  # whose faults the table of faults plays one by one

@@ -7,6 +7,7 @@ import os
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 import dataclasses
+import gc
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from jax.experimental import layout, sparse
 
 import farandole.jax as hvd
 from farandole.errors import UnsupportedError, UsageError
+from farandole.jax import programs
 from farandole.jax.elastic import JaxState, translated
 from tests.jax.running import run_all
 
@@ -300,6 +302,39 @@ def eager_calls_wait_for_programs_with_their_names(rank: int, size: int) -> None
     step = jax.jit(lambda one, x: optimizer.update(one + 0 * busy(x), state)[0])
     later, now = step(jnp.float32(1), x), optimizer.update(known, state)[0]
     same((later, now), (jnp.float32(size), jnp.float32(100 * size)))
+
+
+def programs_outlive_the_optimizer_of_a_function_that_does_not_wait_for_them(rank: int, size: int) -> None:
+    """On rank 0 the last of them have not come to their calls when it goes, on the others they have."""
+
+    def busy(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 30, lambda _, each: jnp.tanh(each @ each / 100), x)[0, 0]
+
+    x = jnp.ones((500, 500) if rank == 0 else (2, 2))
+
+    def train(lag: int) -> Any:
+        optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), op=hvd.Sum, lag=lag)
+        params = jnp.float32(0)
+        state = optimizer.init(params)
+
+        @jax.jit
+        def step(params: Any, state: Any, x: Any) -> Any:
+            updates, state = optimizer.update(1.0 + 0 * busy(x), state, params)
+            return optax.apply_updates(params, updates), state
+
+        for _ in range(4):
+            params, state = step(jax.block_until_ready(params), state, x)
+        for _ in range(4):
+            params, state = step(params, state, x)
+        return params if rank == 0 else jax.block_until_ready(params)
+
+    for lag in (0, 1):
+        params = train(lag)
+        gc.collect()
+        same(params, jnp.float32((8 - lag) * size))
+    assert programs._kept
+    hvd.DistributedOptimizer(optax.sgd(0.1))
+    assert not programs._kept
 
 
 def leaves_whose_paths_read_alike_are_two(rank: int, size: int) -> None:

@@ -159,6 +159,23 @@ def px_interrupt_alone(kernel: Kernel) -> None:
     same_on_all(kernel, "model.weight.tolist()")
 
 
+def px_interrupt_told(kernel: Kernel) -> None:
+    """An interrupt that finds ranks telling the error that has ended them leaves them to it."""
+    slow = "class Slow(Exception):\n    def _render_traceback_(self):\n        time.sleep(3)\n        return ['told']"
+    told: list[bool] = []
+
+    def interrupt(text: str) -> None:
+        if "rank 0 trains" in text and not told:
+            told.append(True)
+            kernel.interrupt()
+
+    end = "if hvd.rank() == 0:\n    print('rank 0 trains', flush=True)\ntime.sleep(1)\nraise Slow"
+    cell = kernel.run(px(f"{slow}\nstep()\n{end}"), interrupt).fails("KeyboardInterrupt")
+    assert told
+    assert "KeyboardInterrupt" not in cell.stderr, cell.stderr
+    kernel.run(px("train(2)")).ok()
+
+
 def px_output(kernel: Kernel) -> None:
     """All lines are there, by rank and in order, also before an error, in messages not much longer than the text."""
     cell = kernel.run(
@@ -305,8 +322,8 @@ def run_cell(kernel: Kernel) -> None:
 
 
 CHECKS: list[Callable[[Kernel], None]] = [
-    px_fail, px_diverge, px_watch, px_watch_late, px_interrupt, px_interrupt_alone, px_output, lb_unchanged, px_numpy,
-    px_kill, px_watch_replaced, px_watch_ended, px_kill_plain, run_cell,
+    px_fail, px_diverge, px_watch, px_watch_late, px_interrupt, px_interrupt_alone, px_interrupt_told, px_output,
+    lb_unchanged, px_numpy, px_kill, px_watch_replaced, px_watch_ended, px_kill_plain, run_cell,
 ]  # fmt: skip
 
 

@@ -15,4 +15,4 @@ TIMES = "50" if os.environ.get("LARGE") else "3"
 def test_ranks_in_a_kernel(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "default", "-m", "tests.notebook.checks", "--times", TIMES]
     done = run_to_end(command, tmp_path, 280.0, {"PYTHONPATH": str(ROOT)}).ok()
-    assert done.stdout.count(" ok ") == 14, done.stdout
+    assert done.stdout.count(" ok ") == 15, done.stdout

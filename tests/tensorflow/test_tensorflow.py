@@ -41,10 +41,9 @@ def test_matching_by_order_of_arrival_would_be_found(launch: Any) -> None:
 
 
 def test_gradients_are_horovods_under_its_name_and_derivatives_under_ours(launch: Any) -> None:
-    size, script = 3 if LARGE else 2, FOLDER / "horovods_gradients.py"
-    job = launch(size, script, options=["--horovod"], environment=QUIET, deadline_s=580.0).ok()
+    job = launch(3, FOLDER / "horovods_gradients.py", options=["--horovod"], environment=QUIET, deadline_s=580.0).ok()
     names = ("farandole.tensorflow", "horovod.tensorflow")
-    assert job.lines() == sorted(f"rank {rank} of {size}: {name}" for rank in range(size) for name in names)
+    assert job.lines() == sorted(f"rank {rank} of 3: {name}" for rank in range(3) for name in names)
 
 
 @pytest.mark.parametrize("module", ["farandole.tensorflow", "horovod.tensorflow"] if LARGE else ["horovod.tensorflow"])

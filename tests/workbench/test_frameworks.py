@@ -1,4 +1,4 @@
-"""The differential fuzzer of JAX and Keras: twenty programs of each on one job, and that it would notice."""
+"""The differential fuzzer of JAX and Keras: a dozen programs of each on one job, and that it would notice."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_programs_of_a_fixed_seed_do_what_the_oracle_does(
     framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skip_without(framework)
-    for name, value in {"KERAS_BACKEND": "torch", **lean(framework)}.items():
+    for name, value in {"KERAS_BACKEND": "torch", **lean(framework, "torch")}.items():
         monkeypatch.setenv(name, value)
-    arguments = ["--framework", framework, "--programs", "20", "--seed", "1", "--sizes", "2", "--findings", "1"]
+    arguments = ["--framework", framework, "--programs", "12", "--seed", "1", "--sizes", "2", "--findings", "1"]
     if framework == "jax":
         arguments += [
             "--without",
@@ -51,7 +51,7 @@ def test_defects_planted_in_the_package_are_found_and_nothing_else(
     """One job: programs that are right, and the same with a defect each."""
     skip_without(framework)
     monkeypatch.setitem(ENVIRONMENT, "FARANDOLE_STALL_SHUTDOWN_S", "12")
-    for name, value in {"KERAS_BACKEND": "torch", **lean(framework)}.items():
+    for name, value in {"KERAS_BACKEND": "torch", **lean(framework, "torch")}.items():
         monkeypatch.setenv(name, value)
     trains = PlanAction("train" if framework == "jax" else "batches", 1, 3)
     plain = FrameworkPlan(framework, 1, 0, PlanTerms(rate=0.05), (trains,), {"check_divergence": "every-step"})

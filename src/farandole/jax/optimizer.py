@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
@@ -23,7 +24,7 @@ from farandole.gradients.terms import Terms, gradient_reduction
 from farandole.graphs.calls import FUNCTION, forget
 from farandole.graphs.gradients import GraphGradients
 from farandole.jax.collectives import spread
-from farandole.jax.programs import await_programs, call, is_traced
+from farandole.jax.programs import await_programs, call, is_traced, keep_for_programs, release_kept
 from farandole.jax.tracing import constant, is_tracing, lifted
 from farandole.jax.trees import paths_of, refuse_sparse
 from farandole.runtime.collectives.compression import CompressorLike, NoneCompressor
@@ -91,6 +92,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             f"backward_passes_per_step={backward_passes_per_step}, lag={lag}: they start from 1, and from 0"
         )
     how = gradient_reduction(op, gradient_predivide_factor)
+    if not is_tracing():
+        release_kept()  # of an optimizer that was dropped
     gradients = TreeGradients(Terms(how, process_set=process_set), compression, lag)
     update = Update(optax.with_extra_args_support(optimizer), gradients, backward_passes_per_step)
     return optax.GradientTransformationExtraArgs(update.init, update)
@@ -159,6 +162,7 @@ class TreeGradients:
         self._terms, self._compression, self._lag = terms, compression, lag
         self._lock = threading.Lock()  # guards the three below: programs may be traced by several threads
         self._made: dict[tuple[tuple[str, ...], tuple[Shape, ...]], GraphGradients] = {}
+        weakref.finalize(self, _outlive, self._made).atexit = False
         self._known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
         self._whole: dict[tuple[str, ...], tuple[Shape | None, ...]] = {}  # before compression, with what is ``None``
 
@@ -248,6 +252,12 @@ class TreeGradients:
         forget(FUNCTION, gradients.name)
         results = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         return call(gradients.spec, [*leaves, *map(jax.lax.stop_gradient, weights)], results)
+
+
+def _outlive(made: dict[Any, GraphGradients]) -> None:
+    """Keep the reductions of an optimizer that is gone for programs that are still to run."""
+    if kept := [gradients for gradients in made.values() if gradients.is_in_programs]:
+        keep_for_programs(kept)
 
 
 def _compared(names: tuple[str, ...], params: Any) -> list[Any]:

@@ -20,10 +20,14 @@ again for other shapes. So a name follows from the place of the call in the scri
 the function under trace has made before, not from a counter of the process. A name that stands in one program twice, as
 that of a function that is jitted and called twice there, is refused when the program runs.
 
+What calls use. A script may drop an optimizer while programs with its calls are still to run, as a function does that
+returns weights without waiting for them. What these calls use is kept until this rank waits for its programs.
+
 Threads. Functions are traced in any thread. ``_lock`` guards ``_libraries``, and with it the one registration of the
 target, which XLA refuses a second time; ``_register`` is over when it appends, so who finds the list empty waits. A
 counter in ``_calls`` belongs to one trace, and that to one thread; the table itself changes by single operations on a
-``dict`` only, and an entry goes when its trace is collected. What programs call when they run: ``graphs/calls``.
+``dict`` only, and an entry goes when its trace is collected. So does ``_kept``, which the garbage collector adds to on
+any thread; a wait takes out what was there when it began. What programs call when they run: ``graphs/calls``.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import collections
 import contextlib
 import functools
 import hashlib
+import itertools
 import sys
 import threading
 import weakref
@@ -64,6 +69,11 @@ _libraries: list[Library] = []
 _lock = threading.Lock()  # guards the one above
 _calls: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
 """Calls that a function under trace has made so far, by place or name; one thread traces it."""
+
+_kept: dict[int, Any] = {}
+"""What programs may still call for owners that are gone, by the order in which these went."""
+
+_order_of_going = itertools.count()
 
 _standing: set[tuple[str, str]] = set()
 """Verbs and names that scripts have given to calls in programs."""
@@ -258,10 +268,24 @@ def _register() -> None:
         _libraries.append(library)
 
 
+def keep_for_programs(what: Any) -> None:
+    """Keep ``what`` until programs that were dispatched before are over: a finalizer may call this, on any thread."""
+    _kept[next(_order_of_going)] = what
+
+
+def release_kept() -> None:
+    """Wait for programs of this thread if something is kept for them, and let go of it."""
+    if _kept:
+        await_programs()
+
+
 def await_programs() -> None:
     """Wait for programs that this thread has dispatched and that have not ended: their calls need this rank."""
+    kept = list(_kept)
     with contextlib.suppress(Exception):  # what they have ended with is told where their results are used
         jax.effects_barrier()  # those with effects of others
     for device in jax.local_devices(backend="cpu"):
         with contextlib.suppress(Exception), jax.default_device(device):
             jax.block_until_ready(jax.jit(lambda: jnp.zeros(()))())  # it runs after all that went to this device
+    for order in kept:
+        _kept.pop(order, None)

@@ -29,7 +29,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from glob import glob
 from types import FrameType, TracebackType
@@ -112,6 +112,7 @@ class CellGuard:
         self._number = 0  # of the newest cell that went to all ranks; rises by ``_PER_SERIAL``, by 1 without a mark
         self._interrupts = 0
         self._is_forced = False
+        self._is_telling = False  # of the error that has ended the cell
         self._passed: set[int] = set()
         self._watched: weakref.ref[Session] | None = None
         self._is_end_known = False  # of that session, and that it ended with an earlier cell than the next
@@ -127,6 +128,7 @@ class CellGuard:
             self._shell.events.register(name, hook)
         self._kernel.do_apply = self._do_task
         self._shell.set_custom_exc((FarandoleError,), _folded)
+        self._shell.showtraceback = partial(self._tell, self._shell.showtraceback)
         _load_tracebacks(self._shell)
         on_joined(self._joined)
         on_absence(self._revive)
@@ -195,7 +197,7 @@ class CellGuard:
             return
         parent = self._kernel.get_parent("shell") or {}
         self._mark = CellMark.of(parent.get("metadata", {}).get("label"))
-        self._refusal, self._interrupts, self._is_forced = "", 0, False
+        self._refusal, self._interrupts, self._is_forced, self._is_telling = "", 0, False, False
         self._passed.clear()
         if self._mark is not None:
             self._number = self._mark.serial * _PER_SERIAL
@@ -252,6 +254,11 @@ class CellGuard:
             session.abort(f"{name} raised {traceback.format_exception_only(error)[-1].strip()}")
         session.cells.interrupted, self._is_end_known = False, session.broken
 
+    def _tell(self, show: Callable[..., None], *how: Any, **more: Any) -> None:
+        """Show the error that has ended the cell. An interrupt that was to end it would end this instead."""
+        self._is_telling = self._cell is not None
+        show(*how, **more)
+
     def _do_task(self, *request: Any) -> Any:
         with engine.as_task(), aside():
             return self._apply(*request)
@@ -263,6 +270,8 @@ class CellGuard:
     # -- interrupts ---------------------------------------------------------------------------------------------------
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_telling:
+            return
         session = self._session()
         self._interrupts += 1
         is_training = session is not None and session.is_interactive and bool(self._passed) and not session.broken
