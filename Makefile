@@ -104,7 +104,7 @@ test: bytecode ## run the tests
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make test' does (an hour)
-	@LARGE=1 $(BIN)/python -m pytest tests/torch/test_on_ranks.py
+	@LARGE=1 $(BIN)/python -m pytest tests/torch
 	@LARGE=1 $(BIN)/python -m pytest tests/keras tests/tensorflow tests/jax
 	@LARGE=1 $(BIN)/python -m pytest tests/bindings/test_contract.py tests/bindings/test_elastic.py
 	@LARGE=1 $(BIN)/python -m pytest tests/compat tests/elastic/test_soak.py tests/test_examples.py tests/examples

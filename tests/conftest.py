@@ -36,13 +36,16 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os
 
 
 LONG = (
-    "keras/test_keras.py", "test_docs.py", "elastic/test_faults.py", "workbench/test_differential.py",
-    "tensorflow/test_tensorflow.py", "torch/test_on_ranks.py", "jax/test_on_ranks.py", "engines/test_contract.py",
-    "bindings/test_contract.py", "compat/test_scripts.py", "cluster/test_ssh.py", "launch/test_leases.py",
-    "clusters/test_clusters.py", "elastic/test_soak.py", "runtime/test_peer_model.py", "notebook/test_widget.py",
-    "notebook/test_engines_on_hosts.py", "slurm/test_leases.py", "workbench/test_frameworks.py",
+    "keras/test_keras.py", "test_docs.py", "slurm/test_leases.py", "workbench/test_differential.py",
+    "elastic/test_faults.py", "cluster/test_elastic_hosts.py", "tensorflow/test_tensorflow.py",
+    "torch/test_on_ranks.py", "launch/test_leases.py", "jax/test_on_ranks.py", "bindings/test_contract.py",
+    "cluster/test_starters_many_hosts.py", "compat/test_scripts.py", "engines/test_contract.py",
+    "cluster/test_faults.py", "compat/test_starts.py", "elastic/test_soak.py", "cluster/test_ssh.py",
+    "workbench/test_frameworks.py", "launch/test_elastic_jobs.py", "notebook/test_engines_on_hosts.py",
+    "clusters/test_clusters.py", "notebook/test_widget.py", "cluster/test_scheduler.py", "cluster/test_starters.py",
+    "launch/test_adoption.py", "checkpoint/test_sharded.py", "engines/test_tcp_between_hosts.py",
 )  # fmt: skip
-"""Files that take a minute and more, the longest first."""
+"""Files that take long, the longest first, and every third one that mostly waits: both cores have work then."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -63,9 +63,9 @@ if __name__ == "__main__":
 """
 
 
-LOADERS = [("spawn", "kept"), ("fork", "new"), ("forkserver", "new")]
+LOADERS = [("spawn", "kept"), ("fork", "new")]
 if os.environ.get("LARGE"):  # see ``make large``
-    LOADERS += [("spawn", "new")]
+    LOADERS += [("spawn", "new"), ("forkserver", "new")]
 
 
 @pytest.mark.parametrize(("how", "kept"), LOADERS)

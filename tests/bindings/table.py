@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import final
 
 from farandole.testing.binding.under_test import BindingUnderTest
-from tests.frameworks import lean
+from tests.frameworks import QUICK_XLA, lean
 
 
 @final
@@ -42,7 +42,8 @@ class Row:
     @property
     def lean(self) -> dict[str, str]:
         """``environment``, where nothing is found that only its framework's unused features load."""
-        return {**lean(self.name, *self.environment.values()), **self.environment}
+        names = {self.name, *self.environment.values()}
+        return {**lean(*names), **(QUICK_XLA if "jax" in names else {}), **self.environment}
 
     def command(self, script: Path, *arguments: str | Path) -> list[str]:
         """Command of a worker that runs a ``script`` over this row."""
@@ -64,9 +65,7 @@ MORE = ("2", "3", "4") if os.environ.get("LARGE") else ()
 
 TABLE = (
     Row("numpy", "NumPy", "NumpyUnderTest", ENGINES),
-    Row(
-        "torch", "PyTorch", "TorchUnderTest", MORE
-    ),  # ``tests/torch/test_on_ranks.py`` has it on 1 to 4, by each engine
+    Row("torch", "PyTorch", "TorchUnderTest", MORE),  # ``tests/torch/test_on_ranks.py`` has it by each engine
     Row("jax", "JAX", "JaxUnderTest", MORE or ("2",)),
     Row("tensorflow", "TensorFlow", "TensorFlowUnderTest", MORE),  # ``tests/tensorflow/on_ranks.py`` has it on 2
     Row("keras", "Keras", "KerasUnderTest", MORE or ("2",), ("KERAS_BACKEND=torch",)),

@@ -15,8 +15,8 @@ from tests.frameworks import skip_without
 WORKER = Path(__file__).with_name("elastic_worker.py")
 ELASTIC = ["--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0", "1", "--start-timeout", "120"]
 
-ROWS = TABLE if os.environ.get("LARGE") else [row for row in TABLE if row.name != "keras"]
-"""Jobs of Keras with a loop of its own are in ``tests/keras``."""
+ROWS = TABLE if os.environ.get("LARGE") else [row for row in TABLE if row.name not in ("keras", "torch")]
+"""Jobs of Keras with a loop of its own are in ``tests/keras``, and most elastic jobs of all tests are PyTorch's."""
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.title) for row in ROWS])

@@ -22,8 +22,7 @@ CHECKPOINTS = {
     ("script", "needs", "least"),
     [
         ("tensorflow_session.py", "tensorflow", 0.93),
-        ("pytorch.py", "torch", 0.90),
-        *([("keras_fit.py", "tensorflow", 0.95)] if os.environ.get("LARGE") else []),  # see ``make large``
+        *([("pytorch.py", "torch", 0.90), ("keras_fit.py", "tensorflow", 0.95)] if os.environ.get("LARGE") else []),
     ],
 )
 def test_a_script_of_2018_learns(launch: Any, tmp_path: Path, script: str, needs: str, least: float) -> None:

@@ -15,7 +15,7 @@ from tests.conftest import run_to_end
 from workbench.elastic.simulation import main, simulate
 from workbench.elastic.world import Rules
 
-COUNT, PROCESSES = 10_000 if os.environ.get("LARGE") else 3_000, 2  # see ``make large``
+COUNT, PROCESSES = 10_000 if os.environ.get("LARGE") else 2_000, 2  # see ``make large``
 DEADLINE_S = 280.0
 
 

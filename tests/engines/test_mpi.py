@@ -16,7 +16,7 @@ from farandole.testing.rank import RankContext
 from tests.conftest import run_to_end
 from workbench.mpi import LAUNCHERS
 
-SIZES: dict[str, tuple[int, ...]] = {"mpich": (2, 3), "openmpi": (4,), "debian": (3,)}
+SIZES: dict[str, tuple[int, ...]] = {"mpich": (2,), "openmpi": (4,), "debian": (3,)}
 if os.environ.get("LARGE"):  # see ``make large``
     SIZES = {"mpich": (2, 3, 4), "openmpi": (2, 3, 4), "debian": (3,)}
 

@@ -60,6 +60,7 @@ def test_virtual_workers_train_what_real_processes_train(
             torch.testing.assert_close(value, states[other][name], rtol=0, atol=2e-6, msg=name)
 
 
+@pytest.mark.skipif("LARGE" not in os.environ, reason="a whole experiment: make large")
 def test_the_table_comes_with_all_rows_and_says_how_they_were_made(tmp_path: Path) -> None:
     said = python("examples.bigearthnet.batch_table", "--quick", "--out", "made", folder=tmp_path).ok().stdout
     made = json.loads((tmp_path / "made" / "batch_table.json").read_text())

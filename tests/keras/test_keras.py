@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frameworks import lean, skip_without
+from tests.frameworks import QUICK_XLA, lean, skip_without
 from tests.keras.sources import FOLDER, ROOT
 
 skip_without("keras")
@@ -69,9 +69,8 @@ if os.environ.get("LARGE"):  # see ``make large``
 
 
 def environment(backend: str, *needed: str) -> dict[str, str]:
-    """Variables of a job; XLA compiles a hundred small programs, which are not worth much of its time."""
-    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_FLAGS": quick, **lean(backend, *needed)}
+    """Variables of a job."""
+    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", **QUICK_XLA, **lean(backend, *needed)}
 
 
 @pytest.mark.parametrize(("backend", "size"), [(backend, size) for backend in SIZES for size in SIZES[backend]])
@@ -115,7 +114,10 @@ def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, t
     assert results[0][0]["values"] == results[1][0]["values"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS if os.environ.get("LARGE") else ["torch"])
+@pytest.mark.skipif(
+    "LARGE" not in os.environ, reason="the tutorial trains in the tests of the documentation: make large"
+)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_example_learns(launch: Any, backend: str) -> None:
     said = launch(
         2, ROOT / "examples" / "keras_digits.py", environment=environment(backend, "sklearn"), deadline_s=400.0

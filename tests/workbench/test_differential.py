@@ -55,8 +55,11 @@ BEGIN = (
 END = ("o0.step()", 'record("weights", *state(m0))')
 
 
-def test_programs_of_a_fixed_seed_do_what_the_oracle_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--programs", str(PROGRAMS), "--seed", "1", "--sizes", "1,3", "--findings", "3"]  # `make fuzz`: 2, too
+@pytest.mark.parametrize(("sizes", "programs"), [("3", PROGRAMS), ("1,2", PROGRAMS // 3)])  # `make fuzz`: all on all
+def test_programs_of_a_fixed_seed_do_what_the_oracle_does(
+    sizes: str, programs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--programs", str(programs), "--seed", "1", "--sizes", sizes, "--findings", "3"]
     code = main([*arguments, "--scripts", str(tmp_path), "--shrink-seconds", "60"])
     assert code == 0, capsys.readouterr().out
 
