@@ -108,7 +108,7 @@ large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make
 	@LARGE=1 $(BIN)/python -m pytest tests/keras tests/tensorflow tests/jax
 	@LARGE=1 $(BIN)/python -m pytest tests/bindings/test_contract.py tests/bindings/test_elastic.py
 	@LARGE=1 $(BIN)/python -m pytest tests/compat tests/elastic/test_soak.py tests/test_examples.py tests/examples
-	@LARGE=1 $(BIN)/python -m pytest tests/engines tests/attacks tests/elastic/test_simulation.py
+	@LARGE=1 $(BIN)/python -m pytest tests/engines tests/attacks tests/elastic/test_simulation.py tests/runtime/test_peer_model.py
 	@LARGE=1 $(BIN)/python -m pytest tests/elastic/test_faults.py -k counts_in_its_weights
 	@LARGE=1 $(BIN)/python -m pytest tests/slurm tests/launch/test_adoption.py
 	@LARGE=1 $(BIN)/python -m pytest tests/notebook/test_notebook.py tests/monitor

@@ -26,6 +26,8 @@ from workbench.peers.world import PeerSetup
 
 COUNT = 600
 """`make model` plays 100,000."""
+WITH_JOINS = [name for name in SMALL if "LARGE" in os.environ or (name.startswith("2 ranks") and "join" in name)]
+"""Jobs of which one may ask the others to release it; all of them in ``make large``."""
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -233,7 +235,7 @@ def releasing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("releasing")
-@pytest.mark.parametrize("name", [name for name in SMALL if name.startswith("2 ranks") and "join" in name])
+@pytest.mark.parametrize("name", WITH_JOINS)
 def test_it_holds_in_every_interleaving_where_ranks_that_are_to_join_ask_to_be_released(name: str) -> None:
     found = search(SMALL[name])
     assert found.fault == ""

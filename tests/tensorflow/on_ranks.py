@@ -440,8 +440,8 @@ def main() -> None:
     if "--slowly" in sys.argv:
         native().module, native().why = None, "this test says so"
         chosen = [each.__name__ for each in (verbs_of_a_graph_are_those_of_eager_tensors, more_verbs_of_a_graph)]
-        chosen += ["calls_of_one_name_keep_their_order", "a_tape_and_its_gradients"]
-        chosen += ["errors_are_found_in_what_tensorflow_makes_of_them"]
+        chosen += ["gradients_are_those_of_the_sum_of_all_losses", "calls_of_one_name_keep_their_order"]
+        chosen += ["a_tape_and_its_gradients", "errors_are_found_in_what_tensorflow_makes_of_them"]
     if "--by-arrival" in sys.argv:
         match_by_arrival()
         chosen = ["independent_collectives_of_a_graph_are_matched_by_name"]
