@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from workbench.quick_xla import QUICK
+
 ABSENT = Path(__file__).parent / "absent"
 LOADED_IF_THERE = ("jax", "matplotlib", "pandas", "sklearn", "tensorflow")
 """Packages that Keras and TensorFlow load where they find them, some seconds in each process, for what no test uses."""
-QUICK_XLA = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
-"""Variables of processes in which XLA compiles a hundred small programs, which are not worth much of its time."""
+QUICK_XLA = {"XLA_FLAGS": QUICK}
 COMPILER = "torch._dynamo"
 """PyTorch's: the first optimizer of a process loads it, for a second, only to say that it is not to be compiled."""
 IN_PROCESSES_OF_THEIR_OWN = {"jax", "keras", "mxnet", "optax", "tensorflow"}

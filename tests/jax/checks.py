@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # many small programs
+from workbench.quick_xla import QUICK
+
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=2 {QUICK}"
 
 import gc

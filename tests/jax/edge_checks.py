@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+from workbench.quick_xla import QUICK
+
+os.environ["XLA_FLAGS"] = QUICK
 
 import dataclasses
 import gc

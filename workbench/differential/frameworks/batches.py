@@ -21,6 +21,7 @@ import msgspec
 
 from workbench.differential.frameworks.plan import FrameworkPlan, RankResult
 from workbench.differential.frameworks.ranks import Batch
+from workbench.quick_xla import QUICK
 
 START_S = 120.0
 """For the import of a framework, on a machine that is busy."""
@@ -35,7 +36,7 @@ ENVIRONMENT = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_ENABLE_ONEDNN_OPTS": "0",
-    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    "XLA_FLAGS": QUICK,
 }
 
 
