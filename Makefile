@@ -32,7 +32,7 @@ CHECKOUT_ON_PATH := 'import pathlib, sysconfig; \
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help bytecode setup versions demo mxnet spark test large lint format bench faults attacks model soak fuzz stress clean FORCE
+.PHONY: help bytecode setup versions demo mxnet spark test slow large lint format bench faults attacks model soak fuzz stress clean FORCE
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -100,8 +100,13 @@ demo: $(CORE) $(PAGE) ## train a network on handwritten digits on two workers (F
 
 # Three processes on two cores: jobs of several ranks wait for each other for a third of the time. By file, as a module
 # shares its jobs; the longest files first (tests/conftest.py).
-test: bytecode ## run the tests
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+TEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test: bytecode ## run the tests but the slow ones
+	@$(TEST) -m "not slow"
+
+slow: bytecode ## run the slow tests: more ranks, hosts and ways of what 'make test' shows (6 minutes)
+	@$(TEST) -m slow
 
 large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make test' does (an hour)
 	@LARGE=1 $(BIN)/python -m pytest tests/torch

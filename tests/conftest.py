@@ -47,11 +47,45 @@ LONG = (
 )  # fmt: skip
 """Files that take long, the longest first, and every third one that mostly waits: both cores have work then."""
 
+SLOW = (
+    "attacks/test_loaders.py::test_each_row_counts_once[fork-new]",
+    "attacks/test_twins.py::test_twins_share_nothing_and_one_outlives_the_other[torchrun]",
+    "bindings/test_elastic.py::test_a_worker_is_killed_another_one_comes_and_nobody_can_tell[tensorflow]",
+    "cluster/test_elastic_hosts.py::test_a_job_that_has_to_end_goes_on_from_its_checkpoint_when_slurm_has_requeued_it[it",
+    "compat/test_talks_2018.py::test_a_script_of_2018_learns",
+    "elastic/test_faults.py::test_in_slurm",
+    "elastic/test_faults.py::test_on_two_hosts",
+    "elastic/test_soak.py::test_random_faults_change_nothing",
+    "elastic/test_soak.py::test_workers_re_form_again_and_again",
+    "engines/test_contract.py::test_engine[hybrid-aabb-every_op_on_every_dtype]",
+    "engines/test_mpi.py::test_engine[openmpi-4-every_op_on_every_dtype]",
+    "jax/test_on_ranks.py::test_the_example_learns",
+    "keras/test_keras.py::test_everything_on_ranks[torch-3]",
+    "slurm/test_leases.py::test_the_lead_loses_power_and_is_queued_again_with_its_held_leases",
+    "tensorflow/test_tensorflow.py::test_the_example_learns",
+    "tensorflow/test_tensorflow.py::test_the_slow_way_is_right_too",
+    "test_docs.py::test_commands_of_a_page_run[docs/how-to/train-on-a-ray-dask-or-spark-cluster.md]",
+    "test_examples.py::test_the_demo_reaches_the_same_accuracy_on_one_worker_and_several",
+    "torch/test_noise_scale.py::test_the_estimate_of_a_job_is_within_ten_percent_of_the_truth",
+    "torch/test_on_ranks.py::test_on_ranks[3-mpi",
+    "torch/test_on_ranks.py::test_on_ranks[3-overlapped",
+    "workbench/test_differential.py::test_programs_of_a_fixed_seed_do_what_the_oracle_does[1,2,3",
+)
+"""Tests, by how their names begin, that ``make test`` leaves to ``make slow``; CI runs both."""
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take long: the process that got one last would be alone with it at the end."""
     order = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path, len(LONG)))
+    unmet = set(SLOW)
+    for item in items:
+        if found := [name for name in SLOW if item.nodeid.startswith(f"tests/{name}")]:
+            item.add_marker(pytest.mark.slow)
+            unmet.difference_update(found)
+    if unmet and config.args == config.getini("testpaths") and "LARGE" not in os.environ:
+        raise pytest.UsageError(f"tests/conftest.py has slow tests that are not there: {sorted(unmet)}")
 
 
 _Made = TypeVar("_Made", Cluster, SlurmCluster)
