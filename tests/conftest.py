@@ -74,18 +74,26 @@ SLOW = (
 """Tests, by how their names begin, that ``make test`` leaves to ``make slow``; CI runs both."""
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(tryfirst=True)  # before pytest takes out what ``-m`` does not ask for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take long: the process that got one last would be alone with it at the end."""
     order = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path, len(LONG)))
-    unmet = set(SLOW)
-    for item in items:
-        if found := [name for name in SLOW if item.nodeid.startswith(f"tests/{name}")]:
-            item.add_marker(pytest.mark.slow)
-            unmet.difference_update(found)
+    unmet = _mark_slow(items)
     if unmet and config.args == config.getini("testpaths") and "LARGE" not in os.environ:
-        raise pytest.UsageError(f"tests/conftest.py has slow tests that are not there: {sorted(unmet)}")
+        raise pytest.UsageError(f"tests/conftest.py has slow tests that are not there: {unmet}")
+
+
+def _mark_slow(items: list[pytest.Item]) -> list[str]:
+    """Mark the tests of ``SLOW``; its rows that no test has, of files that were not skipped for want of a package."""
+    files = {item.nodeid.partition("::")[0] for item in items}
+    unmet = {name for name in SLOW if f"tests/{name}".partition("::")[0] in files}
+    for item in items:
+        found = {name for name in SLOW if item.nodeid.startswith(f"tests/{name}")}
+        if found:
+            item.add_marker(pytest.mark.slow)
+            unmet -= found
+    return sorted(unmet)
 
 
 _Made = TypeVar("_Made", Cluster, SlurmCluster)
