@@ -57,6 +57,8 @@ SLOW = (
     "elastic/test_faults.py::test_on_two_hosts",
     "elastic/test_soak.py::test_random_faults_change_nothing",
     "elastic/test_soak.py::test_workers_re_form_again_and_again",
+    "elastic/test_told.py::test_at_every_moment_it_ends_and_leaves_nothing_that_something_waits_for[SIGINT-each-1",
+    "elastic/test_told.py::test_at_every_moment_it_ends_and_leaves_nothing_that_something_waits_for[SIGTERM-each-1",
     "engines/test_contract.py::test_engine[hybrid-aabb-every_op_on_every_dtype]",
     "engines/test_mpi.py::test_engine[openmpi-4-every_op_on_every_dtype]",
     "jax/test_on_ranks.py::test_the_example_learns",

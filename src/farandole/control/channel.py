@@ -54,6 +54,7 @@ from farandole.control.sockets import (
     NOBLOCK,
     RCVMORE,
     SNDMORE,
+    Context,
     allow_descriptors,
     client_socket,
     connect,
@@ -86,7 +87,7 @@ class Router:
         self._received = self._sent = 0
         self._last: tuple[Message | None, bytes] = (None, b"")
         allow_descriptors()
-        self._context = zmq.Context()
+        self._context = Context()
         # Before the socket listens: where nobody answers for newcomers, ZeroMQ lets in all who know the server's key.
         self._door = Door(self._context, keys.client.public)
         self._socket = new_socket(self._context, zmq.ROUTER)
@@ -247,8 +248,8 @@ class Dealer:
         self.address = address
         self.is_taking = False
         """Set before a message leaves the socket, for a receiver that may be interrupted on the way: it resets this."""
-        self._own_context = None if context is not None else zmq.Context()
-        self._socket = client_socket(context or self._own_context or zmq.Context(), keys)
+        self._own_context = None if context is not None else Context()
+        self._socket = client_socket(context or self._own_context or Context(), keys)
         self._socket.routing_id = identity
         if silence_s:
             self._socket.heartbeat_ivl = max(1, int(silence_s * 1000 / PINGS))
@@ -357,7 +358,7 @@ class Dealer:
             self._socket.close(None if deliver else 0)
             os.close(self._bell)
             if self._own_context is not None:
-                self._own_context.term()
+                self._own_context.destroy(0)
 
     def __enter__(self) -> Dealer:
         return self

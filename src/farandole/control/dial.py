@@ -29,7 +29,7 @@ import zmq
 from farandole.control.addresses import endpoints
 from farandole.control.admission import HANDSHAKE_FAILED, Monitor
 from farandole.control.keys import JobKeys
-from farandole.control.sockets import client_socket, connect
+from farandole.control.sockets import Context, client_socket, connect
 from farandole.errors import ControlError
 
 
@@ -61,7 +61,7 @@ class _Attempts:
         self.refused: list[str] = []
         self.called_off = False
         self._keys, self._lifeline = keys, lifeline
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # of our own: it ends with these sockets
+        self._context = Context()  # of our own: it ends with these sockets
         self._open: dict[int, tuple[str, zmq.Socket[bytes], Monitor]] = {}
         self._poll = select.poll()
         self._names = _Names()
@@ -98,7 +98,7 @@ class _Attempts:
         for _, link, monitor in self._open.values():
             monitor.close()
             link.close(0)  # no lingering: nothing was sent, and an address that leads nowhere would hold up term()
-        self._context.term()
+        self._context.destroy(0)
         self._names.close()
 
     def _connect(self, address: str) -> None:

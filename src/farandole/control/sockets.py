@@ -8,6 +8,7 @@ if is_readable(socket): frame = socket.recv(NOBLOCK)
 from __future__ import annotations
 
 import resource
+from typing import final
 
 import zmq
 
@@ -28,6 +29,18 @@ LONGEST_WAIT_S = 86400.0
 
 CUT_BYTES = 2 * LIMIT_BYTES
 """A peer that announces a frame above this is cut off before memory is spent on it; up to it, the frame is dropped."""
+
+
+@final
+class Context(zmq.Context[zmq.Socket[bytes]]):
+    """ZeroMQ context that nobody waits for when it is forgotten.
+
+    An exception that comes between any two lines (Ctrl-C) may leave it to the garbage collector with sockets that are
+    open, or in use by other threads. Terminating it there would wait for them for ever.
+    """
+
+    def __del__(self) -> None:
+        """Leave everything to the end of the process."""
 
 
 def client_socket(context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys) -> zmq.Socket[bytes]:

@@ -18,8 +18,10 @@ next generation, agree on the newest state, and the function is called again.
 # So the handler takes no lock, and raises nothing while there is a session: an exception in the middle of a step would
 # cost all ranks that step. It sets a flag and has the session say in the next vote, or commit, that a change is due;
 # all ranks then leave their generation at the same commit, and this one looks at its flag. The flag outlives the
-# session, which may have heard of the signal in its last moment. Only where there is no session does the handler
-# raise: nobody else would, as the wait for the next generation may be long, and there is no step that it could cost.
+# session, which may have heard of the signal in its last moment. Nor does it raise on top of ``shutdown`` and
+# ``rejoin``, of which an exception between two lines would leave half: sockets that are open, for which something
+# waits later and for ever. It has the wait for the next generation end (``withdraw``), and ``_Turn._rejoin`` looks at
+# the flag. So it raises only where this process is in no session and at neither: as nobody else would.
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ from typing import Concatenate, ParamSpec, TypeVar, cast, final
 from farandole import events
 from farandole.control.run_messages import Progressed
 from farandole.elastic.worker.state import State
-from farandole.errors import AbortError, CollectiveError, HostsUpdatedInterrupt, MismatchError
-from farandole.runtime.session.init import current, finish, is_initialized, rejoin, shutdown
+from farandole.errors import AbortError, CollectiveError, HostsUpdatedInterrupt, MismatchError, StartError
+from farandole.runtime.session.init import current, finish, is_initialized, rejoin, shutdown, withdraw
 
 S = TypeVar("S", bound=State)
 P = ParamSpec("P")
@@ -114,12 +116,17 @@ class _Notice:
     def _give(self) -> None:
         self._given = True
         if is_initialized():
-            current().change("a worker was told to end (SIGTERM)")
+            self.announce()
             current().forget_orders()  # all workers are told when a job's time is up: a pause must not outlast it
-        else:
-            # It is between two sessions, and nobody reads ``change_due``. In a forked child (of a data loader, say),
-            # which has no session either, this ends the child, as SIGTERM should.
+        elif not withdraw():
+            # It is in no session, and nobody reads ``change_due``. In a forked child (of a data loader, say) this ends
+            # the child, as SIGTERM should.
             self.heed()
+
+    def announce(self) -> None:
+        """Have the session say that a change is due, if SIGTERM has come."""
+        if self._given:
+            current().change("a worker was told to end (SIGTERM)")
 
 
 @final
@@ -155,10 +162,15 @@ class _Turn:
     def _rejoin(self, notice: _Notice) -> None:
         """Leave the session and join the next generation, unless this worker was told to end."""
         shutdown()
-        # Between the two: a signal that came while there was a session has told that session only, and it is gone. One
-        # that comes after this line ends the wait by itself.
+        # Between the two: a signal that came until now has told the session only, and that is gone. One that comes
+        # after this line ends the wait.
         notice.heed()
-        rejoin(self._state.content, self._state._step)
+        try:
+            rejoin(self._state.content, self._state._step)
+        except StartError:
+            notice.heed()
+            raise
+        notice.announce()  # it may have come after the wait, and before there was a session to be told
 
     def after_fault(self, error: CollectiveError) -> _Turn:
         """The next turn; raises ``error`` once the same step has failed too often."""

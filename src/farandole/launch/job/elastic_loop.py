@@ -243,6 +243,8 @@ class ElasticLoop(Loop):
         orders = []
         while self._formation.orders:
             orders.append(self._formation.orders.popleft())
+        if self._orders is not None:
+            return  # everything ends, and nobody who leaves now is replaced
         starts = [each.action for each in orders if isinstance(each.action, actions.Start)]
         # All at once, before the first is started: ranks and sizes of workers count those that are started with them.
         self._hosts.update((start.worker_id, start.host) for start in starts)
@@ -291,6 +293,8 @@ class ElasticLoop(Loop):
     # -- actions ------------------------------------------------------------------------------------------------------
 
     def _note(self, decision: actions.Decision) -> None:
+        if self._orders is not None:
+            return  # nobody obeys it
         action = decision.action
         is_first = isinstance(action, actions.Form) and action.generation == 1
         if self._job.verbose or (isinstance(action, SAID) and not is_first):

@@ -10,6 +10,7 @@ leaves the one of its parent alone.
 Threads. ``init``, ``rejoin`` and ``shutdown`` may come from any thread, and hold ``_here.lock`` from beginning to end,
 as two of them cannot take place at once. Signal handlers call them on top of the main thread, hence an ``RLock``; what
 a handler cannot do there, as the frame below it is in the middle of it, ``_doing`` tells and ``require_rest`` refuses.
+A handler that has to end such a wait withdraws (``withdraw``), and raises nothing on top of it.
 Every operation reads ``_here.session`` without the lock, which may be held for minutes: it is one reference, set when
 the session is complete, and taken away before that is closed, so that no new operation finds one that is ending.
 """
@@ -44,6 +45,7 @@ from farandole.runtime.session import tracebacks
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set, require_registered
 from farandole.runtime.session.session import Session
 from farandole.runtime.session.start import Past, start
+from farandole.runtime.session.withdrawal import Withdrawal
 
 __all__ = [
     "ProcessSet",
@@ -68,6 +70,7 @@ __all__ = [
     "settle_before_leaving",
     "shutdown",
     "takes_part",
+    "withdraw",
 ]
 
 
@@ -110,8 +113,19 @@ def rejoin(state: str = "", state_step: int = 0) -> None:
     """
     with _here.lock:
         _here.require_rest("the next generation")
+        _here.withdrawal = Withdrawal()  # first: it also ends a wait that has not begun
         _here.leave()
         _here.join(state, state_step)
+
+
+def withdraw() -> bool:
+    """Have ``rejoin`` wait no longer, in a signal handler on top of it: it raises ``StartError`` then.
+
+    False in a process that is in the middle of neither that nor ``shutdown``: the handler may raise an exception.
+    """
+    if _here.is_changing:
+        _here.withdrawal.give()
+    return _here.is_changing
 
 
 def shutdown() -> None:
@@ -302,6 +316,7 @@ class _Here:
         self.sessions = 0
         self.forgetting: list[Callable[[], object]] = []
         self._doing = ""  # with the lock
+        self.withdrawal = Withdrawal()
         self.settling: list[Callable[[], None]] = []
         self._step_s: float | None = None  # the longest step of the last session; of none, before the first
         self._inherited: Session | None = None
@@ -311,6 +326,11 @@ class _Here:
         """Raise ``UsageError`` in a signal handler that has interrupted ``init`` or ``shutdown``. With the lock."""
         if self._doing:
             raise interrupted(asked, self._doing)
+
+    @property
+    def is_changing(self) -> bool:
+        """True in the middle of ``init`` or ``shutdown``, where an exception of a handler might leave half of it."""
+        return bool(self._doing)
 
     @contextlib.contextmanager
     def _busy(self, doing: str) -> Iterator[None]:
@@ -329,7 +349,7 @@ class _Here:
         with self._busy("init()"):
             while self.session is None:
                 try:
-                    self.session = start(*self.asked, Past(self._step_s, state, state_step))
+                    self.session = start(*self.asked, Past(self._step_s, state, state_step), self.withdrawal)
                 except BaseException as error:  # Ctrl-C, too: children must be free to take the place of this process
                     lineage.release()
                     if not isinstance(error, AbortError) or not detect().is_elastic:
@@ -406,6 +426,7 @@ class _Here:
     def _forget(self) -> None:
         # In the child, in its only thread.
         self.lock, self._doing = threading.RLock(), ""  # the parent's may be held by a thread that is not here
+        self.withdrawal = Withdrawal()
         lineage.release()
         Reentry.forsake_all()
         self._inherited = (

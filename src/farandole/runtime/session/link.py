@@ -16,15 +16,16 @@ import uuid
 from typing import Any, final
 
 import msgspec
-import zmq
 
 from farandole.cluster.contact import is_loopback
 from farandole.cluster.environment import CONTROLLER
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
 from farandole.control.messages import Hello, Refuse, Stay, Welcome
+from farandole.control.sockets import Context
 from farandole.errors import ControlError, FarandoleError, StartError
 from farandole.events import logger
+from farandole.runtime.session.withdrawal import Withdrawal
 
 CONTROLLER_GRACE_S = 5.0
 """Time that a worker waits longer than its controller, which knows who is missing, and says so first."""
@@ -62,21 +63,30 @@ class Link:
     """Connects within ``timeout_s``, or raises ``StartError``.
 
     A controller that is silent for ``silence_s`` (0: however long) counts as gone, if it is beyond this host. Where it
-    is ``replaced`` then, ``ControllerLostError`` is raised for what this process may try again.
+    is ``replaced`` then, ``ControllerLostError`` is raised for what this process may try again. Until ``join`` has
+    returned, ``withdrawal`` ends its waits.
     """
 
     def __init__(
-        self, assignment: Assignment, timeout_s: float, silence_s: float = 0.0, *, replaced: bool = False
+        self,
+        assignment: Assignment,
+        timeout_s: float,
+        silence_s: float = 0.0,
+        *,
+        replaced: bool = False,
+        withdrawal: Withdrawal | None = None,
     ) -> None:
         self.worker = uuid.uuid4().hex
+        self._withdrawal = withdrawal or Withdrawal()
         self._assignment, self._timeout_s, self._begin_s = assignment, timeout_s, time.monotonic()
         self._replaced = replaced
         self._silence_s = 0.0 if is_loopback(assignment.controller) else silence_s
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = Context()
         self._dealers: list[Dealer] = []
         try:
             keys = JobKeys.from_secret(assignment.key)
             self.up, self.control, self.orders = (self._dial(keys, suffix) for suffix in (b"u", b"c", b"o"))
+            self._withdrawal.applies_to(self)
             for dealer in self._dealers:  # their handshakes are under way together
                 dealer.flush(max(0.1, timeout_s - (time.monotonic() - self._begin_s)))
         except ControlError as error:
@@ -119,6 +129,9 @@ class Link:
         except ControlError as error:
             text = f"rank {hello.worker_id} on {hello.host} waited for the other ranks: {error}"
             raise self._failure(text) from error
+        self._withdrawal.applies_to(None)
+        if self._withdrawal.given:
+            raise StartError(f"rank {hello.worker_id} on {hello.host} was told to end before the job was formed")
         if isinstance(answer, Welcome):
             return answer
         if isinstance(answer, Refuse):
@@ -138,9 +151,15 @@ class Link:
 
     def close(self, *, deliver: bool = True) -> None:
         """Disconnect; first ``deliver`` what was sent, if there is anybody to. Idempotent."""
-        for dealer in self._dealers:  # each waits for its reader; the context would wait for ever for an open socket
+        self._withdrawal.applies_to(None)
+        for dealer in self._dealers:  # each waits for its reader
             dealer.close(deliver=deliver)
-        self._context.term()
+        self._context.destroy(0)  # with a socket that an exception has left open: ``term`` would wait for it for ever
+
+    def interrupt(self) -> None:
+        """End the waits of the constructor and of ``join``: they raise ``StartError``."""
+        for dealer in self._dealers:
+            dealer.interrupt()
 
     def _failure(self, text: str) -> FarandoleError:
         """The error to raise: ``ControllerLostError`` where another controller will come, else ``StartError``."""

@@ -1,6 +1,6 @@
 """Start of a session: from the launcher's environment to a rank among the others.
 
-session = start(comm=None, process_sets=None, overrides={}, past=Past())
+session = start(comm=None, process_sets=None, overrides={}, past=Past(), withdrawal=Withdrawal())
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike
 from farandole.runtime.session.rendezvous import meet
 from farandole.runtime.session.session import Session
 from farandole.runtime.session.stacks import stack_dump
+from farandole.runtime.session.withdrawal import Withdrawal
 from farandole.settings import Settings
 from farandole.topology import Topology
 
@@ -57,8 +58,9 @@ def start(
     process_sets: Sequence[ProcessSetLike] | str | None,
     overrides: Mapping[str, Any],
     past: Past,
+    withdrawal: Withdrawal,
 ) -> Session:
-    """See ``session.init``."""
+    """See ``session.init``; ``withdrawal`` ends the wait for the other ranks."""
     require_gil()
     environment = environment_of(comm)
     settings = settings_of(environment, overrides)
@@ -70,7 +72,7 @@ def start(
         lineage.require_no_ancestor(environment)
         lineage.hold(environment)
         try:
-            session = _persistently(meet(environment, part, settings), settings, sets, past)
+            session = _persistently(meet(environment, part, settings), settings, sets, past, withdrawal)
         except BaseException:
             lineage.release()
             raise
@@ -91,12 +93,14 @@ def require_gil() -> None:
         )
 
 
-def _persistently(assignment: Assignment, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
+def _persistently(
+    assignment: Assignment, settings: Settings, sets: Sequence[ProcessSet], past: Past, withdrawal: Withdrawal
+) -> Session:
     """Join the next controller where one is lost; ``StartError`` after ``MOST_REFUSALS`` refusals in a row."""
     refusals = 0
     while True:
         try:
-            return _among_others(assignment, settings, sets, past)
+            return _among_others(assignment, settings, sets, past, withdrawal)
         except ControllerLostError as error:
             refusals = refusals + 1 if error.refused else 0
             if refusals == MOST_REFUSALS:
@@ -104,10 +108,14 @@ def _persistently(assignment: Assignment, settings: Settings, sets: Sequence[Pro
             events.logger.info("%s; looking for the next one", error)
 
 
-def _among_others(assignment: Assignment, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
+def _among_others(
+    assignment: Assignment, settings: Settings, sets: Sequence[ProcessSet], past: Past, withdrawal: Withdrawal
+) -> Session:
     moments = [time.monotonic()]
     is_elastic = assignment.expected == ANY
-    link = Link(assignment, settings.start_timeout_s, settings.host_timeout_s, replaced=is_elastic)
+    link = Link(
+        assignment, settings.start_timeout_s, settings.host_timeout_s, replaced=is_elastic, withdrawal=withdrawal
+    )
     try:
         moments.append(time.monotonic())
         welcome = link.join(_hello(link, assignment, sets, past), settings.elastic_timeout_s if is_elastic else 0)

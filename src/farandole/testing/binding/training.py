@@ -81,8 +81,9 @@ def an_overflow_on_one_rank_is_a_step_that_none_takes(b: BindingUnderTest) -> No
 
 def virtual_workers_compute_the_same_bits(b: BindingUnderTest) -> None:
     """Whatever the number of ranks: those of one rank alone; and in all but the bits, what a plain batch gives."""
+    workers = max(VIRTUAL_WORKERS, b.size)
     for rows in (24, 17):
-        together = b.trainer("sgd", virtual_workers=VIRTUAL_WORKERS)
+        together = b.trainer("sgd", virtual_workers=workers)
         if together is None:
             return
         for step in range(5):
@@ -90,7 +91,7 @@ def virtual_workers_compute_the_same_bits(b: BindingUnderTest) -> None:
         assert_alike(b, together)
         own = b.hvd.add_process_set([0]) if b.size > 1 else b.hvd.global_process_set
         if b.rank == 0:
-            one = b.trainer("sgd", virtual_workers=VIRTUAL_WORKERS, process_set=own)
+            one = b.trainer("sgd", virtual_workers=workers, process_set=own)
             plain = b.trainer("sgd", distributed=False)
             assert one is not None
             assert plain is not None
