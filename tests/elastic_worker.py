@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from farandole import events
 from farandole.collective import ReduceOp
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
-from farandole.runtime.session.init import current, init, shutdown
+from farandole.runtime.session.init import current, init, is_initialized, shutdown
 from farandole.testing.faults import Fault, inject
 from farandole.testing.jobs import NumpyCalls
 
@@ -113,6 +114,30 @@ def expect_notice() -> None:
     events.subscribe(tell)
 
 
+def expect_notice_slowly() -> None:
+    """The same, letting the others come to the next generation, and taking long to end."""
+    LAST.extend([(FOLDER / "go").touch, until_end])
+    expect_notice()
+
+
+def withdraw_slowly() -> None:
+    """Be told to end when this generation has been left, let the others come to the next one, and take long to end."""
+
+    def tell(event: events.Event) -> None:
+        if isinstance(event, events.Milestone) and event.phase == "reform":
+            threading.Thread(target=told_outside, daemon=True).start()
+
+    LAST.extend([(FOLDER / "go").touch, until_end])
+    events.subscribe(tell)
+
+
+def told_outside() -> None:
+    """Be told to end in no generation."""
+    while is_initialized():
+        time.sleep(STEP_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def leave_slowly() -> None:
     """Be told to end, and do so when the file is there: as long as others may take for a last checkpoint."""
     LAST.append(until_end)
@@ -140,6 +165,8 @@ ACTIONS = {
     "expect notice": expect_notice,
     "fail slowly": fail_slowly,
     "leave slowly": leave_slowly,
+    "withdraw slowly": withdraw_slowly,
+    "expect notice slowly": expect_notice_slowly,
     "pause": signal.pause,
     "finish": finish,
     "slow": lambda: time.sleep(SLOW_S),

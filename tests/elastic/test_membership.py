@@ -334,6 +334,15 @@ def test_nobody_waits_for_a_worker_that_was_told_to_end_and_it_may_take_its_time
     assert job.tell(1000.0, WorkerExited(1, 143, "it exited with code 143")) == [actions.Start(2, "a", 1)]
 
 
+@pytest.mark.parametrize("comes", [True, False], ids=["has come", "was to come"])
+def test_nobody_waits_for_a_worker_that_is_told_to_end_between_two_generations(comes: bool) -> None:
+    job = Job(Policy(hang_timeout_s=500.0, elastic_timeout_s=50.0), {"a": 2}).train()
+    job.tell(9.0, GenerationEnded(1, "an engine failed"), job_events.WorkerLeft(1), *(came(1) if comes else ()))
+    assert job.tell(9.1, job_events.WorkerLeft(1, told=True)) == []
+    assert job.tell(9.2, *came(0)) == [actions.Form(2, [0])]
+    assert job.tell(99.0, WorkerExited(1, 143, "it exited with code 143")) == [actions.Start(2, "a", 1)]
+
+
 def test_the_job_waits_for_the_last_checkpoint_of_a_worker_that_was_told_to_end() -> None:
     job = Job(Policy(start_timeout_s=30.0, elastic_timeout_s=50.0), {"a": 1}).train()
     assert job.tell(9.0, job_events.WorkerLeft(0, told=True)) == []

@@ -150,6 +150,19 @@ def test_the_others_go_on_while_the_process_of_a_worker_that_was_told_to_end_is_
     assert end(running) == 0
 
 
+@pytest.mark.parametrize("expects", ["expect notice slowly", "withdraw slowly"], ids=["leaving", "waiting"])
+def test_the_others_go_on_without_a_worker_that_was_told_to_end_between_two_generations(
+    train: Train, expects: str
+) -> None:
+    faults = ("0:20:wait", "1:20:kill", f"2:19:{expects}")
+    running = train("-np", "3", "--min-np", "1", "--hang-timeout", "600", faults=faults)
+    first = generation(running, lambda number, _: number == 1)
+    second = generation(running, lambda number, _: number == 2)
+    assert first[2].process not in [each.process for each in second]
+    assert first[2].process in running.left()
+    assert end(running) == 0
+
+
 def test_a_notice_that_comes_between_two_generations_is_heeded(train: Train) -> None:
     running = train("-np", "2", "--min-np", "2", faults=("0:19:expect notice", "1:20:kill"))
     assert running.end() == 137

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farandole.control.endings import GenerationEnded
-from farandole.control.messages import Abort, Blocked, ChangeDue, Entry, Hello, Leave, Progress, Stay, Submit
+from farandole.control.messages import Abort, Blocked, ChangeDue, Entry, Hello, Leave, Progress, Stay, Submit, Withdraw
 from farandole.elastic.membership.formation import ElasticFormation
 from farandole.elastic.membership.job_events import Answered, WorkerHung, WorkerLeft
 from farandole.elastic.membership.journal import Recorded, read
@@ -59,7 +59,7 @@ def test_who_stays_is_told_to_come_when_its_state_allows_it() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Stay(7, 1, wait=True), SUBMIT, Leave(7, "it broke"), Blocked(7, 0, "o", 1, "", 9.0), hello(1)],
+    [Stay(7, 1, wait=True), SUBMIT, Leave(7, "it broke"), Blocked(7, 0, "o", 1, "", 9.0), hello(1), Withdraw(1)],
     ids=lambda message: type(message).__name__,
 )
 def test_who_needs_a_controller_ends_it_for_all(message: Any) -> None:

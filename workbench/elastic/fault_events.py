@@ -23,6 +23,8 @@ def happen(world: JobWorld, kind: str, who: int | str) -> None:
         _fail(world, int(who), in_apply=kind != "fail")
     elif kind == "raise":
         _raise(world, int(who))
+    elif kind == "notice":
+        _withdraw(world, int(who))
     elif kind == "hurry":
         world.pass_time()
     elif kind == "lose lead":
@@ -51,6 +53,12 @@ def _raise(world: JobWorld, worker_id: int) -> None:
     )
     world.say(worker_id, job_events.WorkerLeft(worker_id, ending=True))
     world.end(worker_id, 1)
+
+
+def _withdraw(world: JobWorld, worker_id: int) -> None:
+    """Tell a worker to end that waits for the next generation: it says so, and its process ends some time later."""
+    world.say(worker_id, job_events.WorkerLeft(worker_id, told=True))
+    world.end(worker_id, 143)
 
 
 def _lose(world: JobWorld, host: str, cut: bool) -> None:

@@ -20,6 +20,9 @@ SMALL = {
     "three workers, two killed": JobSetup({"a": 3}, ONCE, budget=(("kill", 2),)),
     "three workers, one killed": JobSetup({"a": 3}, ONCE, budget=(("kill", 1),)),
     "two workers, one killed and one hung": JobSetup({"a": 2}, ONCE, budget=(("kill", 1), ("hang", 1))),
+    "three workers, one killed and one told to end": JobSetup(
+        {"a": 3}, ONCE, samples=3, budget=(("kill", 1), ("notice", 1))
+    ),
     "two workers, one raises": JobSetup({"a": 2}, ONCE, budget=(("fail", 1),)),
     "three workers, the script of one raises": JobSetup({"a": 3}, ONCE, budget=(("raise", 1),)),
     "two workers, one raises while it applies a step": JobSetup({"a": 2}, ONCE, budget=(("fail in apply", 1),)),

@@ -115,7 +115,7 @@ def draw_setup(chance: random.Random) -> JobSetup:
         cooldown_range_s=(0.0, 20.0),
         reset_limit=chance.choice((0, 0, 0, 5)),
     )
-    kinds = ("kill", "kill", "hang", "fail", "fail in apply", "lose host", "cut host")
+    kinds = ("kill", "kill", "hang", "notice", "fail", "fail in apply", "lose host", "cut host")
     budget = {kind: chance.randint(0, 1) for kind in kinds if chance.random() < 0.6}
     if chance.random() < 0.2:
         budget["kill"] = 5

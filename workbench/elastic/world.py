@@ -185,6 +185,9 @@ class JobWorld:
                 actions += [
                     JobMove(kind, worker_id) for worker_id in up if self._can_fail(self.workers[worker_id], kind)
                 ]
+            elif left and kind == "notice":
+                waiting = [worker_id for worker_id in up if self.workers[worker_id].at == At.INIT]
+                actions += [JobMove(kind, worker_id) for worker_id in waiting]
             elif left:
                 actions += [JobMove(kind, worker_id) for worker_id in up]
         if self.planned < len(self.setup.plans):

@@ -111,6 +111,13 @@ class Leave(Message, frozen=True):
 
 
 @final
+class Withdraw(Message, frozen=True):
+    """I was told to end while I was in no generation: whether I have said ``Hello`` or not, I shall not come."""
+
+    worker_id: int
+
+
+@final
 class Unheard(Message, frozen=True):
     """I wait in a collective, and nothing has come from ``host``, where other members are, for too long."""
 
@@ -388,10 +395,10 @@ class Multicast(Message, frozen=True):
 
 
 Any: TypeAlias = (
-    Hello | Exchange | Submit | Leave | LaneClosed | Stay | Unheard | Blocked | Waits | Progress | SetTimeline
-    | TimelineSet | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | AskProgress | AskWaits
-    | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.Any | task_messages.Any | run_messages.Any
-    | search_messages.Any | slot_messages.Any | watch_messages.Any
+    Hello | Exchange | Submit | Leave | Withdraw | LaneClosed | Stay | Unheard | Blocked | Waits | Progress
+    | SetTimeline | TimelineSet | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | AskProgress
+    | AskWaits | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.Any | task_messages.Any
+    | run_messages.Any | search_messages.Any | slot_messages.Any | watch_messages.Any
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -54,7 +54,8 @@ class WorkerLeft(Event, frozen=True):
     """A member called ``shutdown()`` and raised no alarm: it is about to come again, or to end.
 
     If it is ``ending`` its script has raised: nothing but its end is to come. Nor is anything else where it was
-    ``told`` to end (SIGTERM), but that may take as long as a last checkpoint does.
+    ``told`` to end (SIGTERM), but that may take as long as a last checkpoint does. That may also be one who is no
+    member, or not yet.
     """
 
     worker_id: int

@@ -21,6 +21,9 @@ from farandole.runtime.coordination.stall import LATELY_S, STEPS_OF_PATIENCE
 GONE = (WorkerPhase.DISMISSED, WorkerPhase.DOOMED)
 """Phases of processes that are workers of the job no more."""
 
+BETWEEN = (WorkerPhase.GREETED, WorkerPhase.READY, WorkerPhase.LEFT)
+"""Phases of those that are in no generation, and may come to the next one."""
+
 LOST = 1
 """The exit status that a worker counts with whose host was lost."""
 
@@ -96,6 +99,8 @@ class JobState:
             self._leave(worker, now)
             if event.ending or event.told:
                 worker.enter(WorkerPhase.ENDING if event.ending else WorkerPhase.LEAVING, now)
+        elif worker is not None and event.told and worker.phase in BETWEEN:
+            worker.enter(WorkerPhase.LEAVING, now)
 
     def _on_answered(self, now: float, event: job_events.Answered) -> None:
         worker = self.workers.get(event.worker_id)

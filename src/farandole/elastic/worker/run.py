@@ -123,6 +123,11 @@ class _Notice:
             # the child, as SIGTERM should.
             self.heed()
 
+    @property
+    def has_come(self) -> bool:
+        """True if SIGTERM has."""
+        return self._given
+
     def announce(self) -> None:
         """Have the session say that a change is due, if SIGTERM has come."""
         if self._given:
@@ -162,11 +167,10 @@ class _Turn:
     def _rejoin(self, notice: _Notice) -> None:
         """Leave the session and join the next generation, unless this worker was told to end."""
         shutdown()
-        # Between the two: a signal that came until now has told the session only, and that is gone. One that comes
-        # after this line ends the wait.
-        notice.heed()
         try:
-            rejoin(self._state.content, self._state._step)
+            # A signal that came until now has told the session only, and that is gone. One that comes after this line
+            # ends the wait. In both cases the others are told, who would else wait for the end of this process.
+            rejoin(self._state.content, self._state._step, notice.has_come)
         except StartError:
             notice.heed()
             raise

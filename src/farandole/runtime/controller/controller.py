@@ -48,6 +48,7 @@ from farandole.control.messages import (
     Unheard,
     Waits,
     Welcome,
+    Withdraw,
 )
 from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
 from farandole.control.watch_messages import Acted, CellOver, Metrics, Prepared
@@ -107,6 +108,7 @@ class Controller:
             Hello: self._on_hello,
             GatheredParts: self._on_parts,
             Leave: self._on_leave,
+            Withdraw: self._on_withdraw,
             FetchTask: self._on_fetch,
             TaskResult: self._on_result,
         }
@@ -311,6 +313,14 @@ class Controller:
             self._stop_waiting(generation)
         if message.ending or not message.reason:
             self._formation.left(generation.members[rank].hello.worker_id, message.ending, message.told)
+
+    def _on_withdraw(self, identity: bytes, message: Withdraw) -> None:
+        generation = self._generation
+        if generation is not None and generation.rank_of(identity[:-1]) is not None:  # it was formed meanwhile
+            self._on_leave(identity, Leave(generation.number, worker_id=message.worker_id, told=True))
+        else:
+            self._formation.left(message.worker_id, ending=False, told=True)
+            self._form(self._clock())
 
     def _on_blocked(self, generation: Generation, rank: int, message: Blocked) -> None:
         now = self._clock()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from farandole.control.endings import GenerationEnded
-from farandole.control.messages import Abort, ChangeDue, Hello, Leave, Progress, Stay, TimelineSet
+from farandole.control.messages import Abort, ChangeDue, Hello, Leave, Progress, Stay, TimelineSet, Withdraw
 from farandole.control.watch_messages import Acted, CellOver, Metrics, Prepared
 from farandole.runtime.coordination.downlink import CONTROL, Send
 from farandole.runtime.coordination.formation import Formation
@@ -59,7 +59,7 @@ class InheritedGeneration:
 
     def takes(self, identity: bytes, message: Any) -> bool:
         """Take in a message; False if the controller is to handle it, too, or alone."""
-        if isinstance(message, Hello):
+        if isinstance(message, Hello | Withdraw):
             if message.worker_id in self._unheard:  # it was not in it any more, or never; the others may wait for it
                 self.end(f"worker {message.worker_id} has left it while no controller was there")
             return False

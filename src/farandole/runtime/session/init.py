@@ -105,15 +105,16 @@ def _require_main_interpreter() -> None:
             return
 
 
-def rejoin(state: str = "", state_step: int = 0) -> None:
+def rejoin(state: str = "", state_step: int = 0, withdrawn: bool = False) -> None:
     """Leave, and join again as ``init`` was last told to: the next generation of an elastic job.
 
     ``state`` says what this worker's state consists of, and ``state_step`` from which step the others could go on with
-    it; -1: from none. Raises ``StartError`` if the state of the others consists of something else.
+    it; -1: from none. Raises ``StartError`` if the state of the others consists of something else, and where this
+    worker withdraws, or is ``withdrawn`` already: then it tells the others that it will not come.
     """
     with _here.lock:
         _here.require_rest("the next generation")
-        _here.withdrawal = Withdrawal()  # first: it also ends a wait that has not begun
+        _here.withdrawal = Withdrawal(withdrawn)  # first: it also ends a wait that has not begun
         _here.leave()
         _here.join(state, state_step)
 

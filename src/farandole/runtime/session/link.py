@@ -21,7 +21,7 @@ from farandole.cluster.contact import is_loopback
 from farandole.cluster.environment import CONTROLLER
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
-from farandole.control.messages import Hello, Refuse, Stay, Welcome
+from farandole.control.messages import Hello, Refuse, Stay, Welcome, Withdraw
 from farandole.control.sockets import Context
 from farandole.errors import ControlError, FarandoleError, StartError
 from farandole.events import logger
@@ -87,17 +87,9 @@ class Link:
             keys = JobKeys.from_secret(assignment.key)
             self.up, self.control, self.orders = (self._dial(keys, suffix) for suffix in (b"u", b"c", b"o"))
             self._withdrawal.applies_to(self)
-            for dealer in self._dealers:  # their handshakes are under way together
-                dealer.flush(max(0.1, timeout_s - (time.monotonic() - self._begin_s)))
-        except ControlError as error:
-            failure = self._failure(
-                f"rank {assignment.worker_id} on {assignment.host} cannot join the job at {assignment.controller}: "
-                f"{error}"
-            )
-            self.close(deliver=False)
-            raise failure from error
+            self._connect()
         except BaseException:
-            self.close()
+            self.close(deliver=self._withdrawal.given)
             raise
 
     @property
@@ -130,8 +122,7 @@ class Link:
             text = f"rank {hello.worker_id} on {hello.host} waited for the other ranks: {error}"
             raise self._failure(text) from error
         self._withdrawal.applies_to(None)
-        if self._withdrawal.given:
-            raise StartError(f"rank {hello.worker_id} on {hello.host} was told to end before the job was formed")
+        self._require_stay()
         if isinstance(answer, Welcome):
             return answer
         if isinstance(answer, Refuse):
@@ -144,6 +135,25 @@ class Link:
             f"of {hello.expected}: the controller at {self._assignment.controller} ({CONTROLLER}) did not answer"
             + (f", it said {type(answer).__name__}" if answer is not None else "")
         )
+
+    def _connect(self) -> None:
+        self._require_stay()
+        try:
+            for dealer in self._dealers:  # their handshakes are under way together
+                dealer.flush(max(0.1, self._timeout_s - (time.monotonic() - self._begin_s)))
+        except ControlError as error:
+            self._require_stay()
+            own = self._assignment
+            raise self._failure(
+                f"rank {own.worker_id} on {own.host} cannot join the job at {own.controller}: {error}"
+            ) from error
+
+    def _require_stay(self) -> None:
+        """Tell the others that this process withdraws, if it does: nobody has to wait for its end."""
+        if self._withdrawal.given:
+            worker_id, host = self._assignment.worker_id, self._assignment.host
+            self.up.send(Withdraw(worker_id))
+            raise StartError(f"rank {worker_id} on {host} was told to end before the job was formed")
 
     def stay(self, generation: int, *, wait: bool = False) -> Stay | None:
         """Message for another controller that comes while ``generation`` lasts; ``None`` where none will come."""

@@ -24,8 +24,8 @@ class Wait(Protocol):
 class Withdrawal:
     """Withdrawal from a job that is about to be joined. It is given once, before the wait begins or during it."""
 
-    def __init__(self) -> None:
-        self.given = False
+    def __init__(self, given: bool = False) -> None:
+        self.given = given
         self._wait: Wait | None = None
 
     def give(self) -> None:
