@@ -54,6 +54,25 @@ def test_the_rank_that_ends_is_named_and_not_those_that_waited_for_it(
     assert ended.code == code
 
 
+def test_a_script_that_ends_well_after_its_job_has_failed_says_so(launch: Launch) -> None:
+    script = f"""
+from farandole.errors import AbortError
+from farandole.runtime.collectives.basics import rank
+from farandole.runtime.session.init import current, init
+init()
+{PLANNED}
+meet()
+try:
+    if not rank():
+        meet()
+except AbortError:  # as a framework does that drops what it has computed in the background
+    pass
+"""
+    ended = launch(2, script).ok()
+    assert "rank 0: the script ends without an error, but its last collectives have failed: rank 1 on" in ended.stderr
+    assert "rank 1: the script" not in ended.stderr
+
+
 def test_who_followed_others_comes_after_them_though_its_news_came_before() -> None:
     job = Job(3)
     job.form()

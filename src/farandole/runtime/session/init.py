@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
+from farandole import events
 from farandole.cluster.detect import detect
 from farandole.errors import (
     AbortError,
@@ -282,6 +283,7 @@ def _leave_at_exit() -> None:
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     if error is None:
         _here.finish()
+        _here.tell_unseen_end()
     _here.leave(error)
     _here.await_daemons()
 
@@ -391,6 +393,18 @@ class _Here:
         for thread in self.unfinished.living():
             if thread.is_alive():
                 join(thread)
+
+    def tell_unseen_end(self) -> None:
+        """Warn where the job of a script that ends in order has failed: nobody may have looked at the last results.
+
+        Frameworks compute in the background, and tell of an error where a result is used. Keras drops such errors.
+        """
+        session = self.session
+        if session is not None and session.end_reason and not session.has_left and not detect().is_elastic:
+            events.logger.warning(
+                "rank %d: the script ends without an error, but its last collectives have failed: %s",
+                session.topology.rank, session.end_reason,
+            )  # fmt: skip
 
     def await_daemons(self) -> None:
         """Wait for the threads of ``finish_before_leaving`` when the session is closed, which ends what they wait for.
