@@ -72,4 +72,4 @@ def _end(rng: random.Random, terms: PlanTerms) -> list[PlanAction]:
         return [PlanAction("structure", 50, 2 * terms.passes, rng.randint(0, 2), how)]
     if not terms.passes_params:
         return []
-    return [PlanAction("spoil", 51, 3 * terms.passes + terms.lag, rng.randint(0, 2))]
+    return [PlanAction("spoil", 51, (3 + terms.lag) * terms.passes, rng.randint(0, 2))]  # what lags, lags by steps
