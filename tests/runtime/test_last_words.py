@@ -69,7 +69,9 @@ except AbortError:  # as a framework does that drops what it has computed in the
     pass
 """
     ended = launch(2, script).ok()
-    assert "rank 0: the script ends without an error, but its last collectives have failed: rank 1 on" in ended.stderr
+    assert (
+        "rank 0: the script ends without a traceback, but its last collectives have failed: rank 1 on" in ended.stderr
+    )
     assert "rank 1: the script" not in ended.stderr
 
 

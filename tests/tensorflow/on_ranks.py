@@ -5,7 +5,6 @@ TensorFlow takes seconds to import, so one job runs all of them. Small thread po
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import shutil
 import sys
@@ -19,10 +18,11 @@ import tensorflow as tf
 
 import farandole.tensorflow as hvd
 from farandole.graphs import calls
-from farandole.graphs.library import original
 from farandole.tensorflow.graph import native
 from farandole.testing.binding.contract import run_contract
 from tests.bindings.tensorflow_under_test import TensorFlowUnderTest
+from tests.tensorflow import pairing
+from tests.tensorflow.raising import raises
 
 tf.config.threading.set_inter_op_parallelism_threads(2)
 tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -42,18 +42,6 @@ def both_ways(function: Callable[[], Any]) -> Iterator[Any]:
     """What a function returns eagerly, and as a graph."""
     yield function()
     yield graph(function)()
-
-
-@contextlib.contextmanager
-def raises(kind: type[BaseException], text: str) -> Iterator[None]:
-    """Fail unless the block raises our error of that kind, in a graph's words or not."""
-    found = None
-    try:
-        yield
-    except Exception as error:
-        found = original(error)
-    assert isinstance(found, kind), repr(found)
-    assert text in str(found), found
 
 
 def mine(*shape: int) -> Any:
@@ -425,6 +413,9 @@ def checkpoints_give_tensors_back() -> None:
     hvd.barrier()
     if hvd.rank() == 0:
         shutil.rmtree(folder)
+
+
+CASES += pairing.CASES
 
 
 @case

@@ -24,6 +24,7 @@ LARGE = bool(os.environ.get("LARGE"))  # see ``make large``
 def test_everything_on_ranks(launch: Any, size: int) -> None:
     finished = launch(size, FOLDER / "on_ranks.py", environment=QUIET, deadline_s=580.0).ok()
     cases = re.findall(r"^@case\ndef (\w+)", (FOLDER / "on_ranks.py").read_text(), re.MULTILINE)
+    cases += re.findall(r"^def (\w+)\(\) -> None", (FOLDER / "pairing.py").read_text(), re.MULTILINE)
     assert finished.lines() == sorted(cases)
 
 

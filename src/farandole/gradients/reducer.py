@@ -9,7 +9,7 @@ from farandole.elastic.worker.step_vote import Meet, StepVote
 from farandole.gradients.snapshots import StepSnapshots
 from farandole.gradients.tensors import Param, T, Tensors
 from farandole.gradients.terms import Terms
-from farandole.runtime.collectives.divergence import StepDigests
+from farandole.runtime.collectives.divergence import StepDigests, broadcasts
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
 
@@ -29,6 +29,10 @@ class Reducer(ABC, Generic[T]):
         self._snapshots = StepSnapshots(tensors)
         self._snapshot: StepDigests | None = None
         """Snapshot of the last step, if no meeting has compared it yet."""
+        self._broadcasts = -1
+        """Number of broadcasts before the first step; -1: a later one changes nothing."""
+        self._may_begin_late = True
+        """True until ranks have begun with what was broadcast after their first step: that is done once."""
 
     @property
     def is_global(self) -> bool:
@@ -50,19 +54,30 @@ class Reducer(ABC, Generic[T]):
             self.samples = self.step_vote.cast(self._meet(snapshot), self._passed) or None
         elif snapshot is not None:
             self._snapshot = snapshot
+            self._broadcasts = broadcasts.count if self._may_begin_late and not snapshot.step else -1
 
     def _uncompared(self) -> StepDigests | None:
-        """Take the snapshot that the next meeting is to compare, if there is one."""
+        """Take the snapshot that the next meeting is to compare, if there is one.
+
+        None of the first step where a broadcast has come after it: scripts of TensorFlow make variables in that step,
+        and broadcast them then. What differed is overwritten. So the second step is the first that counts.
+        """
         snapshot, self._snapshot = self._snapshot, None
-        return snapshot
+        if snapshot is None or self._broadcasts in (-1, broadcasts.count):
+            return snapshot
+        self.compare_anew()
+        self._may_begin_late = False
+        return None
 
     def compare_anew(self) -> None:
         """The next step is the first of other parameters: the first ones are all looked at. On all ranks at once."""
         self._snapshots = StepSnapshots(self._tensors)
+        self._may_begin_late = True
 
     def _forget_snapshots(self) -> None:
         """Begin anew, as all ranks do now."""
-        self._snapshots, self._snapshot = StepSnapshots(self._tensors), None
+        self.compare_anew()
+        self._snapshot = None
 
     @abstractmethod
     def settle(self) -> None:

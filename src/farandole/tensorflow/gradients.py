@@ -7,13 +7,15 @@ gradients = tape.gradient(loss, model.trainable_variables)
 # Threads. ``_lock`` guards ``_made``: functions may be traced on several threads. TensorFlow's threads run the calls:
 # see ``graphs/gradients``.
 #
-# A tape lives for one step and knows no optimizer, so a reduction belongs to the shapes of its gradients and to how
-# often these stood in the function before: the same one for each trace, on each rank, whatever was traced elsewhere.
-# Models of the same shapes share it. When the variables are others than before, ranks begin to compare anew.
+# A tape lives for one step and knows no optimizer, so a reduction belongs to the names and shapes of its gradients and
+# to how often these stood in the function before: the same one for each trace, on each rank, whatever was traced
+# elsewhere. Models of the same names and shapes share it. When the variables are others than before, ranks begin to
+# compare anew.
 
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -39,6 +41,9 @@ from farandole.tensorflow.topology import members
 Gradients: TypeAlias = list[AnyTensor | None]
 
 ops = TensorFlowOps("farandole.tensorflow")
+
+_NUMBERS = r"_\d+(?=[/_:]|$)"
+"""Numbers by which frameworks tell variables of one name apart: how many a process has made may differ by rank."""
 
 _lock = threading.Lock()
 _made: dict[object, _Shared] = {}
@@ -76,7 +81,8 @@ def reduce(gradients: Sequence[Any], sources: Sequence[Any], asked: Asked) -> li
         results = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in results]
     sparse = [i for i, g in enumerate(results) if isinstance(g, tf.IndexedSlices)]
     dense = [i for i, g in enumerate(results) if i not in sparse and (g is not None or not in_graph())]
-    reduced = _reduce_dense([results[i] for i in dense], [sources[i] for i in dense], asked) if dense else []
+    names = [_name(i, sources[i]) for i in dense]
+    reduced = _reduce_dense([results[i] for i in dense], [sources[i] for i in dense], names, asked) if dense else []
     for i, gradient in zip(dense, reduced, strict=True):
         results[i] = gradient
     for i in sparse:
@@ -87,7 +93,16 @@ def reduce(gradients: Sequence[Any], sources: Sequence[Any], asked: Asked) -> li
     return results
 
 
-def _reduce_dense(gradients: Gradients, sources: Sequence[Any], asked: Asked) -> Gradients:
+def _name(position: int, source: Any) -> str:
+    """The name of a gradient on all ranks: by the place of its variable, and how that is called, without numbers.
+
+    Shapes alone would not tell the gradient of a variable that one rank has from that of another, of another rank.
+    """
+    title = str(getattr(source, "path", None) or source.name) if is_variable(source) else ""
+    return f"{position}.{re.sub(_NUMBERS, '', title)}"
+
+
+def _reduce_dense(gradients: Gradients, sources: Sequence[Any], names: Sequence[str], asked: Asked) -> Gradients:
     compressed = [(None, None) if g is None else asked.compression.compress(g) for g in gradients]
     travelling = [t for t, _ in compressed]
     found = [_like(t, source, asked) for t, source in zip(travelling, sources, strict=True)]
@@ -95,9 +110,9 @@ def _reduce_dense(gradients: Gradients, sources: Sequence[Any], asked: Asked) ->
     if asked.op == ReduceOp.ADASUM or len(likes) < len(found):
         reduced = _one_by_one(travelling, sources, asked)
     elif record.should_record_backprop([t for t in travelling if t is not None]):
-        reduced = _recorded(travelling, likes, sources, asked)
+        reduced = _recorded(travelling, likes, sources, names, asked)
     else:
-        reduced = _together(travelling, likes, weights_of(sources), sources, asked)
+        reduced = _together(travelling, likes, weights_of(sources), sources, names, asked)
     return [
         None if t is None else asked.compression.decompress(t, context)
         for t, (_, context) in zip(reduced, compressed, strict=True)
@@ -105,21 +120,28 @@ def _reduce_dense(gradients: Gradients, sources: Sequence[Any], asked: Asked) ->
 
 
 def _together(
-    travelling: Gradients, likes: Sequence[Any], weights: list[AnyTensor], sources: Sequence[Any], asked: Asked
+    travelling: Gradients,
+    likes: Sequence[Any],
+    weights: list[AnyTensor],
+    sources: Sequence[Any],
+    names: Sequence[str],
+    asked: Asked,
 ) -> Gradients:
     """Reduce all gradients by one call."""
     if not in_graph():
-        made = _reducer(likes, asked, sources)
+        made = _reducer(likes, asked, sources, names)
         given = [None if t is None else values_of(t) for t in travelling]
         arrays = made.reduce(given, weights=[values_of(weight) for weight in weights])
         return [None if array is None else tf.convert_to_tensor(array) for array in arrays]
     refuse_xla(f"gradients of {len(likes)} variables")
-    made = _reducer(likes, asked, sources)
+    made = _reducer(likes, asked, sources, names)
     present = [t for t in travelling if t is not None]
     return call(made.spec, made.spec, [*present, *weights], [t.dtype for t in present], [t.shape for t in present])
 
 
-def _recorded(travelling: Gradients, likes: Sequence[Any], sources: Sequence[Any], asked: Asked) -> Gradients:
+def _recorded(
+    travelling: Gradients, likes: Sequence[Any], sources: Sequence[Any], names: Sequence[str], asked: Asked
+) -> Gradients:
     """``_together`` for a tape that records this: the gradient is the same reduction of the incoming gradients."""
     weights = weights_of(sources)  # out here: variables would be asked for their gradients
     given = [i for i, t in enumerate(travelling) if t is not None]
@@ -129,7 +151,7 @@ def _recorded(travelling: Gradients, likes: Sequence[Any], sources: Sequence[Any
         held: Gradients = [None] * len(travelling)
         for i, tensor in zip(given, tensors, strict=True):
             held[i] = tensor
-        reduced = _together(held, likes, weights, sources, asked)
+        reduced = _together(held, likes, weights, sources, names, asked)
         got[:] = [i for i, t in enumerate(reduced) if t is not None]
 
         def grad(*grads: AnyTensor) -> Any:
@@ -167,22 +189,22 @@ def _one_by_one(gradients: Gradients, sources: Sequence[Any], asked: Asked) -> G
     return ops.grouped_allreduce(given, None, "", "", Compression.none, asked.op, 1 / factor, factor, asked.process_set)
 
 
-def _reducer(likes: Sequence[Any], asked: Asked, sources: Sequence[Any]) -> GraphGradients:
-    """The reducer of gradients of these shapes: the same one in each trace of a function, and in each eager step.
+def _reducer(likes: Sequence[Any], asked: Asked, sources: Sequence[Any], names: Sequence[str]) -> GraphGradients:
+    """The reducer of such gradients: the same one in each trace of a function, and in each eager step.
 
-    Ranks tell reducers apart by how many gradients they reduce, how, and by the order in which they were made.
+    Ranks tell reducers apart by the names of their gradients, how they reduce, and the order in which they were made.
     """
     terms = (tuple((shape, dtype.name) for shape, dtype in likes), int(asked.op), asked.predivide)
     members = tuple(asked.process_set.ranks) if asked.process_set.process_set_id else ()
-    number = occurrence((terms, members)) if in_graph() else -1
+    number = occurrence((terms, members, *names)) if in_graph() else -1
     with _lock:
-        key = (terms, members, number)
+        key = (terms, tuple(names), id(asked.process_set), number)  # the set of the same ranks may be another one
         if key not in _made:
             how = gradient_reduction(asked.op, asked.predivide)
             label = f"tensorflow {len(likes)} {_digest(repr((terms[1:], members, number)))}"
             titles = [str(getattr(s, "path", getattr(s, "name", i))) for i, s in enumerate(sources)]
             _made[key] = _Shared(
-                GraphGradients(likes, None, Terms(how, process_set=asked.process_set), label, titles=titles)
+                GraphGradients(likes, names, Terms(how, process_set=asked.process_set), label, titles=titles)
             )
         return _made[key].of(sources[0])
 
@@ -258,7 +280,9 @@ class DistributedTape:
 def reduce_but(gradients: list[Any], sources: list[Any], asked: Asked, local: Sequence[int]) -> list[Any]:
     """Reduce gradients but those of ``local`` sources, which are divided by the number of ranks if so asked."""
     shared = [i for i, source in enumerate(sources) if variable_id(source) not in local]
-    results = [_scaled(gradient, asked) for gradient in gradients]
+    results = list(gradients)
+    for i in set(range(len(gradients))).difference(shared):
+        results[i] = _scaled(gradients[i], asked)
     reduced = reduce([gradients[i] for i in shared], [sources[i] for i in shared], asked)
     for i, gradient in zip(shared, reduced, strict=True):
         results[i] = gradient

@@ -168,6 +168,7 @@ def call(spec: str, name: str, inputs: Sequence[Any], dtypes: Sequence[Any], sha
     """Put a call into the graph that is being built; returns its results, with these dtypes and known dimensions."""
     refuse_xla(name)
     _refuse_old_loops(name)
+    _refuse_parallel_pipelines(name)
     with tf.device("CPU:0"), tf.control_dependencies(_before(name)):
         if native().module is not None:
             results = native().module.farandole_call(_handle(name), list(inputs), list(dtypes), spec)
@@ -236,6 +237,21 @@ def _refuse_old_loops(name: str) -> None:
                 "could not tell them apart. Call tf.compat.v1.enable_control_flow_v2(), or unroll the loop"
             )
         context = context.outer_context
+
+
+def _refuse_parallel_pipelines(name: str) -> None:
+    """Raise in a function of ``tf.data`` whose calls run at the same time; only the objects that trace it know that."""
+    graph = _function_graph()
+    if not getattr(graph, "name", "").startswith("Dataset_"):
+        return
+    frame = sys._getframe(1)
+    while frame is not None:
+        if type(frame.f_locals.get("self")).__name__.startswith(("_Parallel", "_MapAndBatch")):
+            raise UnsupportedError(
+                f"{name!r} stands in a function of tf.data that runs for several elements at the same time: ranks "
+                "could pair one element with another. Leave num_parallel_calls away, or call it outside of the pipeline"
+            )
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _handle(name: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, final
 import tensorflow as tf
 
 from farandole.collective import ReduceOp
-from farandole.errors import UnsupportedError
+from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.terms import checked_passes
 from farandole.runtime.collectives.compression import CompressorLike
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
@@ -26,24 +26,27 @@ from farandole.tensorflow.topology import session_op
 
 @final
 class LocalSums:
-    """Sums of the gradients of ``passes`` passes, in variables of this rank, until the last of them.
+    """Sums of the gradients of ``passes`` passes over one list of variables, kept on this rank until the last of them.
 
     They begin anew in each session: others would have made another number of passes, or the ranks be others.
     """
 
     def __init__(self, passes: int, average: bool) -> None:
         self._passes, self._average = passes, average
-        self._sums: list[Any] = []
+        self._sums: list[Any] = []  # one for each variable, ``None`` until it has a gradient
         self._count: Any = None
         self._session: Any = None
 
     def add(self, gradients: Sequence[Any]) -> list[Any]:
         """Add those of one pass; returns the sums, or means, so far."""
         dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
-        if self._count is None:
-            with tf.init_scope():
+        with tf.init_scope():
+            if self._count is None:
                 self._count, self._session = _variable([], tf.int64), _variable([], tf.int32)
-                self._sums = [None if g is None else _variable(g.shape, g.dtype) for g in dense]
+                self._sums = [None] * len(dense)
+            for i, gradient in enumerate(dense):
+                if gradient is not None and self._sums[i] is None:
+                    self._sums[i] = _variable(gradient.shape, gradient.dtype)
         session = session_op()
 
         def begin_anew() -> Any:
@@ -55,7 +58,7 @@ class LocalSums:
         is_begun = tf.cond(tf.equal(self._session.read_value(), session), lambda: tf.constant(False), begin_anew)
         with tf.control_dependencies([is_begun]):
             added = [tf.group(self._count.assign_add(tf.ones_like(self._count)))]
-            added += [tf.group(s.assign_add(g)) for s, g in zip(self._sums, dense, strict=True) if s is not None]
+            added += [tf.group(s.assign_add(g)) for s, g in zip(self._sums, dense, strict=True) if g is not None]
         with tf.control_dependencies(added):
             factor = 1.0 / self._passes if self._average else 1.0
             return [None if s is None else s.read_value() * tf.cast(factor, s.dtype) for s in self._sums]
@@ -81,9 +84,12 @@ def _variable(shape: Any, dtype: Any) -> Any:
 class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """An optimizer of ``tf.compat.v1`` whose gradients are those of all ranks."""
 
-    def __init__(self, optimizer: Any, name: str, use_locking: bool, asked: Asked, sums: LocalSums | None) -> None:
+    def __init__(self, optimizer: Any, name: str, use_locking: bool, asked: Asked, passes: int, average: bool) -> None:
         super().__init__(name=name, use_locking=use_locking)
-        self._optimizer, self._asked, self._sums = optimizer, asked, sums
+        self._optimizer, self._asked, self._passes, self._average = optimizer, asked, passes, average
+        # With the variables: the ``id`` of one that is gone comes again.
+        self._sums: dict[tuple[int, ...], tuple[LocalSums, list[Any]]] = {}
+        self._latest: LocalSums | None = None
         self._local: list[int] = []
 
     def register_local_var(self, var: Any) -> None:
@@ -95,16 +101,17 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
         """Gradients of all ranks, and their variables; the arguments are the optimizer's."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        if self._sums is None:
+        if self._passes == 1:
             return list(zip(self._reduced(gradients, variables), variables, strict=True))
-        summed = self._sums.add(gradients)
+        self._latest = sums = self._sums_of(variables)
+        summed = sums.add(gradients)
         present = [i for i, each in enumerate(summed) if each is not None]
 
         def reduced() -> list[Any]:
             return self._reduced([summed[i] for i in present], [variables[i] for i in present])
 
         with tf.control_dependencies([summed[i] for i in present]):
-            found = tf.cond(self._sums.is_last, reduced, lambda: [tf.identity(summed[i]) for i in present])
+            found = tf.cond(sums.is_last, reduced, lambda: [tf.identity(summed[i]) for i in present])
         for i, gradient in zip(present, found, strict=True):
             summed[i] = gradient
         return list(zip(summed, variables, strict=True))
@@ -113,9 +120,12 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Make a step, in the last of the passes that make one; the arguments are the optimizer's."""
         pairs = list(grads_and_vars)
-        if self._sums is None:
+        if self._passes == 1:
             return self._optimizer.apply_gradients(pairs, *args, **kwargs)
-        sums = self._sums
+        known = self._sums.get(tuple(variable_id(variable) for _, variable in pairs))
+        sums = self._latest if known is None else known[0]
+        if sums is None:
+            raise UsageError("apply_gradients() before compute_gradients(), which counts the passes of a step")
 
         def step() -> Any:
             applied = self._optimizer.apply_gradients(pairs, *args, **kwargs)
@@ -126,6 +136,13 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
 
         with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
             return tf.group(tf.cond(sums.is_last, step, lambda: tf.constant(False)))
+
+    def _sums_of(self, variables: list[Any]) -> LocalSums:
+        """The sums of these variables: those of another model have passes of their own."""
+        key = tuple(map(variable_id, variables))
+        if key not in self._sums:
+            self._sums[key] = LocalSums(self._passes, self._average), variables
+        return self._sums[key][0]
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """See ``tf.compat.v1.train.Optimizer``."""
@@ -172,11 +189,9 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     asked = Asked(compression, sparse_as_dense, op, gradient_predivide_factor, process_set, scale_local_gradients)
     _check(asked.checked(num_groups, groups), backward_passes_per_step)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        sums = (
-            None if backward_passes_per_step == 1 else LocalSums(backward_passes_per_step, average_aggregated_gradients)
-        )
         label = name or f"Distributed{type(optimizer).__name__}"
-        return DistributedV1Optimizer(optimizer, label, use_locking, asked, sums)
+        passes, average = backward_passes_per_step, average_aggregated_gradients
+        return DistributedV1Optimizer(optimizer, label, use_locking, asked, passes, average)
     return _keras_optimizer(
         optimizer,
         name=name,

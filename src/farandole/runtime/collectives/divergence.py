@@ -59,6 +59,20 @@ class _Difference(NamedTuple):
 
 
 @final
+class Broadcasts:
+    """Number of broadcasts that this process has begun.
+
+    No lock: what counts is whether there was any, and numbers only grow, even if two threads count one together.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+broadcasts = Broadcasts()
+
+
+@final
 class Comparison:
     """Snapshots of the members of one lane, whose names in errors are ``titles``, compared in its meetings."""
 
@@ -119,8 +133,9 @@ class Comparison:
         if at == " at step 0" and not one.startswith(OF_GRADIENT):
             return (
                 f"{who}: {one!r} differs before the first step ({self._label}). Call "
-                "broadcast_parameters(model.state_dict(), root_rank=0) before it; after a join(), from the rank it "
-                "returned, as ranks that join early miss the steps of the others"
+                "broadcast_parameters(model.state_dict(), root_rank=0), or broadcast_variables(variables, 0), "
+                "before the second step; after a join(), from the rank it returned, as ranks that join early miss the "
+                "steps of the others"
             )
         return (
             f"{who}: {one!r} differs{at} ({self._label}). Something has changed it on one rank alone, as a random "

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, final
 from farandole.collective import Array, Kind, ReduceOp, Reduction
 from farandole.errors import CollectiveError, UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import Adapter
+from farandole.runtime.collectives.divergence import broadcasts
 from farandole.runtime.lanes.call import Call, CallResult, Handle
 from farandole.runtime.lanes.reduction import COMPLEX_REDUCTIONS, REDUCTIONS
 from farandole.runtime.session.init import Session, current, takes_part
@@ -176,6 +177,7 @@ class Verbs(Generic[T]):
     ) -> Request[list[T]]:
         """Give every member what the one with global rank ``root`` has."""
         name = self._name(Kind.BROADCAST, name, process_set)
+        broadcasts.count += 1
         with _Telling(Kind.BROADCAST, name, number_of(process_set)):
             if root not in process_set.ranks:
                 raise UsageError(

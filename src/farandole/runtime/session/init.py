@@ -402,7 +402,7 @@ class _Here:
         session = self.session
         if session is not None and session.end_reason and not session.has_left and not detect().is_elastic:
             events.logger.warning(
-                "rank %d: the script ends without an error, but its last collectives have failed: %s",
+                "rank %d: the script ends without a traceback, but its last collectives have failed: %s",
                 session.topology.rank, session.end_reason,
             )  # fmt: skip
 
