@@ -36,10 +36,10 @@ from tests.keras.cases import (
     fit,
     mine,
     network,
-    raises,
     stopping,
     value,
 )
+from tests.raising import raises
 
 
 def rates_of(model: Any, callback: Any, epochs: int = 4) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 import farandole.keras as hvd
-from farandole.graphs.library import original
 from farandole.keras import variables
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 
@@ -32,18 +30,6 @@ def case(function: Case) -> Case:
     """Run this one, too."""
     CASES.append(function)
     return function
-
-
-@contextlib.contextmanager
-def raises(kind: type[BaseException], text: str) -> Iterator[None]:
-    """Fail unless the block raises our error of that kind, in a backend's words or not."""
-    found = None
-    try:
-        yield
-    except Exception as error:
-        found = original(error)
-    assert isinstance(found, kind), repr(found)
-    assert text in str(found), found
 
 
 def network(seed: int = 1, *layers: Any) -> Any:

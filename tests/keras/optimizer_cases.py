@@ -29,9 +29,9 @@ from tests.keras.cases import (
     fit_alone,
     mine,
     network,
-    raises,
     trains_as_one,
 )
+from tests.raising import raises
 
 COMPILED_BY_TENSORFLOW = {"sgd", "clipped", "accumulated", "averaged"}
 """Of ``OPTIMIZERS``: JAX compiles the others, PyTorch has all, as each backend has in ``make large``."""

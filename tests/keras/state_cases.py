@@ -34,9 +34,9 @@ from tests.keras.cases import (
     compiled,
     fit,
     network,
-    raises,
     stopping,
 )
+from tests.raising import raises
 
 
 @case

@@ -10,7 +10,8 @@ import numpy as np
 import farandole.keras as hvd
 from farandole.errors import UsageError
 from farandole.keras import variables
-from tests.keras.cases import GLOBAL_BATCH, X, Y, are_close, case, network, raises
+from tests.keras.cases import GLOBAL_BATCH, X, Y, are_close, case, network
+from tests.raising import raises
 
 COUNT, STEPS = 5, 10
 

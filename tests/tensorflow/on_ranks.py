@@ -21,8 +21,8 @@ from farandole.graphs import calls
 from farandole.tensorflow.graph import native
 from farandole.testing.binding.contract import run_contract
 from tests.bindings.tensorflow_under_test import TensorFlowUnderTest
+from tests.raising import raises
 from tests.tensorflow import pairing
-from tests.tensorflow.raising import raises
 
 tf.config.threading.set_inter_op_parallelism_threads(2)
 tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import farandole.tensorflow as hvd
 from farandole.errors import DivergenceError, MismatchError, UnsupportedError
-from tests.tensorflow.raising import raises
+from tests.raising import raises
 
 graph: Any = tf.function
 

@@ -116,8 +116,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     ``multiplier`` is a number or a function. Without ``staircase`` the rate changes with every batch, and the function
     gets fractions of epochs; ``steps_per_epoch`` is found out where ``fit`` knows it. ``momentum_correction``
-    multiplies the velocities of SGD by the ratio of the new rate to the old one (Goyal et al. 2017, equation 10). Where
-    the model has a ``KerasState`` with an ``epoch``, a ``fit`` that counts from 0 again goes on with that epoch's rate.
+    multiplies the velocities of SGD by the ratio of the new rate to the old one (Goyal et al. 2017, equation 10). With
+    ``steps_per_execution`` the batches of one call have the rate of the first of them. Where the model has a
+    ``KerasState`` with an ``epoch``, a ``fit`` that counts from 0 again goes on with that epoch's rate.
     """
 
     def __init__(
@@ -180,7 +181,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     >>> hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), warmup_epochs=5, verbose=1)
 
-    ``initial_lr`` is the rate for all ranks together. It rises with every batch.
+    ``initial_lr`` is the rate for all ranks together. It rises with every batch; see ``LearningRateScheduleCallback``
+    for ``steps_per_execution``.
     """
 
     def __init__(

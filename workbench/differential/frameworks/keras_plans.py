@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import msgspec
@@ -38,7 +39,10 @@ def draw_terms(rng: random.Random) -> PlanTerms:
     )
     # A scaled gradient may be more than float16 has: then the step is left out, which the oracle knows nothing of.
     overflows = terms.scaled and terms.compression == "fp16"
-    return msgspec.structs.replace(terms, compression="bf16") if overflows else terms
+    compression = "bf16" if overflows else terms.compression
+    # On PyTorch, Keras has one step in each call.
+    each = terms.steps_per_execution if os.environ.get("KERAS_BACKEND", "torch") != "torch" else 1
+    return msgspec.structs.replace(terms, compression=compression, steps_per_execution=each)
 
 
 def draw_actions(rng: random.Random, terms: PlanTerms) -> list[PlanAction]:

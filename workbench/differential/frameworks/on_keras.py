@@ -128,8 +128,8 @@ class KerasProgram:
 
     def _compile(self) -> None:
         optimizer = self._distributed(plain_optimizer(self._terms))
-        each = 1 if BACKEND == "torch" else self._terms.steps_per_execution
-        self._model.compile(optimizer, loss="mse", steps_per_execution=each, run_eagerly=self._terms.eager)
+        each, eager = self._terms.steps_per_execution, self._terms.eager
+        self._model.compile(optimizer, loss="mse", steps_per_execution=each, run_eagerly=eager)
 
     def _save(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -115,7 +115,7 @@ class OracleRanks:
         for epoch in range(EPOCHS if fits else 1):
             losses = []
             for step in range(action.steps):
-                if "warmup" in action.how:
+                if "warmup" in action.how and step % self._terms.steps_per_execution == 0:  # a call has one rate
                     self._warm(epoch + step / action.steps, action.steps)
                 losses.append(self._step(action, step))
         if not losses:

@@ -1,4 +1,4 @@
-"""Errors of ours, as they are or as TensorFlow tells of them out of a graph."""
+"""Errors of ours, as they are or as a framework tells of them out of a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farandole.graphs.library import original
 
 @contextlib.contextmanager
 def raises(kind: type[BaseException], text: str) -> Iterator[None]:
-    """Fail unless the block raises our error of that kind, in a graph's words or not."""
+    """Fail unless the block raises our error of that kind, in a framework's words or not."""
     found = None
     try:
         yield
