@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,17 @@ from farandole.runtime.session.process_sets import ProcessSet
 
 _made: dict[str, itertools.count[int]] = {}  # counters, which two threads may ask at once
 """Labels of equal optimizers are numbered as these are made."""
+
+
+def without_numbers(path: str) -> str:
+    """The path of a variable, without the numbers by which frameworks tell apart those that this process has made.
+
+    >>> without_numbers("sequential_1/dense_2/kernel")
+    'sequential/dense/kernel'
+
+    Ranks may have made more of them than others.
+    """
+    return re.sub(r"_\d+(?=[/_:]|$)", "", path)
 
 
 @final

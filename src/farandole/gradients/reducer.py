@@ -54,7 +54,7 @@ class Reducer(ABC, Generic[T]):
             self.samples = self.step_vote.cast(self._meet(snapshot), self._passed) or None
         elif snapshot is not None:
             self._snapshot = snapshot
-            self._broadcasts = broadcasts.count if self._may_begin_late and not snapshot.step else -1
+            self._broadcasts = self._broadcasts_now() if self._may_begin_late and not snapshot.step else -1
 
     def _uncompared(self) -> StepDigests | None:
         """Take the snapshot that the next meeting is to compare, if there is one.
@@ -63,11 +63,14 @@ class Reducer(ABC, Generic[T]):
         and broadcast them then. What differed is overwritten. So the second step is the first that counts.
         """
         snapshot, self._snapshot = self._snapshot, None
-        if snapshot is None or self._broadcasts in (-1, broadcasts.count):
+        if snapshot is None or self._broadcasts in (-1, self._broadcasts_now()):
             return snapshot
         self.compare_anew()
         self._may_begin_late = False
         return None
+
+    def _broadcasts_now(self) -> int:
+        return broadcasts.over(self._terms.process_set.process_set_id or 0)
 
     def compare_anew(self) -> None:
         """The next step is the first of other parameters: the first ones are all looked at. On all ranks at once."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from farandole.adapters.numpy import verbs
 from farandole.collective import Kind
 from farandole.errors import UnsupportedError, UsageError
+from farandole.gradients.identity import without_numbers
 from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
@@ -32,7 +32,7 @@ def own_of(model: keras.Model) -> list[Any]:
 def path_of(variable: Any) -> str:
     """The path of a variable, without the numbers by which Keras counts the layers that this process has made."""
     path: str = getattr(variable, "path", None) or variable.name  # optimizers take variables of TensorFlow, too
-    return re.sub(r"_\d+(?=[/_:]|$)", "", path)
+    return without_numbers(path)
 
 
 def value_of(variable: Any) -> Any:

@@ -15,7 +15,6 @@ gradients = tape.gradient(loss, model.trainable_variables)
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from tensorflow.python.eager import record  # no public name says whether a tape
 
 from farandole.adapters.tensorflow import DTYPES, AnyTensor, is_variable, values_of
 from farandole.collective import ReduceOp
+from farandole.gradients.identity import without_numbers
 from farandole.gradients.terms import Terms, gradient_reduction, refuse_impossible_groups
 from farandole.graphs.gradients import GraphGradients
 from farandole.runtime.collectives.compression import CompressorLike
@@ -41,9 +41,6 @@ from farandole.tensorflow.topology import members
 Gradients: TypeAlias = list[AnyTensor | None]
 
 ops = TensorFlowOps("farandole.tensorflow")
-
-_NUMBERS = r"_\d+(?=[/_:]|$)"
-"""Numbers by which frameworks tell variables of one name apart: how many a process has made may differ by rank."""
 
 _lock = threading.Lock()
 _made: dict[object, _Shared] = {}
@@ -99,7 +96,7 @@ def _name(position: int, source: Any) -> str:
     Shapes alone would not tell the gradient of a variable that one rank has from that of another, of another rank.
     """
     title = str(getattr(source, "path", None) or source.name) if is_variable(source) else ""
-    return f"{position}.{re.sub(_NUMBERS, '', title)}"
+    return f"{position}.{without_numbers(title)}"
 
 
 def _reduce_dense(gradients: Gradients, sources: Sequence[Any], names: Sequence[str], asked: Asked) -> Gradients:

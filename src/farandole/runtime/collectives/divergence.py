@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -60,13 +61,21 @@ class _Difference(NamedTuple):
 
 @final
 class Broadcasts:
-    """Number of broadcasts that this process has begun.
+    """Numbers of broadcasts that this process has begun, by process set.
 
     No lock: what counts is whether there was any, and numbers only grow, even if two threads count one together.
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self._counts: Counter[int] = Counter()
+
+    def begin(self, process_set: int) -> None:
+        """Count one."""
+        self._counts[process_set] += 1
+
+    def over(self, process_set: int) -> int:
+        """Number of those that all ranks of the set were in: it changes on all of them."""
+        return self._counts[0] + self._counts[process_set]
 
 
 broadcasts = Broadcasts()

@@ -177,7 +177,7 @@ class Verbs(Generic[T]):
     ) -> Request[list[T]]:
         """Give every member what the one with global rank ``root`` has."""
         name = self._name(Kind.BROADCAST, name, process_set)
-        broadcasts.count += 1
+        broadcasts.begin(number_of(process_set))
         with _Telling(Kind.BROADCAST, name, number_of(process_set)):
             if root not in process_set.ranks:
                 raise UsageError(

@@ -320,7 +320,6 @@ class Controller:
             self._on_leave(identity, Leave(generation.number, worker_id=message.worker_id, told=True))
         else:
             self._formation.left(message.worker_id, ending=False, told=True)
-            self._form(self._clock())
 
     def _on_blocked(self, generation: Generation, rank: int, message: Blocked) -> None:
         now = self._clock()
