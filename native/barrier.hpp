@@ -34,6 +34,15 @@ inline std::int64_t now_ns() {
     return t.tv_sec * second_ns + t.tv_nsec;
 }
 
+// Tell the processor that this thread watches a word.
+inline void pause_processor() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory");
+#endif
+}
+
 // Counter and phase lie on different cache lines: members that arrive do not disturb those that watch.
 struct BarrierWords {
     alignas(64) std::atomic<std::uint32_t> arrived;
@@ -118,7 +127,7 @@ private:
         while (true) {
             for (int i = 0; i < 32; ++i) {
                 if (words_.word.load(std::memory_order_acquire) != phase) return true;
-                pause();
+                pause_processor();
             }
             const std::int64_t before = now_ns();
             if (before >= end || before < crowded_until_ns_) return false;
@@ -161,14 +170,6 @@ private:
     }
 
     void wake() { syscall(SYS_futex, &words_.word, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0); }
-
-    static void pause() {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        asm volatile("isb" ::: "memory");
-#endif
-    }
 
     BarrierWords& words_;
     std::uint32_t members_;

@@ -5,6 +5,7 @@
 // for `busy_` must not have the GIL. Only the destructor does, when nobody is in a call any more.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -24,6 +25,7 @@
 #include "dtype.hpp"
 #include "elementwise.hpp"
 #include "endpoint.hpp"
+#include "fast_path.hpp"
 #include "reduce.hpp"
 
 namespace nb = nanobind;
@@ -320,6 +322,47 @@ void bind_endpoint(nb::module_& m) {
         .def("statistics", statistics);
 }
 
+// -- the fast path ----------------------------------------------------------------------------------------------------
+
+using Shapes = std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>>;
+
+void make_fast_path(FastPath* self, int place, const std::vector<std::string>& names, const nb::callable& exchange,
+                    double limit_s) {
+    const Exchange all_gather = exchange_of(exchange);
+    new (self) FastPath(place, names, all_gather, static_cast<std::int64_t>(limit_s * second_ns));
+}
+
+// Whoever waits for the end of a round waits without the GIL, as all that may be long does.
+bool attach(FastPath& self, std::int64_t library, const nb::bytes& spec, const std::string& name, std::size_t slot,
+            int dtype, int op, double prescale, double postscale, const Shapes& inputs, const std::vector<std::int64_t>& origin) {
+    FastTerms terms{dtype_of(dtype), op_of(op), prescale, postscale, inputs};
+    const std::string text(spec.c_str(), spec.size());
+    const nb::gil_scoped_release released;
+    return self.attach(library, text, name, slot, std::move(terms), {origin.at(0), origin.at(1), origin.at(2)});
+}
+
+void forget_origins(const std::string& name) {
+    const nb::gil_scoped_release released;
+    if (!FastTable::get().is_ours()) return;
+    for (const auto& entry : FastTable::get().named(name)) entry->forget_origin();
+}
+
+void bind_fast_path(nb::module_& m) {
+    const nb::call_guard<nb::gil_scoped_release> released;
+    nb::class_<FastPath>(m, "FastPath")
+        .def("__init__", make_fast_path, "place"_a, "names"_a, "exchange"_a, "limit_s"_a)
+        .def("attach", attach, "library"_a, "spec"_a, "name"_a, "slot"_a, "dtype"_a, "op"_a, "prescale"_a,
+             "postscale"_a, "inputs"_a, "origin"_a)
+        .def("detach", &FastPath::detach, "name"_a, released)
+        .def("stop", &FastPath::stop)
+        .def("close", &FastPath::close, released)
+        .def_prop_ro("met", &FastPath::met)
+        .def_prop_ro("left", &FastPath::left)
+        .def_prop_ro("last_s", [](const FastPath& self) { return static_cast<double>(self.last_ns()) / second_ns; });
+    m.def("fast_call", [] { return reinterpret_cast<std::uintptr_t>(&fast_call); });
+    m.def("forget_origins", forget_origins, "name"_a);
+}
+
 }  // namespace
 
 NB_MODULE(core, m) {
@@ -329,4 +372,5 @@ NB_MODULE(core, m) {
     nb::register_exception_translator(translate);
     bind_kernels(m);
     bind_endpoint(m);
+    bind_fast_path(m);
 }

@@ -1,8 +1,9 @@
 // One call out of a compiled graph into Python, which begins it and finishes it later, from another thread.
 //
 // The libraries for XLA and for TensorFlow share this. Each describes the buffers of a call in a `Call`, hands that to
-// the function that Python has set, and returns to its framework at once. Nothing here waits: the threads of a framework
-// are few, and a collective may have to wait for one that the same thread would have to begin.
+// the function that Python has set, and returns to its framework at once. Nothing here waits for long: the threads of a
+// framework are few, and a collective may have to wait for one that the same thread would have to begin. What the fast
+// path (fast_path.hpp) can do in the time that waking a thread takes never comes to Python.
 //
 // Threads. The function is set before a graph can run. A call belongs to one party at a time: to the framework's thread
 // until it is handed to Python, then to Python until that finishes it, which may be before the function has returned.
@@ -10,35 +11,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
+
+#include "graph_request.hpp"
 
 #define FARANDOLE_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace farandole::graph {
-
-// What Python reads with ctypes: `farandole.graphs.library` has the same fields.
-struct Buffer {
-    void* data;  // null: an output that is yet to be allocated
-    int64_t dtype;  // the framework's own number
-    int64_t rank;
-    const int64_t* dims;
-};
-
-// Where a call comes from, as far as the framework says; a place of -1: it does not.
-struct Origin {
-    int64_t run = -1;  // of a program; another one for each that has not ended
-    int64_t device = -1;
-    int64_t place = -1;  // in the program: another one for each call that stands there
-};
-
-struct Request {
-    const char* spec;
-    int64_t spec_bytes;
-    int64_t inputs, outputs;
-    const Buffer* buffers;  // inputs, then outputs
-    Origin origin;
-};
 
 class Call {
 public:
@@ -47,7 +28,12 @@ public:
     virtual void finish(const char* error) = 0;  // tells the framework, and deletes this; `error` null: all went well
 
 protected:
+    // True: the call is over on the fast path, where it may go there, and its outputs are written; or `lacks_memory_`.
+    bool is_over(bool may_go = true);
+    // Hand it to Python, after that.
     void begin();
+
+    bool lacks_memory_ = false;
 
     void add(void* data, int64_t dtype, const int64_t* dims, int64_t rank) {
         buffers_.push_back({data, dtype, rank, nullptr});
@@ -67,15 +53,33 @@ private:
 using Begin = void (*)(void* call, const Request* request);
 
 inline std::atomic<Begin> begin_in_python{nullptr};
+inline std::atomic<FastCall> fast_call{nullptr};
+inline std::atomic<std::int64_t> library{0};  // the number of this one, set before
 
-inline void Call::begin() {
+inline bool Call::is_over(bool may_go) {
     const int64_t* dims = dims_.data();
     for (Buffer& buffer : buffers_) {
         buffer.dims = dims;
         dims += buffer.rank;
     }
     request_ = {spec_.data(), static_cast<int64_t>(spec_.size()), inputs_,
-                static_cast<int64_t>(buffers_.size()) - inputs_, buffers_.data(), origin_};
+                static_cast<int64_t>(buffers_.size()) - inputs_, buffers_.data(), origin_, {}};
+    const FastCall function = fast_call.load();
+    FastResult result;
+    if (!may_go || function == nullptr || !function(library.load(), &request_, &result)) return false;
+    const std::byte* next = result.data;
+    for (int64_t i = 0; i < inputs_ && !lacks_memory_; ++i) {  // as many outputs as inputs, of the same shapes
+        const Buffer& input = request_.buffers[i];
+        void* output = request_.buffers[inputs_ + i].data;
+        if (output == nullptr) output = allocate(i, input.dims, input.rank);
+        lacks_memory_ = output == nullptr;
+        if (!lacks_memory_) std::memcpy(output, next, result.nbytes[i]);
+        next += result.nbytes[i];
+    }
+    return true;
+}
+
+inline void Call::begin() {
     if (Begin function = begin_in_python.load()) {
         function(this, &request_);  // nothing after this may touch the call: it may be over
     } else {
@@ -87,6 +91,11 @@ inline void Call::begin() {
 
 FARANDOLE_EXPORT void farandole_graph_set_begin(farandole::graph::Begin function) {
     farandole::graph::begin_in_python.store(function);
+}
+
+FARANDOLE_EXPORT void farandole_graph_set_fast(farandole::graph::FastCall function, int64_t library) {
+    farandole::graph::library.store(library);
+    farandole::graph::fast_call.store(function);
 }
 
 FARANDOLE_EXPORT void farandole_graph_finish(void* call, const char* error) {

@@ -153,7 +153,7 @@ bool knows_origins(const Api* api) { return api->struct_size >= offsetof(Api, de
 
 class XlaCall final : public farandole::graph::Call {
 public:
-    XlaCall(const Frame* frame, Future* future) : api_(frame->api), future_(future) {
+    explicit XlaCall(const Frame* frame) : api_(frame->api) {
         read(frame->arguments);
         inputs_ = frame->arguments.size;
         read(frame->results);
@@ -175,7 +175,12 @@ public:
         }
     }
 
-    using Call::begin;
+    using Call::is_over;
+
+    void begin(Future* future) {
+        future_ = future;
+        Call::begin();
+    }
 
     void* allocate(int64_t, const int64_t*, int64_t) override { return nullptr; }  // XLA's shapes are known beforehand
 
@@ -199,7 +204,7 @@ private:
     }
 
     const Api* api_;
-    Future* future_;
+    Future* future_ = nullptr;
 };
 
 }  // namespace
@@ -216,11 +221,13 @@ FARANDOLE_EXPORT Error* farandole_xla_call(Frame* frame) {
     if (!has_futures(api) || frame->struct_size < offsetof(Frame, future)) {
         return error_of(api, "farandole: this XLA has no futures for foreign functions: jax >= 0.5 has");
     }
+    auto call = std::make_unique<XlaCall>(frame);
+    if (call->is_over()) return nullptr;  // without a future: the outputs are there
     FutureArgs args{sizeof(FutureArgs), nullptr, nullptr};
     if (Error* error = api->create_future(&args)) {
         return error;
     }
     frame->future = args.future;
-    (new XlaCall(frame, args.future))->begin();
+    call.release()->begin(args.future);
     return nullptr;
 }

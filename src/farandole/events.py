@@ -136,12 +136,18 @@ subscribers: list[Subscriber] = []
 listeners: list[Subscriber] = []
 """Subscribers to ``HEARD`` alone."""
 
+shortcuts: list[Callable[[], None]] = []
+"""Ends of what goes on without events while nobody subscribes; called with every new subscriber, in his thread."""
+
 HEARD = (Metric, Recovery)
 
 
 def subscribe(subscriber: Subscriber) -> Callable[[], None]:
     """Call ``subscriber`` for every event from now on; the returned function ends that."""
-    return _add(subscriber, subscribers)
+    cancel = _add(subscriber, subscribers)
+    for end in shortcuts:
+        end()
+    return cancel
 
 
 def listen(listener: Subscriber) -> Callable[[], None]:

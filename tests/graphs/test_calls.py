@@ -29,7 +29,10 @@ class Framework:
         self.told: list[bytes | None] = []
         self.library = Library.__new__(Library)
         self.library.dtypes = {11: np.dtype(np.float32)}
-        self.library.native = SimpleNamespace(farandole_graph_set_begin=self._set)  # type: ignore[assignment]
+        self.library.native = SimpleNamespace(  # type: ignore[assignment]
+            farandole_graph_set_begin=self._set, farandole_graph_set_fast=lambda *_: None
+        )
+        self.library.number = 0
         self.library.finish = self.finish  # type: ignore[assignment]
         self.after: Callable[[], None] = lambda: None
 
@@ -48,7 +51,7 @@ class Framework:
             ctypes.create_string_buffer(spec.encode()),
         )
         buffers = (_Buffer * 2)(*(_Buffer(each.ctypes.data, 11, 1, dims) for each in values))
-        request = _Request(ctypes.addressof(text), len(spec), 1, 1, buffers, _Origin(-1, -1, -1))
+        request = _Request(ctypes.addressof(text), len(spec), 1, 1, buffers, _Origin(-1, -1, -1), _Origin(-1, -1, -1))
         return request, [values, dims, text, buffers]
 
     def call(self, spec: str) -> None:

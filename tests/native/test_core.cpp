@@ -9,6 +9,7 @@
 
 #include "digest.hpp"
 #include "elementwise.hpp"
+#include "fast_path_cases.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -289,7 +290,8 @@ int main() {
           CASE(an_abort_ends_every_call), CASE(the_deadline_names_who_is_missing),
           CASE(a_signal_that_interrupts_no_sleep_is_minded), CASE(engine_memory_is_reduced_in_place), CASE(ranks_may_drop_memory_at_different_times),
           CASE(a_failed_allocation_is_everybodys), CASE(closing_and_aborting_may_come_from_other_threads),
-          CASE(an_operation_that_no_kernel_knows_is_refused), CASE(a_digest_is_the_same_everywhere)}) {
+          CASE(an_operation_that_no_kernel_knows_is_refused), CASE(a_digest_is_the_same_everywhere),
+          CASE(members_meet_in_a_slot_or_all_go_elsewhere), CASE(calls_of_libraries_meet_until_the_way_is_closed)}) {
         const auto began = std::chrono::steady_clock::now();
         run();
         std::printf("%-60s %5.1f s\n", name,

@@ -51,7 +51,7 @@ class Pair:
             connections = {1 - rank: end}
             lane = PeerLane(
                 Topology.of(rank, ("a", "b"), 1),
-                lambda connections=connections: (connections, Lookout({}, 0.0, lambda _: None)),  # type: ignore[misc]
+                lambda connections=connections: (connections, Lookout({}, 0.0, lambda _: None), None),  # type: ignore[misc]
                 orders,
                 ActiveCollectives(),
                 self.explain,

@@ -15,6 +15,7 @@ lock but the queue's own, which a signal handler may find taken: a ``SimpleQueue
 That way two threads are woken, which costs more than all the rest of a few bytes. So the framework's thread gives an
 all-reduce of few bytes ``PROGRESS_S``: where the other ranks come that soon, it finishes the call itself. What the
 framework then runs in there may hold the next call, so this nests, up to ``MOST_NESTED`` calls: stacks have an end.
+The next call like it is tried without Python at all: see native/fast_path.hpp.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from farandole.adapters.numpy import verbs
 from farandole.collective import Kind, ReduceOp, Reduction
 from farandole.errors import FarandoleError, UnsupportedError, UsageError
 from farandole.graphs.library import AnyCall, GraphCall, Library, LocalCall, Origin, note
+from farandole.native import core
 from farandole.runtime.collectives.verbs import Pending
 from farandole.runtime.lanes.eager import EAGER_BYTES
 from farandole.runtime.lanes.native_threads import expect_native_threads
@@ -99,7 +101,7 @@ def take_calls(library: Library) -> None:
         finishers = _finishers_of(session)
         with _refusal(spec, session):
             _check_seat(spec, session)
-            _runs.check(spec, call.origin)
+            _runs.check(spec, call.origin, call.previous)
         if spec.verb == FUNCTION:
             function = _function(spec)
             finishers.put(lambda: _finish(call, session, lambda: function(call)))
@@ -114,6 +116,7 @@ def take_calls(library: Library) -> None:
             raise
 
     library.take(begin)
+    library.open_fast_path()
 
 
 def perform(text: str, inputs: list[Any], dtypes: Sequence[Any]) -> list[Any]:
@@ -153,15 +156,19 @@ class _Runs:
 
     def forget(self, verb: str, name: str) -> None:
         """Forget a name: a new program has it, whose runs may have the numbers of those of an old one."""
+        core.forget_origins(f"{verb}.{name}")
         with self._lock:
             self._last.pop((verb, name), None)
 
-    def check(self, spec: Spec, origin: Origin) -> None:
-        """Raise ``UsageError`` if a call of another place or device of the same run had the name of this one."""
+    def check(self, spec: Spec, origin: Origin, previous: Origin) -> None:
+        """Raise ``UsageError`` if a call of another place or device of the same run had the name of this one.
+
+        ``previous`` is the origin of a call that came later than all that were checked, if there was one.
+        """
         if origin.place < 0:
             return
         with self._lock:  # calls of one program come in several threads of the framework
-            last = self._last.get((spec.verb, spec.name), origin)
+            last = self._last.get((spec.verb, spec.name), origin) if previous.place < 0 else previous
             self._last[spec.verb, spec.name] = origin
         if origin.run == last.run and origin.device != last.device:
             raise UsageError(
@@ -267,7 +274,8 @@ def _allreduce(call: AnyCall, spec: Spec, process_set: ProcessSet) -> Begun:
     how = Reduction(ReduceOp(spec.op), spec.prescale, spec.postscale)
     is_small = sum(result.nbytes for result in results) <= EAGER_BYTES and _nested.calls < MOST_NESTED
     request = verbs.allreduce(results, spec.name, how, process_set, in_place=True)
-    return request.begin(PROGRESS_S if is_small else 0.0), lambda _: None
+    fast = call.fast_request() if is_small and isinstance(call, GraphCall) else None
+    return request.begin(PROGRESS_S if is_small else 0.0, fast), lambda _: None
 
 
 def _broadcast(call: AnyCall, spec: Spec, process_set: ProcessSet) -> Begun:

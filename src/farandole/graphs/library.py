@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import itertools
 import math
 import threading
 import traceback
@@ -29,6 +30,8 @@ import numpy.typing as npt
 
 from farandole import native
 from farandole.errors import UnsupportedError
+from farandole.native import core
+from farandole.runtime.lanes.announcement import FastRequest
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -60,12 +63,14 @@ class _Request(ctypes.Structure):
         ("outputs", ctypes.c_int64),
         ("buffers", ctypes.POINTER(_Buffer)),
         ("origin", _Origin),
+        ("previous", _Origin),
     )
 
 
 _BEGIN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Request))
 
 
+_numbers = itertools.count(1)
 _taken: list[Any] = []
 """Functions that native code calls: for as long as the process lives, as graphs may run that long."""
 
@@ -76,6 +81,7 @@ class Library:
 
     def __init__(self, name: str, dtypes: Mapping[int, np.dtype[Any]]) -> None:
         self.path = path_of(name)
+        self.number = next(_numbers)
         self.dtypes = dtypes
         self.native = ctypes.CDLL(self.path)
         self.finish = self.native.farandole_graph_finish
@@ -83,6 +89,12 @@ class Library:
         self.allocate = self.native.farandole_graph_allocate
         self.allocate.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
         self.allocate.restype = ctypes.c_void_p
+
+    def open_fast_path(self) -> None:
+        """Let calls meet those of the other ranks without Python, where that has opened the way."""
+        function = self.native.farandole_graph_set_fast
+        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64), None
+        function(core.fast_call(), self.number)
 
     def take(self, begin: Callable[[GraphCall], None]) -> None:
         """Have ``begin`` called with each call of a graph; what it raises is the error of that call."""
@@ -136,24 +148,34 @@ class Origin(NamedTuple):
 class GraphCall:
     """One call of a graph: ``spec`` says what is asked, ``inputs`` are its arrays, where they lie; never write to them.
 
-    ``outputs`` are where results belong, and ``None`` where ``output`` has to say the shape first.
+    ``outputs`` are where results belong, and ``None`` where ``output`` has to say the shape first. ``previous`` is the
+    origin of the last call with this spec, if that has not come to Python.
     """
 
-    __slots__ = ("_address", "_dtypes", "_library", "_lock", "_over", "_taken", "inputs", "origin", "outputs", "spec")
+    __slots__ = (
+        "_address", "_dtypes", "_library", "_lock", "_numbers", "_over", "_taken",
+        "inputs", "origin", "outputs", "previous", "spec",
+    )  # fmt: skip
 
     def __init__(self, library: Library, address: int, request: Any) -> None:
         self._library, self._address = library, address
         self._lock = threading.Lock()  # guards the next one; who is in it may change the one after it
         self._taken, self._over = 0, False
         self.spec = ctypes.string_at(request.spec, request.spec_bytes)
-        self.origin = Origin(request.origin.run, request.origin.device, request.origin.place)
+        self.origin, self.previous = _origin(request.origin), _origin(request.previous)
         inputs, buffers = request.inputs, request.buffers
         total = inputs + request.outputs
-        self._dtypes = [library.dtypes.get(buffers[i].dtype) for i in range(total)]
+        self._numbers = [buffers[i].dtype for i in range(total)]
+        self._dtypes = [library.dtypes.get(number) for number in self._numbers]
         self.inputs = [_array(buffers[i], self._dtypes[i]) for i in range(inputs)]
         self.outputs: list[AnyArray | None] = [
             _array(buffers[i], self._dtypes[i]) if buffers[i].data else None for i in range(inputs, total)
         ]
+
+    def fast_request(self) -> FastRequest:
+        """The call as the native core finds the next one like it."""
+        inputs = [(number, given.shape) for number, given in zip(self._numbers, self.inputs, strict=False)]
+        return FastRequest(self._library.number, self.spec, inputs, self.origin)
 
     def output(self, index: int, shape: tuple[int, ...]) -> AnyArray:
         """The array for a result of this shape; raises ``UnsupportedError`` where the graph has said another one."""
@@ -243,6 +265,10 @@ def path_of(name: str) -> str:
         if found.exists():
             return str(found)
     raise UnsupportedError(f"{path} is missing: this installation is broken, reinstall farandole")
+
+
+def _origin(native: Any) -> Origin:
+    return Origin(native.run, native.device, native.place)
 
 
 def _array(buffer: Any, dtype: np.dtype[Any] | None) -> AnyArray:

@@ -119,3 +119,61 @@ class Endpoint:
 
     def statistics(self) -> dict[str, int]:
         """``collectives``, ``bytes``, ``in_place`` and ``sleeps`` so far."""
+
+@final
+class FastPath:
+    """Slots of names in memory that all ranks of a host map, where calls of compiled graphs meet without Python.
+
+    Making one is collective, as with ``Endpoint``; raises ``EngineError`` on every member if one cannot share memory. A
+    call waits for ``limit_s`` at most. ``attach``, ``detach`` and ``close`` return when no call of the name, or of any,
+    is on the way; ``stop`` waits for nobody.
+    """
+
+    def __init__(
+        self, place: int, names: Sequence[str], exchange: Callable[[bytes], list[bytes]], limit_s: float
+    ) -> None: ...
+    def attach(
+        self,
+        library: int,
+        spec: bytes,
+        name: str,
+        slot: int,
+        dtype: int,
+        op: int,
+        prescale: float,
+        postscale: float,
+        inputs: Sequence[tuple[int, Sequence[int]]],
+        origin: Sequence[int],
+    ) -> bool:
+        """Let later calls with ``spec`` meet in a slot; false if there is no such slot, or too much to reduce.
+
+        ``inputs`` are the framework's dtypes and the shapes; ``origin`` is the run, the device and the place of the
+        call that has just ended.
+        """
+
+    def detach(self, name: str) -> None:
+        """Have calls of a name go through Python."""
+
+    def stop(self) -> None:
+        """Have all calls go through Python; a signal handler may call it."""
+
+    def close(self) -> None:
+        """Forget all names."""
+
+    @property
+    def met(self) -> int:
+        """Number of calls that have met the others here."""
+
+    @property
+    def left(self) -> int:
+        """Number of calls that have not, in time."""
+
+    @property
+    def last_s(self) -> float:
+        """Time of the last of those that have (``time.monotonic()``); 0 for none."""
+
+def fast_call() -> int:
+    """Address of the function that the libraries of graphs call (``FastCall`` in native/graph_request.hpp)."""
+
+def forget_origins(name: str) -> None:
+    """Forget where calls of a name came from, as a new program has it."""

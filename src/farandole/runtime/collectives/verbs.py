@@ -18,6 +18,7 @@ from farandole.collective import Array, Kind, ReduceOp, Reduction
 from farandole.errors import CollectiveError, UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import Adapter
 from farandole.runtime.collectives.divergence import broadcasts
+from farandole.runtime.lanes.announcement import FastRequest
 from farandole.runtime.lanes.call import Call, CallResult, Handle
 from farandole.runtime.lanes.reduction import COMPLEX_REDUCTIONS, REDUCTIONS
 from farandole.runtime.session.init import Session, current, takes_part
@@ -65,23 +66,24 @@ class Request(Generic[R]):
         """Run it and return its result. Faster than ``begin`` and ``wait``, as this thread does the work itself."""
         return self._submit(background=False).wait()
 
-    def begin(self, progress_s: float = 0.0) -> Pending[R]:
+    def begin(self, progress_s: float = 0.0, fast: FastRequest | None = None) -> Pending[R]:
         """Announce it and return at once; a background thread executes it if nobody waits.
 
         With ``progress_s`` (seconds), the others may have that long to come, where no thread has to be woken then.
+        ``fast`` is how a compiled graph has, whose later calls may do without Python.
         """
-        return self._submit(background=True, progress_s=progress_s)
+        return self._submit(background=True, progress_s=progress_s, fast=fast)
 
     def then(self, change: Callable[[R], Any]) -> Request[Any]:
         """The same, with ``change`` applied to its result."""
         finish = self._finish
         return Request(self._session, self._calls, lambda outcomes: change(finish(outcomes)))
 
-    def _submit(self, background: bool, progress_s: float = 0.0) -> Pending[R]:
+    def _submit(self, background: bool, progress_s: float = 0.0, fast: FastRequest | None = None) -> Pending[R]:
         if not self._calls:
             return Pending(None, self._finish)
         try:
-            return Pending(self._session.submit(self._calls, background, progress_s), self._finish)
+            return Pending(self._session.submit(self._calls, background, progress_s, fast), self._finish)
         except Exception as error:
             first = self._calls[0]
             _tell(error, first.kind, first.name, first.process_set)

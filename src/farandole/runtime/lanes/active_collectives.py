@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import TypeAlias, final
 
 from farandole.control.messages import Blocked, ThreadWait
@@ -40,20 +41,22 @@ class Pace:
     the count is only compared with an older one, to see that the process does something.
     """
 
-    __slots__ = ("_last_s", "_since_s", "begun", "step_s")
+    __slots__ = ("_last_s", "_since_s", "begun", "elsewhere", "step_s")
 
     def __init__(self) -> None:
         self.begun = 0
         """Number of collectives begun."""
         self.step_s = 0.0
         """The longest time between two collectives in the last ``LATELY_S``, in seconds."""
+        self.elsewhere: Callable[[], float] = float
+        """Time of the last collective that was not counted here, as it took the fast path; 0 for none."""
         self._last_s = self._since_s = time.monotonic()
 
     def beat(self) -> float:
         """Count a collective that begins now; returns the time."""
         now = time.monotonic()
         self.begun += 1  # several threads: see the class
-        step_s, self._last_s = now - self._last_s, now
+        step_s, self._last_s = now - max(self._last_s, self.elsewhere()), now
         if step_s > self.step_s or now - self._since_s > LATELY_S:
             self.step_s, self._since_s = step_s, now
         return now

@@ -66,7 +66,16 @@ class NegotiatedHandle:
     """Handle of this lane. Fields below ``announcement`` change under the lane's lock, ``finished`` last."""
 
     __slots__ = (
-        "_lane", "announcement", "background", "begin_s", "failure", "finished", "observer", "outcomes", "sent_s",
+        "_lane",
+        "announcement",
+        "background",
+        "begin_s",
+        "failure",
+        "finished",
+        "grant",
+        "observer",
+        "outcomes",
+        "sent_s",
         "to_announce",
     )  # fmt: skip
 
@@ -75,6 +84,7 @@ class NegotiatedHandle:
         self.outcomes: list[CallResult] = []
         self.failure: Failure | None = None
         self.finished = self.to_announce = False
+        self.grant = 0  # by which it has gone from rank to rank
         self.observer: Callable[[], None] | None = None
         self.begin_s, self.sent_s = begin_s, 0.0
 
@@ -148,12 +158,12 @@ class NegotiatedLane:
         try:
             known = self._enter(pending)
             has_spoken = True
-            is_direct = offer(self._direct, announcement, known)
-            if not is_direct:
+            grant = pending.grant = offer(self._direct, announcement, known)
+            if not grant:
                 self._announce(known or announcement.entry(), announcement, pending)
             if pending.begin_s:
                 pending.sent_s = time.monotonic()
-            if is_direct and progress_s:
+            if grant and progress_s:
                 self._progress(pending, progress_s)
             if background and not pending.finished:
                 self._wake_background()
@@ -176,6 +186,8 @@ class NegotiatedLane:
                     raise self._ended.fresh()
                 if not is_join or submissions.may_join():
                     known = submissions.enter(pending)
+                    if self._direct.fast is not None:
+                        self._direct.fast.detach(pending.announcement.key)
                     self._unattended += pending.background
                     return known
             # Without the lock, as it receives. Another thread may submit before this one has it again: hence the loop.
@@ -204,6 +216,8 @@ class NegotiatedLane:
         with self._lock:
             if self._ended is not None or not self._submissions.refuse(announcement):
                 return
+            if self._direct.fast is not None:
+                self._direct.fast.detach(announcement.key)
         try:
             self._direct.withdraw(announcement.key)
             self._announce(announcement.entry())
@@ -431,6 +445,8 @@ class NegotiatedLane:
             for i, pending in enumerate(mine):
                 if pending is None or pending.finished:  # ``end`` may have failed it while it was executed
                     continue
+                if pending.grant and failure is None and self._direct.fast is not None:
+                    self._direct.fast.attach(pending.announcement, pending.grant)
                 self._finish(pending, outcomes[i], failure)
                 number = order.cached[i] if order.cached else -1
                 if number >= 0:
@@ -462,6 +478,8 @@ class NegotiatedLane:
             if self._ended is not None:
                 return
             pending = self._submissions.forget(key)
+            if pending is not None:
+                pending.grant = 0
         if pending is not None:
             self._announce(pending.announcement.entry(), pending.announcement, pending)
 

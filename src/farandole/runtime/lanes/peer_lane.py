@@ -47,11 +47,12 @@ from farandole.errors import AbortError, EngineError
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
 from farandole.runtime.lanes.announcement import Announcement, Key
 from farandole.runtime.lanes.eager import contribution
+from farandole.runtime.lanes.fast_path import FastPath
 from farandole.runtime.lanes.peer_protocol import PeerProtocol
 from farandole.topology import Topology
 
-Connect: TypeAlias = Callable[[], tuple[Mapping[int, socket.socket], Lookout]]
-"""Makes a connection to each other rank; collective."""
+Connect: TypeAlias = Callable[[], tuple[Mapping[int, socket.socket], Lookout, FastPath | None]]
+"""Makes a connection to each other rank, and the fast path where all are on one host; collective."""
 
 CONNECTING = "connecting all ranks with each other"
 
@@ -87,6 +88,7 @@ class PeerLane:
         self._poll = select.poll()
         self._bell = -1
         self._lookout: Lookout | None = None
+        self.fast: FastPath | None = None  # written once, before the first grant is open
         self._lock = threading.RLock()  # guards what follows; a signal handler may shut down while its thread has it
         self._peer = PeerProtocol(topology.rank, topology.size, topology.generation)
         self._sleeps = False  # who is in ``recv``
@@ -103,20 +105,20 @@ class PeerLane:
             self._peer.open(order)
             self._tell()
 
-    def give(self, announcement: Announcement) -> bool:
-        """Send what this rank contributes to all others; False if no grant is open: the controller is to be asked."""
+    def give(self, announcement: Announcement) -> int:
+        """Send what this rank contributes to all others; returns the number of the grant. 0: ask the controller."""
         with self._lock:  # from finding to sending: another thread's withdrawal in between would close the grant
             peer = self._peer
             grant = peer.find(announcement.key)
             if grant is None:
-                return False
+                return 0
             # Before ``give``, which may end the round: then ``_tell`` takes it out again.
             self._active.enter_direct(grant.lane, grant.round, grant.title)
             peer.give(grant, contribution(announcement.calls), time.monotonic())
             self._tell()
             if peer.made and self._sleeps:
                 os.eventfd_write(self._bell, 1)
-            return True
+            return grant.number
 
     def withdraw(self, key: Key) -> None:
         """Close the grant of a name, for the controller to order what comes next; a round in progress goes on."""
@@ -256,12 +258,14 @@ class PeerLane:
     def _begin(self, connect: Connect) -> None:
         self._active.enter_direct(CONNECTING, 0, CONNECTING)
         try:
-            connections, lookout = connect()
+            connections, lookout, self.fast = connect()
         except (AbortError, EngineError):
             self._explain()
             raise
         finally:
             self._active.leave_direct(CONNECTING)
+        if self.fast is not None:
+            self._active.pace.elsewhere = self.fast.last_s
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._unread = set(connections)
         self._ranks = {connection.fileno(): rank for rank, connection in connections.items()}
@@ -273,6 +277,8 @@ class PeerLane:
 
     def interrupt(self) -> None:
         """End all waiting for others and for room to send. Any thread may call it, and it waits for nobody."""
+        if self.fast is not None:
+            self.fast.stop()
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # the other side is gone already
                 connection.shutdown(socket.SHUT_RDWR)  # not ``close``: a thread may be in ``poll`` or ``send`` on it
@@ -280,6 +286,8 @@ class PeerLane:
 
     def close(self) -> None:
         """Close the connections, once nobody leads any more."""
+        if self.fast is not None:
+            self.fast.close()
         with self._lock:  # a thread that submits may still be in ``give``
             for connection in self._connections.values():
                 connection.close()

@@ -34,8 +34,8 @@ class InFlight(Protocol):
 class Peers(Protocol):
     """The peer lane, as far as a submission concerns it."""
 
-    def give(self, announcement: Announcement) -> bool:
-        """Contribute to an open grant; False if there is none, so that the controller has to be asked."""
+    def give(self, announcement: Announcement) -> int:
+        """Contribute to an open grant, whose number it returns; 0 if there is none: the controller has to be asked."""
 
     def withdraw(self, key: Key) -> None:
         """Leave what comes next under this name to the controller, on all ranks."""
@@ -142,12 +142,12 @@ class Submissions(Generic[P]):
         return not any(pending.to_announce for pending in list(self.inflight.values()))
 
 
-def offer(direct: Peers, announcement: Announcement, known: Entry | None) -> bool:
-    """Contribute by way of the peers, where all ranks know the name; False if the controller has to be asked."""
+def offer(direct: Peers, announcement: Announcement, known: Entry | None) -> int:
+    """Contribute by way of the peers, where all ranks know the name; returns the grant, 0: ask the controller."""
     if announcement.kind is Kind.JOIN:
         direct.leave()
     if known is None:
         direct.withdraw(announcement.key)
     if announcement.key[0] != GLOBAL:  # others may mean the other one, and wait for it
         direct.withdraw((GLOBAL, announcement.key[1]))
-    return known is not None and direct.give(announcement)
+    return 0 if known is None else direct.give(announcement)

@@ -22,12 +22,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import final
 
+from farandole import events
 from farandole.control.reentrant_event import ReentrantEvent
+from farandole.engines.choose import SHM_MEMBERS, base
 from farandole.engines.engine import Engine, Group, Rendezvous, Share
 from farandole.engines.factory import make
 from farandole.engines.silence import Lookout
 from farandole.errors import AbortError, EngineError
+from farandole.native import core
 from farandole.runtime.lanes.executor import Executor
+from farandole.runtime.lanes.fast_path import WATCH_S, FastPath
 from farandole.topology import Topology
 
 BY_SOCKETS = ("shm", "tcp", "hybrid+tcp")
@@ -64,6 +68,7 @@ class EnginePool:
         self._labels: Counter[str] = Counter()
         self._reason = ""
         self._over = ReentrantEvent()
+        self._fast_path: FastPath | None = None
 
     def executor(self, process_set: int, ranks: Sequence[int]) -> Executor:
         """The executor of a process set; the first call is collective. Only the thread that leads the lane calls it."""
@@ -98,8 +103,11 @@ class EnginePool:
         """True where the engine shows that all ranks reach each other by TCP."""
         return self._engine in BY_SOCKETS
 
-    def connect(self) -> tuple[dict[int, socket.socket], Lookout]:
-        """Connect with each other rank, for the peer lane; returns the sockets and their lookout. Collective."""
+    def connect(self) -> tuple[dict[int, socket.socket], Lookout, FastPath | None]:
+        """Connect with each other rank, for the peer lane; returns the sockets, their lookout, and the fast path.
+
+        Collective. There is no fast path where ranks share no memory.
+        """
         from farandole.engines.mesh import connect  # many jobs do without
 
         group, rendezvous = self._gather(range(self._topology.size), "the peer lane")
@@ -107,7 +115,18 @@ class EnginePool:
         # ``PeerLane.interrupt`` cannot shut down what is not made yet.
         group = dataclasses.replace(group, broken=self._over)
         connections = connect(group, rendezvous)
-        return connections, Lookout.of(group, connections)
+        self._fast_path = self._make_fast_path(group, rendezvous)
+        return connections, Lookout.of(group, connections), self._fast_path
+
+    def _make_fast_path(self, group: Group, rendezvous: Rendezvous) -> FastPath | None:
+        if base(self._engine) != "shm" or group.size > SHM_MEMBERS:
+            return None
+        names = [group.name(member) for member in range(group.size)]
+        try:
+            return FastPath(core.FastPath(group.rank, names, rendezvous, WATCH_S))
+        except EngineError as error:  # on all of them: they do without
+            events.logger.debug("calls of graphs go through Python: %s", error)
+            return None
 
     def _gather(self, ranks: Sequence[int], label: str) -> tuple[Group, Rendezvous]:
         """The group of a new engine among ``ranks``, and a rendezvous under a key of its own."""
@@ -153,6 +172,10 @@ class EnginePool:
         for engine in list(self._engines):
             engine.close()
         self._executors.clear()
+
+    def fast_path_statistics(self) -> dict[str, int]:
+        """Number of calls of graphs that have met the others without Python, and of those that have not, in time."""
+        return {"met": 0, "left": 0} if self._fast_path is None else self._fast_path.statistics()
 
     def statistics(self) -> dict[str, dict[str, int | float | str]]:
         """Counters of each engine, by its label."""

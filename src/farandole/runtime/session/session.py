@@ -55,7 +55,7 @@ from farandole.runtime.coordination.agreement import title
 from farandole.runtime.coordination.stall import Limits
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
 from farandole.runtime.lanes.alone import LoneLane
-from farandole.runtime.lanes.announcement import Announcement
+from farandole.runtime.lanes.announcement import Announcement, FastRequest
 from farandole.runtime.lanes.call import Call, CallResult, Handle, require_device
 from farandole.runtime.lanes.failure import Failure
 from farandole.runtime.lanes.lane import Lane
@@ -161,7 +161,9 @@ class Session:
         """Name of the next call of this kind that a user gave none; counted here, for all frameworks of the process."""
         return f"{kind.label}.noname.{next(self._counters[kind, process_set])}"
 
-    def submit(self, calls: Sequence[Call], background: bool = True, progress_s: float = 0.0) -> Handle:
+    def submit(
+        self, calls: Sequence[Call], background: bool = True, progress_s: float = 0.0, fast: FastRequest | None = None
+    ) -> Handle:
         """Announce that this rank is ready for ``calls``; several are one group.
 
         With ``background=False`` nothing happens until somebody waits: for callers that wait at once. With
@@ -175,7 +177,10 @@ class Session:
         for call in calls:
             require_device(call, self.engine, self.devices)
         self.pace.beat()
-        return self._lane.submit(Announcement(first.process_set, first.name, first.kind, calls), background, progress_s)
+        # In a notebook no collective may get past the gate, which is between cells.
+        fast = None if self.is_interactive else fast
+        announcement = Announcement(first.process_set, first.name, first.kind, calls, fast=fast)
+        return self._lane.submit(announcement, background, progress_s)
 
     def refuse(self, process_set: int, name: str, kind: Kind, error: Exception) -> None:
         """Tell the other members that ``error`` keeps this rank from a collective, which it would otherwise submit."""
@@ -416,7 +421,7 @@ class Session:
         return survey(self.generation, self._active, self._lane, self.cells.rest)
 
     def statistics(self) -> dict[str, Any]:
-        """Generation, rank and size, the engine and why it was chosen, and the counters of each engine."""
+        """Generation, rank and size, the engine and why it was chosen, counters of each engine and of the fast path."""
         return {
             "generation": self.generation,
             "rank": self.topology.rank,
@@ -424,6 +429,7 @@ class Session:
             "engine": self.engine,
             "reason": self.reason,
             "engines": self._engine_pool.statistics(),
+            "fast_path": self._engine_pool.fast_path_statistics(),
         }
 
     # -- inside -------------------------------------------------------------------------------------------------------
