@@ -51,12 +51,14 @@ class PinnedPackages:
 def _tensorflow(tensorflow: str, keras: str) -> PinnedPackages:
     packages = [f"tensorflow-cpu=={tensorflow}", f"keras=={keras}"]
     return PinnedPackages(
-        packages, ["tests/tensorflow", "tests/keras"], "not torch and not jax and not scripts_of_horovod"
+        packages,
+        ["tests/tensorflow", "tests/graphs", "tests/keras"],
+        "not torch and not jax and not scripts_of_horovod",
     )
 
 
 def _jax(jax: str, optax: str) -> PinnedPackages:
-    return PinnedPackages([f"jax=={jax}", f"optax=={optax}"], ["tests/jax"])
+    return PinnedPackages([f"jax=={jax}", f"optax=={optax}"], ["tests/jax", "tests/graphs"])
 
 
 def _ipykernel(version: str) -> PinnedPackages:
