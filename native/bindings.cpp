@@ -358,7 +358,10 @@ void bind_fast_path(nb::module_& m) {
         .def("close", &FastPath::close, released)
         .def_prop_ro("met", &FastPath::met)
         .def_prop_ro("left", &FastPath::left)
-        .def_prop_ro("last_s", [](const FastPath& self) { return static_cast<double>(self.last_ns()) / second_ns; });
+        .def("pace", [](FastPath& self) {
+            const double last_s = static_cast<double>(self.last_ns()) / second_ns;
+            return std::tuple(self.met(), last_s, static_cast<double>(self.take_longest_ns()) / second_ns);
+        });
     m.def("fast_call", [] { return reinterpret_cast<std::uintptr_t>(&fast_call); });
     m.def("forget_origins", forget_origins, "name"_a);
 }

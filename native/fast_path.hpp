@@ -15,9 +15,9 @@
 // rounds later. tests/native/test_fast_path_model.py explores every interleaving.
 //
 // Members that are in a round together are in the same call of the name: a member begins a call when it has ended the
-// one before, and no call ends before all members have come to it. What goes through Python under the name, be it the
-// next call or a refusal, closes the way on this member first (`detach`); `attach` opens it when that call is over. Who
-// has joined is in no round. All who use a slot mean the same by the name: its number is that of the grant of the peer
+// one before, and no call ends before all members have come to it. What goes through Python under the name, be it a call
+// that has left, another one, or a refusal, closes the way on this member first (`call`, `detach`); `attach` opens it when
+// that call is over. A join closes all. All who use a slot mean the same by the name: its number is that of the grant of the peer
 // lane by which they have made a call with the same dtype, shape and reduction.
 //
 // A member that dies in a round has contributed to it. The next one never ends, and the others leave it.
@@ -34,6 +34,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -46,7 +47,7 @@
 
 namespace farandole {
 
-constexpr std::size_t fast_slots = 1024;
+constexpr std::size_t fast_slots = 4096;
 
 // What a member has of a slot. The word that counts is the one of the first member.
 struct FastSlot {
@@ -163,7 +164,16 @@ struct FastMemory {
     std::int64_t limit_ns;
     std::atomic<bool> is_stopped{false};
     std::atomic<std::uint64_t> met{0}, left{0};
-    std::atomic<std::int64_t> last_ns{0};
+    std::atomic<std::int64_t> last_ns{0}, longest_ns{0};  // the last call, and the longest time between two
+
+    void note() {  // calls of several entries may: what they overwrite of each other is one time too short
+        met.fetch_add(1, std::memory_order_relaxed);
+        const std::int64_t now = now_ns();
+        const std::int64_t before = last_ns.exchange(now, std::memory_order_relaxed);
+        if (before != 0 && now - before > longest_ns.load(std::memory_order_relaxed)) {
+            longest_ns.store(now - before, std::memory_order_relaxed);
+        }
+    }
 
     FastRound round(std::size_t slot) const {
         std::vector<FastSlot*> slots;
@@ -209,6 +219,7 @@ public:
             has_news_ = true;
             return true;
         }
+        round_.reset();  // Python's, whatever becomes of it there: until that call is over, none may go in
         if (has_news_) request->previous = origin_;
         has_news_ = false;
         return false;
@@ -250,8 +261,7 @@ private:
         const auto members = static_cast<int>(memory_->mappings.size());
         const Scaling scaling{terms_.prescale, terms_.postscale, terms_.op == Op::average ? members : 1};
         reduce({sources, members, result->data, nbytes_ / itemsize(terms_.dtype), scaling}, terms_.dtype, terms_.op);
-        memory_->met.fetch_add(1, std::memory_order_relaxed);
-        memory_->last_ns.store(now_ns(), std::memory_order_relaxed);
+        memory_->note();
         return true;
     }
 
@@ -326,7 +336,12 @@ private:
 inline bool fast_call(std::int64_t library, graph::Request* request, graph::FastResult* result) {
     FastTable& table = FastTable::get();
     if (!table.is_ours()) return false;
-    const auto entry = table.find(library, request->spec, static_cast<std::size_t>(request->spec_bytes));
+    std::shared_ptr<FastEntry> entry;
+    try {
+        entry = table.find(library, request->spec, static_cast<std::size_t>(request->spec_bytes));
+    } catch (const std::bad_alloc&) {  // there are frames of the framework above
+        return false;
+    }
     return entry && entry->call(request, result);
 }
 
@@ -372,6 +387,7 @@ public:
     std::uint64_t met() const { return memory_->met.load(std::memory_order_relaxed); }
     std::uint64_t left() const { return memory_->left.load(std::memory_order_relaxed); }
     std::int64_t last_ns() const { return memory_->last_ns.load(std::memory_order_relaxed); }
+    std::int64_t take_longest_ns() { return memory_->longest_ns.exchange(0, std::memory_order_relaxed); }
 
 private:
     std::shared_ptr<FastMemory> memory_;

@@ -63,7 +63,7 @@ inline bool Call::is_over(bool may_go) {
         dims += buffer.rank;
     }
     request_ = {spec_.data(), static_cast<int64_t>(spec_.size()), inputs_,
-                static_cast<int64_t>(buffers_.size()) - inputs_, buffers_.data(), origin_, {}};
+                static_cast<int64_t>(buffers_.size()) - inputs_, buffers_.data(), origin_, {}, nullptr};
     const FastCall function = fast_call.load();
     FastResult result;
     if (!may_go || function == nullptr || !function(library.load(), &request_, &result)) return false;
@@ -72,8 +72,8 @@ inline bool Call::is_over(bool may_go) {
         const Buffer& input = request_.buffers[i];
         void* output = request_.buffers[inputs_ + i].data;
         if (output == nullptr) output = allocate(i, input.dims, input.rank);
-        lacks_memory_ = output == nullptr;
-        if (!lacks_memory_) std::memcpy(output, next, result.nbytes[i]);
+        lacks_memory_ = output == nullptr && result.nbytes[i] != 0;
+        if (output != nullptr) std::memcpy(output, next, result.nbytes[i]);
         next += result.nbytes[i];
     }
     return true;
@@ -81,7 +81,11 @@ inline bool Call::is_over(bool may_go) {
 
 inline void Call::begin() {
     if (Begin function = begin_in_python.load()) {
-        function(this, &request_);  // nothing after this may touch the call: it may be over
+        int64_t has_come = 0;
+        request_.has_come = &has_come;
+        function(this, &request_);
+        // Nothing after this may touch the call, which may be over, unless Python never saw it.
+        if (!has_come) finish("farandole: a signal handler raised before the call was begun");
     } else {
         finish("farandole: nobody takes the calls of compiled graphs in this process");
     }

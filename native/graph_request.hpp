@@ -28,6 +28,7 @@ struct Request {
     const Buffer* buffers;  // inputs, then outputs
     Origin origin;
     Origin previous;  // of the call with this spec before, where the fast path has taken that
+    int64_t* has_come;  // Python sets it first: what a signal handler raises before that is told by nobody else
 };
 
 // The most that the inputs of a call on the fast path have together, and the most inputs.

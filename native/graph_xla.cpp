@@ -176,6 +176,7 @@ public:
     }
 
     using Call::is_over;
+    bool lacks_memory() const { return lacks_memory_; }
 
     void begin(Future* future) {
         future_ = future;
@@ -222,7 +223,9 @@ FARANDOLE_EXPORT Error* farandole_xla_call(Frame* frame) {
         return error_of(api, "farandole: this XLA has no futures for foreign functions: jax >= 0.5 has");
     }
     auto call = std::make_unique<XlaCall>(frame);
-    if (call->is_over()) return nullptr;  // without a future: the outputs are there
+    if (call->is_over()) {  // without a future: the outputs are there
+        return call->lacks_memory() ? error_of(api, "farandole: there is no memory for the result") : nullptr;
+    }
     FutureArgs args{sizeof(FutureArgs), nullptr, nullptr};
     if (Error* error = api->create_future(&args)) {
         return error;

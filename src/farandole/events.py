@@ -137,7 +137,7 @@ listeners: list[Subscriber] = []
 """Subscribers to ``HEARD`` alone."""
 
 shortcuts: list[Callable[[], None]] = []
-"""Ends of what goes on without events while nobody subscribes; called with every new subscriber, in his thread."""
+"""Ends of what goes on without events while nobody subscribes."""
 
 HEARD = (Metric, Recovery)
 
@@ -145,8 +145,7 @@ HEARD = (Metric, Recovery)
 def subscribe(subscriber: Subscriber) -> Callable[[], None]:
     """Call ``subscriber`` for every event from now on; the returned function ends that."""
     cancel = _add(subscriber, subscribers)
-    for end in shortcuts:
-        end()
+    end_shortcuts()
     return cancel
 
 
@@ -160,6 +159,12 @@ def listen(listener: Subscriber) -> Callable[[], None]:
     ('step 7: loss 0.5', None)
     """
     return _add(listener, listeners)
+
+
+def end_shortcuts() -> None:
+    """End what goes on without events; it may begin again where nobody subscribes."""
+    for end in (*shortcuts,):  # a copy: sessions that end take theirs away
+        end()
 
 
 def _add(subscriber: Subscriber, among: list[Subscriber]) -> Callable[[], None]:

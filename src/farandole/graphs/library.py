@@ -64,6 +64,7 @@ class _Request(ctypes.Structure):
         ("buffers", ctypes.POINTER(_Buffer)),
         ("origin", _Origin),
         ("previous", _Origin),
+        ("has_come", ctypes.POINTER(ctypes.c_int64)),
     )
 
 
@@ -100,6 +101,7 @@ class Library:
         """Have ``begin`` called with each call of a graph; what it raises is the error of that call."""
 
         def receive(address: int, request: Any) -> None:
+            request.contents.has_come[0] = 1  # first: until then, native code tells of what a signal handler raises
             call: GraphCall | None = None
             is_over = False
 

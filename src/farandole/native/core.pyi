@@ -168,9 +168,11 @@ class FastPath:
     def left(self) -> int:
         """Number of calls that have not, in time."""
 
-    @property
-    def last_s(self) -> float:
-        """Time of the last of those that have (``time.monotonic()``); 0 for none."""
+    def pace(self) -> tuple[int, float, float]:
+        """Number of those that have met, time of the last (``time.monotonic()``; 0: none), and the longest pause.
+
+        The longest time between two, in seconds, is that since this was asked before.
+        """
 
 def fast_call() -> int:
     """Address of the function that the libraries of graphs call (``FastCall`` in native/graph_request.hpp)."""

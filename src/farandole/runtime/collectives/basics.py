@@ -111,6 +111,9 @@ def statistics() -> dict[str, Any]:
 
     >>> print(hvd.statistics()["engine"], hvd.statistics()["reason"])
     shm all 2 ranks are on one host
+
+    ``["fast_path"]``: how many small all-reduces of compiled graphs have ``met`` without Python, and how many have
+    ``left``, as another rank came later (see docs/design/lanes.md).
     """
     return current("statistics()").statistics()
 

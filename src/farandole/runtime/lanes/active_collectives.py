@@ -48,15 +48,20 @@ class Pace:
         """Number of collectives begun."""
         self.step_s = 0.0
         """The longest time between two collectives in the last ``LATELY_S``, in seconds."""
-        self.elsewhere: Callable[[], float] = float
-        """Time of the last collective that was not counted here, as it took the fast path; 0 for none."""
+        self.elsewhere: Callable[[], tuple[int, float, float]] = lambda: (0, 0.0, 0.0)
+        """Number of collectives that took the fast path, time of the last, and the longest time between two of them."""
         self._last_s = self._since_s = time.monotonic()
+
+    def count(self) -> int:
+        """Number of collectives begun, or over on the fast path."""
+        return self.begun + self.elsewhere()[0]
 
     def beat(self) -> float:
         """Count a collective that begins now; returns the time."""
         now = time.monotonic()
         self.begun += 1  # several threads: see the class
-        step_s, self._last_s = now - max(self._last_s, self.elsewhere()), now
+        _, last_s, longest_s = self.elsewhere()
+        step_s, self._last_s = max(now - max(self._last_s, last_s), longest_s, 0.0), now
         if step_s > self.step_s or now - self._since_s > LATELY_S:
             self.step_s, self._since_s = step_s, now
         return now

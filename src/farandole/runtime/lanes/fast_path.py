@@ -2,15 +2,14 @@
 
     fast = FastPath(core_fast_path)
     fast.attach(announcement, grant=7)     # the call is over: the next one of the graph may meet the others in memory
-    fast.detach(announcement.key)          # this one goes through Python, and so does the next one after it has begun
+    fast.detach(announcement.key)          # one goes through Python, and so do those that begin before it is over
 
 The native core has the rest (native/fast_path.hpp). A call that does not meet the others there comes to Python, into
 the peer lane, as the first one did. So the runtime knows of no call that has met: it was over before it was noticed.
 
 Threads. The lane calls ``attach`` and ``detach`` with its lock, so that no name is open while a call of it is in flight
 in the lane. Any thread, a signal handler too, calls ``stop``. Who subscribes to events closes every name, from another
-thread (``shortcuts``), as nobody would tell of what goes on here: hence ``attach`` looks for subscribers afterwards,
-and a name is in ``_open`` while it may be open, and sometimes when it is not.
+thread (``shortcuts``), as nobody would tell of what goes on here: hence ``attach`` looks for subscribers afterwards.
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ class FastPath:
 
     def __init__(self, native: core.FastPath) -> None:
         self._native = native
-        self._open: set[Key] = set()
-        events.shortcuts.append(self._detach_all)
+        self._names: set[str] = set()  # that were ever open; it only grows, so that nothing has to be kept in step
 
-    def last_s(self) -> float:
-        """Time of the last call here (``time.monotonic()``); 0 for none."""
-        return self._native.last_s
+    def pace(self) -> tuple[int, float, float]:
+        """Number of calls that have met, time of the last, and the longest time between two since this was asked."""
+        return self._native.pace()
 
     def statistics(self) -> dict[str, int]:
         """Number of calls that have met, and of those that have left."""
@@ -53,23 +51,32 @@ class FastPath:
         # After a refusal ranks count the calls of a name anew, and a call out of a graph cannot know.
         if how.op is ReduceOp.ADASUM or len(dtypes) > 1 or key != announcement.name:
             return
+        if not self._names:
+            events.shortcuts.append(self.detach_all)
+        self._names.add(key[1])  # before it is open
         self._native.attach(
             fast.library, fast.spec, key[1], grant, int(calls[0].array.dtype), int(how.op), how.prescale,
             how.postscale, fast.inputs, fast.origin,
         )  # fmt: skip
-        self._open.add(key)
         if events.subscribers:
-            self.detach(key)
+            self._native.detach(key[1])
+
+    def give_way(self, announcement: Announcement) -> None:
+        """Close the way of what begins in the lane; that of all names for a join, whose rank takes part in nothing."""
+        if announcement.kind is Kind.JOIN:
+            self.detach_all()
+        else:
+            self.detach(announcement.key)
 
     def detach(self, key: Key) -> None:
         """Close the way of a name; returns when no call is on it."""
-        if key in self._open:
-            self._open.discard(key)  # first: a name that is opened meanwhile must be known to be open
+        if key[0] == GLOBAL and key[1] in self._names:
             self._native.detach(key[1])
 
-    def _detach_all(self) -> None:
-        for key in list(self._open):
-            self.detach(key)
+    def detach_all(self) -> None:
+        """Close the ways of all names."""
+        for name in list(self._names):
+            self._native.detach(name)
 
     def stop(self) -> None:
         """Let no further call in; waits for nobody."""
@@ -77,6 +84,6 @@ class FastPath:
 
     def close(self) -> None:
         """Close all ways, once the lane has ended."""
-        if self._detach_all in events.shortcuts:
-            events.shortcuts.remove(self._detach_all)
+        if self.detach_all in events.shortcuts:
+            events.shortcuts.remove(self.detach_all)
         self._native.close()

@@ -66,17 +66,8 @@ class NegotiatedHandle:
     """Handle of this lane. Fields below ``announcement`` change under the lane's lock, ``finished`` last."""
 
     __slots__ = (
-        "_lane",
-        "announcement",
-        "background",
-        "begin_s",
-        "failure",
-        "finished",
-        "grant",
-        "observer",
-        "outcomes",
-        "sent_s",
-        "to_announce",
+        "_lane", "announcement", "asked_again", "background", "begin_s", "failure", "finished", "grant", "observer",
+        "outcomes", "sent_s", "to_announce",
     )  # fmt: skip
 
     def __init__(self, lane: NegotiatedLane, announcement: Announcement, background: bool, begin_s: float) -> None:
@@ -84,7 +75,8 @@ class NegotiatedHandle:
         self.outcomes: list[CallResult] = []
         self.failure: Failure | None = None
         self.finished = self.to_announce = False
-        self.grant = 0  # by which it has gone from rank to rank
+        self.grant = 0  # by which it has gone from rank to rank, unless it was ``asked_again``
+        self.asked_again = False
         self.observer: Callable[[], None] | None = None
         self.begin_s, self.sent_s = begin_s, 0.0
 
@@ -187,7 +179,7 @@ class NegotiatedLane:
                 if not is_join or submissions.may_join():
                     known = submissions.enter(pending)
                     if self._direct.fast is not None:
-                        self._direct.fast.detach(pending.announcement.key)
+                        self._direct.fast.give_way(pending.announcement)
                     self._unattended += pending.background
                     return known
             # Without the lock, as it receives. Another thread may submit before this one has it again: hence the loop.
@@ -214,10 +206,10 @@ class NegotiatedLane:
 
     def _refuse(self, announcement: Announcement) -> None:
         with self._lock:
+            if self._direct.fast is not None:
+                self._direct.fast.detach(announcement.name)  # first: what comes after a refusal is not what others mean
             if self._ended is not None or not self._submissions.refuse(announcement):
                 return
-            if self._direct.fast is not None:
-                self._direct.fast.detach(announcement.key)
         try:
             self._direct.withdraw(announcement.key)
             self._announce(announcement.entry())
@@ -445,7 +437,8 @@ class NegotiatedLane:
             for i, pending in enumerate(mine):
                 if pending is None or pending.finished:  # ``end`` may have failed it while it was executed
                     continue
-                if pending.grant and failure is None and self._direct.fast is not None:
+                is_direct = pending.grant and not pending.asked_again and failure is None
+                if is_direct and self._direct.fast is not None:
                     self._direct.fast.attach(pending.announcement, pending.grant)
                 self._finish(pending, outcomes[i], failure)
                 number = order.cached[i] if order.cached else -1
@@ -479,7 +472,7 @@ class NegotiatedLane:
                 return
             pending = self._submissions.forget(key)
             if pending is not None:
-                pending.grant = 0
+                pending.asked_again = True
         if pending is not None:
             self._announce(pending.announcement.entry(), pending.announcement, pending)
 

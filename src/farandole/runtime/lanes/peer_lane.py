@@ -265,7 +265,7 @@ class PeerLane:
         finally:
             self._active.leave_direct(CONNECTING)
         if self.fast is not None:
-            self._active.pace.elsewhere = self.fast.last_s
+            self._active.pace.elsewhere = self.fast.pace
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._unread = set(connections)
         self._ranks = {connection.fileno(): rank for rank, connection in connections.items()}
@@ -277,8 +277,6 @@ class PeerLane:
 
     def interrupt(self) -> None:
         """End all waiting for others and for room to send. Any thread may call it, and it waits for nobody."""
-        if self.fast is not None:
-            self.fast.stop()
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # the other side is gone already
                 connection.shutdown(socket.SHUT_RDWR)  # not ``close``: a thread may be in ``poll`` or ``send`` on it

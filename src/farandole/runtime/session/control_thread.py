@@ -257,7 +257,7 @@ class ControlThread:
             self._up.send(self._seen)
 
     def _progress(self) -> Progress:
-        work = self._active.pace.begun + time.process_time()
+        work = self._active.pace.count() + time.process_time()
         return Progress(self._generation, *self._hooks.progress(), work)
 
     def _over(self, failure: Failure) -> None:

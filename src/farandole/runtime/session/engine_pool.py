@@ -173,6 +173,11 @@ class EnginePool:
             engine.close()
         self._executors.clear()
 
+    def stop_fast_path(self) -> None:
+        """Have calls of graphs come to Python, and learn there of the end."""
+        if self._fast_path is not None:
+            self._fast_path.stop()
+
     def fast_path_statistics(self) -> dict[str, int]:
         """Number of calls of graphs that have met the others without Python, and of those that have not, in time."""
         return {"met": 0, "left": 0} if self._fast_path is None else self._fast_path.statistics()

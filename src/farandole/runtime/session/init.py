@@ -253,6 +253,7 @@ def aside() -> Iterator[None]:
         # First, and last below: none of them may see the other session in between.
         _here.bystanders = before | {each.ident for each in threading.enumerate() if each.ident not in (None, me)}
         _here.session, _here.reviver, _here.on_joined, _here.is_aside = None, None, _nothing, True
+        events.end_shortcuts()  # of that session: graphs may call with the names that it had
     try:
         yield
     finally:
@@ -359,6 +360,7 @@ class _Here:
                         raise
                     self._step_s = self._step_s or 0.0
                 else:
+                    self.session.is_aside = self.is_aside
                     self.on_joined(self.session)
                     if not self.is_aside:
                         self.sessions += 1

@@ -135,6 +135,14 @@ class Session:
             self._give_up_start(error)
             raise
 
+    is_aside = False
+    """True where another session of this process goes on afterwards (``init.aside``)."""
+
+    @property
+    def has_fast_path(self) -> bool:
+        """True where calls of graphs may do without Python: not past the gate between cells, nor beside a session."""
+        return not self.is_interactive and not self.is_aside
+
     @property
     def provisional(self) -> bool:
         """True in an elastic job until this worker takes part: it is alone, and ``topology`` is a forecast."""
@@ -177,8 +185,7 @@ class Session:
         for call in calls:
             require_device(call, self.engine, self.devices)
         self.pace.beat()
-        # In a notebook no collective may get past the gate, which is between cells.
-        fast = None if self.is_interactive else fast
+        fast = fast if self.has_fast_path else None
         announcement = Announcement(first.process_set, first.name, first.kind, calls, fast=fast)
         return self._lane.submit(announcement, background, progress_s)
 
@@ -351,7 +358,8 @@ class Session:
         A signal handler may call it in the middle of a collective: that raises as soon as the handler has returned,
         and what it still uses is freed then.
         """
-        self._recorder.close()  # first: rank 0 takes the timeline for complete when the others have left
+        self._engine_pool.stop_fast_path()
+        self._recorder.close()  # before the end: rank 0 takes the timeline for complete when the others have left
         self._metrics.close()  # while the controller still listens
         reason = f"shutdown() was called on {self._name()}"
         self._end(Failure(AbortError, reason), reason, "")
@@ -559,6 +567,7 @@ class Session:
         """
         if self._ended is not None:  # two threads at once may both pass: then either failure may be raised, and is true
             return
+        self._engine_pool.stop_fast_path()  # before calls fail: the next ones of their names are not what others mean
         self._ended = failure
         self._told.set()  # after ``_ended``, which ``_explain`` reads when this has woken it
         self._gate.open()
