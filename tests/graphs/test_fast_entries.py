@@ -64,7 +64,7 @@ def announced(key_name: str = NAME, origin: tuple[int, int, int] = NOWHERE, **ho
 
 
 def call(origin: tuple[int, int, int] = NOWHERE, count: int = 3) -> tuple[list[float], tuple[int, int, int]]:
-    """Results of a call of the graph, none where it is Python's; and the origin of the one before, where that is news."""
+    """Results of a call of the graph, none where it is Python's, and the origin of the one before, if that is news."""
     values, dims = np.arange(1, count + 1, dtype=np.float32), (ctypes.c_int64 * 1)(count)
     text = ctypes.create_string_buffer(SPEC)
     buffers = (_Buffer * 2)(_Buffer(values.ctypes.data, FLOAT, 1, dims), _Buffer(None, FLOAT, 1, dims))

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import threading
 import time
 from collections import defaultdict
@@ -72,7 +71,7 @@ from farandole.runtime.session.metric_sender import MetricSender
 from farandole.runtime.session.planned_collective import CONSEQUENCES, PlannedCollectives
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, Registry
 from farandole.runtime.session.step_gate import StepGate
-from farandole.runtime.session.timeline import Recorder, create, path_of
+from farandole.runtime.session.timeline import Recorder, path_of
 from farandole.runtime.session.training import training
 from farandole.settings import Settings
 from farandole.topology import Topology
@@ -396,21 +395,9 @@ class Session:
         if self.topology.rank:
             return
         mark_cycles |= self.settings.timeline_mark_cycles
-        if path:
-            path = os.path.abspath(path)
-            create(path)
-        self._recorder.record(path, mark_cycles)
-        if self._control is None:
-            return
         limit_s = self.settings.stall_limit_s(self.settings.stall_warning_s)
         with self._reentry:
-            all_have = self._control.set_timeline(path, mark_cycles, limit_s)
-        if not all_have:
-            events.logger.warning(
-                "not every rank has %s its timeline within %g s: it will once it answers the controller again",
-                "begun" if path else "ended",
-                limit_s,
-            )
+            self._recorder.record_all(path, mark_cycles, self._control, limit_s)
 
     def timeline(self, path: str, mark_cycles: bool) -> None:
         """Follow rank 0's timeline; called by the control thread."""

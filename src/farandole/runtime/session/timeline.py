@@ -21,7 +21,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import msgspec
 
@@ -156,6 +156,13 @@ def _row(name: str) -> str:
     return before + unnamed[:-1]
 
 
+class OtherRanks(Protocol):
+    """The other ranks, as rank 0 tells them of a timeline."""
+
+    def set_timeline(self, path: str, mark_cycles: bool, timeout_s: float) -> bool:
+        """Have all begin, or stop where ``path`` is ""; false if some have not in time."""
+
+
 @final
 class Recorder:
     """Recorder of this rank's part of a session's timelines. ``offset_s`` is added to this host's clock."""
@@ -165,6 +172,19 @@ class Recorder:
         self._lock = threading.RLock()  # a signal handler may end the session while its thread is in here
         self._timeline: Timeline | None = None
         self._closed = False
+
+    def record_all(self, path: str, mark_cycles: bool, others: OtherRanks | None, limit_s: float) -> None:
+        """Write one timeline of all ranks to ``path``, or stop where it is ""; the others have ``limit_s`` for it."""
+        if path:
+            path = os.path.abspath(path)
+            create(path)
+        self.record(path, mark_cycles)
+        if others is not None and not others.set_timeline(path, mark_cycles, limit_s):
+            events.logger.warning(
+                "not every rank has %s its timeline within %g s: it will once it answers the controller again",
+                "begun" if path else "ended",
+                limit_s,
+            )
 
     def record(self, path: str, mark_cycles: bool) -> None:
         """Write to ``path`` from now on, or to nothing where it is ""; what was written before is complete then."""
