@@ -108,7 +108,7 @@ struct ScalarCall {
     explicit ScalarCall(std::int64_t value) : input(value) {
         buffers[0] = {&input, 4, 0, nullptr};
         buffers[1] = {&output, 4, 0, nullptr};
-        request = {"loss", 4, 1, 1, buffers, {}, {}};
+        request = {"loss", 4, 1, 1, buffers, {}, {}, nullptr};
     }
 
     bool meets(int library) {
