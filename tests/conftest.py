@@ -196,10 +196,13 @@ def launch(tmp_path: Path) -> Launch:
 @pytest.fixture(scope="session")
 def mxnet_python() -> str:
     """Interpreter of the environment that ``make mxnet`` sets up, for ``launch(..., python=mxnet_python)``; or skip."""
-    python = Path(__file__).parent.parent / os.environ.get("MXNET_VENV", ".venv-mxnet") / "bin" / "python"
-    if not python.with_name("farandole").exists():
+    root = Path(__file__).parent.parent
+    environment = root / os.environ.get("MXNET_VENV", ".venv-mxnet")
+    if not (stamp := environment / ".farandole-installed").exists():
         pytest.skip("MXNet needs an environment of its own, and there is none here: make mxnet")
-    return str(python)
+    if stamp.stat().st_mtime < max(source.stat().st_mtime for source in (root / "native").glob("*.?pp")):
+        pytest.skip("the environment of MXNet has an older native core than this: make mxnet")
+    return str(environment / "bin" / "python")
 
 
 @pytest.fixture(scope="module")
