@@ -334,7 +334,8 @@ void make_fast_path(FastPath* self, int place, const std::vector<std::string>& n
 
 // Whoever waits for the end of a round waits without the GIL, as all that may be long does.
 bool attach(FastPath& self, std::int64_t library, const nb::bytes& spec, const std::string& name, std::size_t slot,
-            int dtype, int op, double prescale, double postscale, const Shapes& inputs, const std::vector<std::int64_t>& origin) {
+            int dtype, int op, double prescale, double postscale, const Shapes& inputs,
+            const std::vector<std::int64_t>& origin) {
     FastTerms terms{dtype_of(dtype), op_of(op), prescale, postscale, inputs};
     const std::string text(spec.c_str(), spec.size());
     const nb::gil_scoped_release released;
@@ -360,7 +361,7 @@ void bind_fast_path(nb::module_& m) {
         .def_prop_ro("left", &FastPath::left)
         .def("pace", [](FastPath& self) {
             const double last_s = static_cast<double>(self.last_ns()) / second_ns;
-            return std::tuple(self.met(), last_s, static_cast<double>(self.take_longest_ns()) / second_ns);
+            return std::tuple(last_s, static_cast<double>(self.take_longest_ns()) / second_ns);
         });
     m.def("fast_call", [] { return reinterpret_cast<std::uintptr_t>(&fast_call); });
     m.def("forget_origins", forget_origins, "name"_a);

@@ -17,8 +17,8 @@
 // Members that are in a round together are in the same call of the name: a member begins a call when it has ended the
 // one before, and no call ends before all members have come to it. What goes through Python under the name, be it a call
 // that has left, another one, or a refusal, closes the way on this member first (`call`, `detach`); `attach` opens it when
-// that call is over. A join closes all. All who use a slot mean the same by the name: its number is that of the grant of the peer
-// lane by which they have made a call with the same dtype, shape and reduction.
+// that call is over. A join closes all. All who use a slot mean the same by the name: its number is that of the grant of
+// the peer lane by which they have made a call with the same dtype, shape and reduction.
 //
 // A member that dies in a round has contributed to it. The next one never ends, and the others leave it.
 //

@@ -168,10 +168,10 @@ class FastPath:
     def left(self) -> int:
         """Number of calls that have not, in time."""
 
-    def pace(self) -> tuple[int, float, float]:
-        """Number of those that have met, time of the last (``time.monotonic()``; 0: none), and the longest pause.
+    def pace(self) -> tuple[float, float]:
+        """Time of the last of those that have met (``time.monotonic()``; 0: none), and the longest between two.
 
-        The longest time between two, in seconds, is that since this was asked before.
+        The latter is in seconds, and since this was asked before.
         """
 
 def fast_call() -> int:

@@ -41,26 +41,28 @@ class Pace:
     the count is only compared with an older one, to see that the process does something.
     """
 
-    __slots__ = ("_last_s", "_since_s", "begun", "elsewhere", "step_s")
+    __slots__ = ("_last_s", "_since_s", "begun", "elsewhere", "met", "step_s")
 
     def __init__(self) -> None:
         self.begun = 0
         """Number of collectives begun."""
         self.step_s = 0.0
         """The longest time between two collectives in the last ``LATELY_S``, in seconds."""
-        self.elsewhere: Callable[[], tuple[int, float, float]] = lambda: (0, 0.0, 0.0)
-        """Number of collectives that took the fast path, time of the last, and the longest time between two of them."""
+        self.met: Callable[[], int] = int
+        """Number of collectives that took the fast path, and were not begun here."""
+        self.elsewhere: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        """Time of the last of these, and the longest time between two since ``beat`` has asked for it."""
         self._last_s = self._since_s = time.monotonic()
 
     def count(self) -> int:
         """Number of collectives begun, or over on the fast path."""
-        return self.begun + self.elsewhere()[0]
+        return self.begun + self.met()
 
     def beat(self) -> float:
         """Count a collective that begins now; returns the time."""
         now = time.monotonic()
         self.begun += 1  # several threads: see the class
-        _, last_s, longest_s = self.elsewhere()
+        last_s, longest_s = self.elsewhere()
         step_s, self._last_s = max(now - max(self._last_s, last_s), longest_s, 0.0), now
         if step_s > self.step_s or now - self._since_s > LATELY_S:
             self.step_s, self._since_s = step_s, now

@@ -34,8 +34,12 @@ class FastPath:
         self._native = native
         self._names: set[str] = set()  # that were ever open; it only grows, so that nothing has to be kept in step
 
-    def pace(self) -> tuple[int, float, float]:
-        """Number of calls that have met, time of the last, and the longest time between two since this was asked."""
+    def met(self) -> int:
+        """Number of calls that have met."""
+        return self._native.met
+
+    def pace(self) -> tuple[float, float]:
+        """Time of the last call that has met, and the longest time between two since this was asked."""
         return self._native.pace()
 
     def statistics(self) -> dict[str, int]:

@@ -265,7 +265,7 @@ class PeerLane:
         finally:
             self._active.leave_direct(CONNECTING)
         if self.fast is not None:
-            self._active.pace.elsewhere = self.fast.pace
+            self._active.pace.met, self._active.pace.elsewhere = self.fast.met, self.fast.pace
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._unread = set(connections)
         self._ranks = {connection.fileno(): rank for rank, connection in connections.items()}
