@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -75,7 +76,8 @@ class Kernel:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it was about to end
+                os.kill(pid, signal.SIGKILL)
         self.manager.cleanup_resources()
 
     def processes(self) -> list[int]:

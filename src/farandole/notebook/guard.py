@@ -127,7 +127,7 @@ class CellGuard:
         for name, hook in (("pre_execute", self._begin), ("post_execute", self._end), ("post_run_cell", self._judge)):
             self._shell.events.register(name, hook)
         self._kernel.do_apply = self._do_task
-        self._shell.set_custom_exc((FarandoleError,), _folded)
+        self._shell.set_custom_exc((FarandoleError,), partial(self._tell, _show_folded))
         self._shell.showtraceback = partial(self._tell, self._shell.showtraceback)
         _load_tracebacks(self._shell)
         on_joined(self._joined)
@@ -254,10 +254,10 @@ class CellGuard:
             session.abort(f"{name} raised {traceback.format_exception_only(error)[-1].strip()}")
         session.cells.interrupted, self._is_end_known = False, session.broken
 
-    def _tell(self, show: Callable[..., None], *how: Any, **more: Any) -> None:
+    def _tell(self, show: Callable[..., Any], *how: Any, **more: Any) -> Any:
         """Show the error that has ended the cell. An interrupt that was to end it would end this instead."""
         self._is_telling = self._cell is not None
-        show(*how, **more)
+        return show(*how, **more)
 
     def _do_task(self, *request: Any) -> Any:
         with engine.as_task(), aside():
@@ -308,10 +308,10 @@ class CellGuard:
         self._timers.append(timer)
 
 
-def _folded(
+def _show_folded(
     shell: Any, kind: type[BaseException], error: BaseException, trace: TracebackType, **_options: Any
 ) -> list[str]:
-    """Format an error of Farandole as in a script: IPython takes long for its many frames, and shows all of them."""
+    """Show an error of Farandole as in a script: IPython takes long for its many frames, and shows all of them."""
     lines = folded(error.with_traceback(trace.tb_next)).splitlines()
     shell._showtraceback(kind, error, lines)  # IPython leaves that to handlers
     return lines
