@@ -41,8 +41,13 @@ def draw_terms(rng: random.Random) -> PlanTerms:
     overflows = terms.scaled and terms.compression == "fp16"
     compression = "bf16" if overflows else terms.compression
     # On PyTorch, Keras has one step in each call.
-    each = terms.steps_per_execution if os.environ.get("KERAS_BACKEND", "torch") != "torch" else 1
+    each = 1 if is_on_torch() else terms.steps_per_execution
     return msgspec.structs.replace(terms, compression=compression, steps_per_execution=each)
+
+
+def is_on_torch() -> bool:
+    """True where Keras's backend is PyTorch: there a step may lack the gradients of some variables."""
+    return os.environ.get("KERAS_BACKEND", "torch") == "torch"
 
 
 def draw_actions(rng: random.Random, terms: PlanTerms) -> list[PlanAction]:

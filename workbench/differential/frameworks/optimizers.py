@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import final
 
 import numpy as np
@@ -35,8 +35,16 @@ class OracleStepper:
         """Multiply the velocities, as where a schedule changes the rate."""
         self._first = [each * ratio for each in self._first]
 
-    def step(self, weights: list[Values], gradients: list[Values]) -> list[Values]:
-        """New weights."""
+    def step(self, weights: list[Values], gradients: list[Values], absent: Container[int] = ()) -> list[Values]:
+        """New weights; those at ``absent``, and what is kept for them, stay what they are."""
+        old, first, second = weights, self._first, self._second
+        new = self._step(weights, gradients)
+        for i in range(len(new)):
+            if i in absent:
+                new[i], self._first[i], self._second[i] = old[i], first[i], second[i]
+        return new
+
+    def _step(self, weights: list[Values], gradients: list[Values]) -> list[Values]:
         self._count += 1
         gradients = clipped(gradients, self._terms.clip)
         if self._terms.decay and self._is_keras:
@@ -54,7 +62,7 @@ class OracleStepper:
         if self._is_keras:  # the rate is in the velocity
             self._first = [MOMENTUM * m - self.rate * g for m, g in zip(self._first, gradients, strict=True)]
             if self._terms.optimizer == "momentum":
-                return self._first
+                return list(self._first)
             return [MOMENTUM * m - self.rate * g for m, g in zip(self._first, gradients, strict=True)]
         self._first = [MOMENTUM * m + g for m, g in zip(self._first, gradients, strict=True)]
         if self._terms.optimizer == "momentum":

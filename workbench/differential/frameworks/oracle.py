@@ -15,6 +15,7 @@ from typing import final
 import numpy as np
 
 from workbench.differential.frameworks.exchange import exchanged
+from workbench.differential.frameworks.keras_plans import is_on_torch
 from workbench.differential.frameworks.network import Values, batch, initial, loss_and_gradients, metric
 from workbench.differential.frameworks.optimizers import OracleStepper
 from workbench.differential.frameworks.plan import FrameworkPlan, PlanAction, rows_of
@@ -152,7 +153,7 @@ class OracleRanks:
             self._flying.append(totals if is_keras else self._reduced(totals))
             lagging = self._flying.popleft()
             mixed = [lagging[r] if r in self._members else totals[r] for r in self._ranks]
-            self._apply(mixed)  # outside of a process set nothing travels, so nothing is late
+            self._apply(mixed, action)  # outside of a process set nothing travels, so nothing is late
         return losses
 
     def _gradients(self, action: PlanAction, step: int) -> tuple[list[float], list[list[Values]]]:
@@ -163,10 +164,15 @@ class OracleRanks:
             given = batch(action.number, step, rank, rows_of(self._plan, rank))
             loss, gradients = loss_and_gradients(self._weights[rank], *given)
             losses.append(loss)
-            if "absent" in action.how and rank == action.rank % self._size and self._size > 1:
-                gradients[action.number % 4] = np.zeros_like(gradients[action.number % 4])
+            if self._absent(action, rank) >= 0:
+                gradients[self._absent(action, rank)] *= 0
             own.append([gradients[i] for i in self._trained])
         return losses, own
+
+    def _absent(self, action: PlanAction, rank: int) -> int:
+        """Place of the weight of which a rank has no gradient, or -1."""
+        is_there = "absent" in action.how and rank == action.rank % self._size and self._size > 1
+        return action.number % 4 if is_there else -1
 
     def _reduced(self, totals: Sequence[list[Values]]) -> list[list[Values]]:
         """Gradients that each rank steps with."""
@@ -182,10 +188,13 @@ class OracleRanks:
                 found[rank][at] = total / (count if self._terms.op == "Average" else 1)
         return found
 
-    def _apply(self, gradients: Sequence[list[Values]]) -> None:
+    def _apply(self, gradients: Sequence[list[Values]], action: PlanAction) -> None:
         for rank in self._ranks:
             old = [self._weights[rank][i] for i in self._trained]
-            new = self._steppers[rank].step(old, gradients[rank])
+            # Keras leaves out a weight that is a rank's own and has no gradient; of a shared one, others have some.
+            absent = self._absent(action, rank) if self._terms.local and is_on_torch() else -1
+            left_out = [at for at, i in enumerate(self._trained) if i == absent < 2]
+            new = self._steppers[rank].step(old, gradients[rank], left_out)
             self._weights[rank] = list(self._weights[rank])
             for i, each in zip(self._trained, new, strict=True):
                 self._weights[rank][i] = each
