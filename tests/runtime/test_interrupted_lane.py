@@ -145,7 +145,8 @@ def test_nothing_is_freed_below_a_handler_that_runs_for_long() -> None:
 
 
 def test_alone_what_was_interrupted_does_not_come_with_the_next_one() -> None:
-    for interruption in at_every_call(stop, ("lanes/alone.py", "coordination/negotiation.py", "proposal.py")):
+    files = ("lanes/alone.py", "lanes/reentry.py", "coordination/negotiation.py", "proposal.py")
+    for interruption in at_every_call(stop, files):
         lane = LoneLane(perform, "a", [], True, Reentry())
         with contextlib.suppress(KeyboardInterrupt):
             interruption.run(partial(lane.submit, barrier("x"), False))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from functools import partial
 from typing import final
 
 import pytest
@@ -12,6 +14,7 @@ from farandole.runtime.lanes.active_collectives import ActiveCollectives
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.session.cell_state import CellState
 from farandole.runtime.session.planned_collective import PlannedCollectives
+from tests.runtime.interruptions import at_every_call
 
 
 @final
@@ -72,6 +75,29 @@ def test_an_interrupt_on_entering_leaves_nothing_behind(monkeypatch: pytest.Monk
         assert lane.reports() == [("lane: afterwards", 2)]
 
 
+def test_an_interrupt_between_any_two_calls_of_entering_and_leaving_shuts_nobody_out() -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    def collective(lane: Lane) -> None:
+        with lane.collectives.next("interrupted"):
+            assert lane.reentry.here()
+            with pytest.raises(UsageError):
+                lane.collectives.next("of a handler")
+
+    left = 0
+    for interruption in at_every_call(stop, ("planned_collective.py", "lanes/reentry.py", "active_collectives.py")):
+        lane = Lane()
+        with contextlib.suppress(KeyboardInterrupt):
+            interruption.run(partial(collective, lane))
+        left += bool(lane.reentry.entries)
+        collective(lane)
+        assert not lane.reentry.here()
+        assert lane.reentry.entries == []
+        assert lane.reports() == []
+    assert left > 1  # of the moments are such that nobody could have left
+
+
 def test_a_thread_that_an_interrupted_script_has_left_inside_leaves_by_itself() -> None:
     lane, inside, over = Lane(), threading.Event(), threading.Event()
 
@@ -88,4 +114,4 @@ def test_a_thread_that_an_interrupted_script_has_left_inside_leaves_by_itself() 
         over.set()
         other.join(60.0)
         assert lane.reports() == [("lane: next step", 2)]
-    assert lane.reentry.threads == []
+    assert lane.reentry.entries == []

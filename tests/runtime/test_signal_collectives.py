@@ -129,7 +129,7 @@ def in_the_lane(member: RankContext) -> list[str]:
             init()
             session, main = current(), threading.get_ident()
             if member.rank == 0:
-                with interrupting(member, lambda: main in session._in_lane.threads, said, answered=True):  # noqa: B023
+                with interrupting(member, lambda: main in dict(session._in_lane.entries), said, answered=True):  # noqa: B023
                     wait()
                 reduce("the next one")
             else:
@@ -172,7 +172,7 @@ def in_a_planned_lane(member: RankContext) -> list[str]:
         engine = session.planned_engine(0, "p")
         if member.rank == 0:
             with (
-                interrupting(member, lambda: main in session._reentry.threads, said, answered=False),  # noqa: B023
+                interrupting(member, lambda: main in dict(session._reentry.entries), said, answered=False),  # noqa: B023
                 session.planned(0, "p", "p: ").next("bucket 0"),
             ):
                 engine.barrier()
@@ -206,7 +206,7 @@ def in_the_same_planned_lane(member: RankContext) -> list[str]:
 
         values = np.full(1000, 1.0 + member.rank, np.float32)
         if member.rank == 0:
-            inside = lambda: main in session._reentry.threads  # noqa: E731, B023
+            inside = lambda: main in dict(session._reentry.entries)  # noqa: E731, B023
             with interrupting(member, inside, said, answered=True, ask=ask):
                 lane.allreduce("bucket 0", NumpyCalls().array(values), how)
         else:

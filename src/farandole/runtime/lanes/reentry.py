@@ -7,15 +7,22 @@
 A forked child has the memory of what its parent is in the middle of, and no right to it: sockets and shared memory are
 the parent's. There nobody enters any more.
 
+An exception of a signal handler may come between a thread's entering and the ``with`` block, or before it has left. So
+an entry has the frame of the ``with`` statement, and counts while that is on its thread's stack.
+
 Threads. Any thread enters, leaves and looks; a signal handler does so on top of the main thread, wherever that is. So
 there is no lock, which the frame below might hold: a handler leaves as often as it has entered, and single operations
-on a ``list`` are atomic under the interpreter's lock. A thread looks for its own number only, which no other thread
+on a ``list`` are atomic under the interpreter's lock. A thread looks for its own entries only, which no other thread
 adds or removes, so what it sees cannot become wrong while it acts on it.
 """
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import sys
+from _thread import get_ident
+from traceback import walk_stack
+from types import FrameType
 from typing import ClassVar, NoReturn, final
 
 from farandole.errors import NotInitializedError
@@ -26,13 +33,13 @@ from farandole.runtime.lanes.weak_objects import WeakObjects
 class Reentry:
     """The threads inside of one thing, several times too. In a forked child ``NotInitializedError`` keeps them out."""
 
-    __slots__ = ("__weakref__", "is_forsaken", "threads")
+    __slots__ = ("__weakref__", "entries", "is_forsaken")
 
     _all: ClassVar[WeakObjects[Reentry]] = WeakObjects()
 
     def __init__(self) -> None:
-        self.threads: list[int] = []
-        """Threads that are inside; no set, as a thread may enter again, and is inside until it has left as often."""
+        self.entries: list[tuple[int, FrameType]] = []
+        """Threads that are inside, each with its frame; as often as the thread has entered and not left."""
         self.is_forsaken = False
         """True in a forked child."""
         self._all.add(self)
@@ -51,10 +58,10 @@ class Reentry:
     def __enter__(self) -> None:
         if self.is_forsaken:
             self.refuse()
-        self.threads.append(threading.get_ident())
+        self.entries.append((get_ident(), sys._getframe(1)))
 
     def __exit__(self, *_: object) -> None:
-        self.threads.remove(threading.get_ident())
+        self.entries.remove((get_ident(), sys._getframe(1)))
 
     def refuse(self) -> NoReturn:
         """Keep a thread of a forked child out."""
@@ -62,4 +69,13 @@ class Reentry:
 
     def here(self) -> bool:
         """True if the calling thread has entered and not left."""
-        return threading.get_ident() in self.threads
+        if not self.entries:
+            return False
+        me = get_ident()
+        entries = [entry for entry in self.entries.copy() if entry[0] == me]
+        stack = [frame for frame, _ in walk_stack(sys._getframe())] if entries else []
+        left = [entry for entry in entries if entry[1] not in stack]
+        for entry in left:
+            with contextlib.suppress(ValueError):  # a handler in here has removed it
+                self.entries.remove(entry)
+        return len(left) < len(entries)

@@ -12,11 +12,12 @@ with collectives.next("bucket 1", needs_all=True):
 # Threads. One at a time uses a lane, but for a background thread that an interrupted script has left in it. A signal
 # handler comes between any two lines. Between ``next`` and ``__enter__`` it may have a collective of the same lane:
 # hence a stack. From the last line of ``enter`` on, which is one operation, until ``leave`` it is refused, by thread,
-# process set and lane, as the engine of the lane is in the middle of something. What it raises leaves nothing behind
-# in ``__enter__``; in ``__exit__`` there is one line before ``leave`` where it would.
+# process set and lane, as the engine of the lane is in the middle of something. What it raises may keep the thread from
+# leaving: then the next collective of the lane finds that no frame of its stack has entered (``Reentry``).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from threading import get_ident
 from typing import TypeAlias, final
@@ -67,7 +68,8 @@ class PlannedCollectives:
         if self._cells.gate is not None:
             self._cells.gate(self._process_set)
         # Asked of this lane only: a handler's collective of another planned lane has an engine of its own, and is done.
-        if (get_ident(), self._process_set, self._lane) in self._active.inside:
+        is_inside = (get_ident(), self._process_set, self._lane) in self._active.inside
+        if is_inside and self._reentry.here():
             raise interrupted(f"{self._prefix}{what}", "another collective of the same lane")
         self.sequence += 1  # what was refused is not counted: a number more than the other members have would stay
         self._next.append((self.sequence, f"{self._prefix}{what}", needs_all, joined))
@@ -77,14 +79,14 @@ class PlannedCollectives:
         reentry = self._reentry
         if reentry.is_forsaken:
             reentry.refuse()
-        me = get_ident()
-        reentry.threads.append(me)
+        entry = get_ident(), sys._getframe(1)
+        reentry.entries.append(entry)
         try:
             sequence, what, needs_all, joined = self._next.pop()
             self._active.enter(self._process_set, self._lane, sequence, what, needs_all, joined)
         except BaseException:
             self._active.leave(self._process_set, self._lane)
-            reentry.threads.remove(me)
+            reentry.entries.remove(entry)
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -94,4 +96,4 @@ class PlannedCollectives:
         finally:
             me = get_ident()
             self._active.inside.pop((me, self._process_set, self._lane), None)  # as ``leave`` does
-            self._reentry.threads.remove(me)
+            self._reentry.entries.remove((me, sys._getframe(1)))
