@@ -105,7 +105,7 @@ TEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: bytecode ## run the tests but the slow ones
 	@$(TEST) -m "not slow"
 
-slow: bytecode ## run the slow tests: more ranks, hosts and ways of what 'make test' shows (8 minutes)
+slow: bytecode ## run the slow tests: more ranks, hosts and ways of what 'make test' shows (10 minutes)
 	@$(TEST) -m slow
 
 large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make test' does (an hour)

@@ -96,7 +96,6 @@ SLOW = (
     "torch/test_on_ranks.py::test_on_ranks[3-overlapped",
     "torch/test_on_ranks.py::test_on_ranks[4-on-2-uneven-hosts-and-a-tree-",
     "workbench/test_differential.py::test_programs_of_a_fixed_seed_do_what_the_oracle_does[1,2,3",
-    "workbench/test_differential.py::test_programs_of_a_fixed_seed_do_what_the_oracle_does[3-100]",
     "workbench/test_frameworks.py::test_defects_planted_in_the_package_are_found_and_nothing_else[jax]",
     "workbench/test_frameworks.py::test_programs_of_a_fixed_seed_do_what_the_oracle_does[keras]",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import numpy as np
@@ -35,13 +35,12 @@ class OracleStepper:
         """Multiply the velocities, as where a schedule changes the rate."""
         self._first = [each * ratio for each in self._first]
 
-    def step(self, weights: list[Values], gradients: list[Values], absent: Container[int] = ()) -> list[Values]:
+    def step(self, weights: list[Values], gradients: list[Values], absent: Iterable[int] = ()) -> list[Values]:
         """New weights; those at ``absent``, and what is kept for them, stay what they are."""
         old, first, second = weights, self._first, self._second
         new = self._step(weights, gradients)
-        for i in range(len(new)):
-            if i in absent:
-                new[i], self._first[i], self._second[i] = old[i], first[i], second[i]
+        for i in absent:
+            new[i], self._first[i], self._second[i] = old[i], first[i], second[i]
         return new
 
     def _step(self, weights: list[Values], gradients: list[Values]) -> list[Values]:

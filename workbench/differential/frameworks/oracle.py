@@ -164,8 +164,8 @@ class OracleRanks:
             given = batch(action.number, step, rank, rows_of(self._plan, rank))
             loss, gradients = loss_and_gradients(self._weights[rank], *given)
             losses.append(loss)
-            if self._absent(action, rank) >= 0:
-                gradients[self._absent(action, rank)] *= 0
+            if (absent := self._absent(action, rank)) >= 0:
+                gradients[absent] *= 0
             own.append([gradients[i] for i in self._trained])
         return losses, own
 
