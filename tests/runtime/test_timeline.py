@@ -133,7 +133,8 @@ def _traced(member: RankContext, path: str) -> None:
     session.set_timeline(path, mark_cycles=True)
     session.barrier()
     for i in range(50):
-        handles = [do.submit(do.reduction(f"{i}.{j}", np.ones(9))) for j in range(3)]
+        pair = [do.reduction(f"{i}.pair.{j}", np.ones(9)) for j in range(2)]  # always fused; the others by chance
+        handles = [do.submit(*pair), *(do.submit(do.reduction(f"{i}.{j}", np.ones(9))) for j in range(3))]
         for handle in handles:
             handle.wait()
     last, deadline = rf'"pid":{member.rank},.*"ALLREDUCE".*"allreduce\.49\.2"', time.monotonic() + 20
