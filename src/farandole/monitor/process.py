@@ -211,6 +211,8 @@ class JobMonitor:
                     if message is None:
                         break
                     self._recording.take(message)
+                    if isinstance(message, OrderNews) and self._server is not None:
+                        self._server.push()  # here, too: the end of the job is another frame
         self._disconnect()
         self._recording.end(end.status, end.words, time.time())
 

@@ -65,8 +65,8 @@ SSH_SESSION = ("SSH_CLIENT", "SSH_CONNECTION", "SSH2_CLIENT")
 """Variables of the session that started the agent. A bash that finds them reads the user's start-up files, and prints
 what these print."""
 
-SETTLE_S = 0.4
-"""How long the news of deaths may wait for the last words to be read."""
+SETTLE_S = 1.0
+"""How long the news of deaths may wait for the last words to be read. They do where nobody takes the output."""
 
 KILL_AGAIN_S = 0.2
 COMES_BACK_S = 10.0

@@ -69,8 +69,12 @@ logger = logging.getLogger("farandole.controller")
 
 Clock: TypeAlias = Callable[[], float]
 
-FAREWELL_S = 0.1
-"""Longest time by which the ``Leave`` of a worker may come after the news of its end: they travel different ways."""
+FAREWELL_S = 0.5
+"""Longest time by which the ``Leave`` of a worker may come after the news of its end: they travel different ways.
+
+The threads that send and receive it may have to wait for a processor. It is waited for only where a worker has ended
+well without one.
+"""
 
 RELAYED = 10
 """Factor by which that is longer in jobs with relays, each of which may be busy."""
