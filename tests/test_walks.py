@@ -65,7 +65,7 @@ JOBS = {
     "gradient": (STEP, ()),
     "all-reduce": (NAMED, ()),
     "launch": ("import farandole.numpy as hvd; hvd.init()", ()),
-    "death": (DEATH, ("--min-np", "1")),
+    "death": (DEATH, ("--min-np", "1", "--blacklist-cooldown-range", "60", "60")),
 }
 """By the first word of a walk: a script, and options of ``farandole run``. A launch is recorded from the beginning."""
 

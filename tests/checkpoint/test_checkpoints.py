@@ -250,21 +250,22 @@ KILLED = """
 
 def test_a_writer_that_is_killed_leaves_only_whole_ones(tmp_path: Path) -> None:
     for survived in (1, 4, 6):
-        command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)]
+        root = tmp_path / str(survived)
+        command = [sys.executable, "-c", textwrap.dedent(KILLED), str(root)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 if int(line) == survived:
                     process.send_signal(signal.SIGKILL)
                     break
-        with TorchCheckpoints(tmp_path) as checkpoints:
+        with TorchCheckpoints(root) as checkpoints:
             found = checkpoints.restore()
             assert found is not None
             assert found.refused == []
             assert torch.equal(found.state["weights"], torch.full((200_000,), float(found.step)))
             assert found.step >= survived - 1
             checkpoints.save(found.step, state(0))
-        assert list(folder.unfinished(tmp_path)) == [], "the next writer tidies up"
+        assert list(folder.unfinished(root)) == [], "the next writer tidies up"
 
 
 def test_what_others_write_now_is_left_alone(tmp_path: Path) -> None:

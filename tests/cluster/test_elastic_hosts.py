@@ -42,7 +42,7 @@ train(ObjectState(step=0))
 shutdown()
 """
 TRAINS = re.compile(r"worker (\d+) trains: generation (\d+), rank (\d+) of (\d+), step (\d+), process (\d+)")
-SHORT = ("--host-timeout", "2", "--blacklist-cooldown-range", "0.5", "2")
+SHORT = ("--host-timeout", "3", "--blacklist-cooldown-range", "0.5", "2")
 MakeCluster = Callable[..., Cluster]
 MakeSlurm = Callable[..., SlurmCluster]
 

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.conftest import kill_on
 from workbench.cluster import HEAD, Cluster, Process, SlurmCluster, UnavailableError
 
-HOST_TIMEOUT_S = 2.0
+HOST_TIMEOUT_S = 3.0
 MARGIN_S = 28.0
 """For what has to happen besides waiting out the silence, on a machine that is busy with other tests."""
 
@@ -63,6 +63,7 @@ def work():
         x[:] = moment == "collective" and not struck.exists()  # until all ranks have seen it, or for ever
         do.allreduce("x", x)
         reached("collective")
+    say("reduced", host)
     if host == "node2":
         hold("end")
     shutdown()
@@ -83,7 +84,7 @@ class Job:
     def __init__(
         self, cluster: Cluster, folder: Path, moment: str, starter: Sequence[str] = SSH, **settings: float
     ) -> None:
-        self.cluster, self._folder = cluster, folder
+        self.cluster, self._folder, self._moment = cluster, folder, moment
         (folder / "worker.py").write_text(WORKER)
         self._heard.touch()
         told = {f"FARANDOLE_{k.upper()}": str(v) for k, v in ({"host_timeout_s": HOST_TIMEOUT_S} | settings).items()}
@@ -115,9 +116,13 @@ class Job:
             time.sleep(0.01)  # nothing announces what files and /proc show
 
     def arrive(self) -> None:
-        """Wait for the moment on ``node2``."""
-        self.until(lambda: "reached node2" in self._heard.read_text() or self.process.poll() is not None, 60)
+        """Wait for the moment on ``node2``, and where that is the end, for all ranks to have what was reduced."""
+        self.until(lambda: self._has_arrived() or self.process.poll() is not None, 60)
         assert self.process.poll() is None, self.said()
+
+    def _has_arrived(self) -> bool:
+        heard = self._heard.read_text()
+        return "reached node2" in heard and (self._moment != "end" or heard.count("reduced ") == 3)
 
     def go_on(self) -> None:
         """Let the workers know that the fault has struck."""
@@ -176,7 +181,7 @@ def test_who_died_is_named_and_not_who_lost_a_connection(
     job = Job(cluster, tmp_path, moment, host_timeout_s=10)
     job.arrive()
     try:
-        cluster.lag(HEAD, 700)
+        cluster.lag(HEAD, 300)
     except UnavailableError as error:
         pytest.skip(str(error))
     kill_on(cluster, "node2", "^[^ ]+ worker.py")

@@ -82,7 +82,7 @@ def test_ranks_that_have_no_way_to_meet_are_told_how_to_get_one(tmp_path: Path) 
 def test_rank_0_that_never_comes_is_missed_in_time(by: str, tmp_path: Path) -> None:
     mpi = launcher("openmpi")
     library = mpi if by == "broadcast" else launcher("mpich")
-    script = FACTS + 'import time\njoin("first") if place else time.sleep(3)'
+    script = FACTS + 'import time\njoin("first") if place else time.sleep(60)'
     done = run(mpi.command(2), script, tmp_path, {**library.environment, "FARANDOLE_START_TIMEOUT_S": "1"})
     assert done.code != 0
     ended = r"Timeout \(0:00:0(1|0\.9).*in initialise|StartError: rank 1 waited 1 s in MPI's broadcast"

@@ -47,7 +47,7 @@ def test_warm_up_with_accumulation_checkpoints_and_resume(launch: Any, tmp_path:
 
 
 def test_elastic_training_goes_on_without_the_worker_that_was_killed(launch: Any) -> None:
-    options = ["--horovod", "--min-np", "2", "--max-np", "3"]
+    options = ["--horovod", "--min-np", "2", "--max-np", "3", "--blacklist-cooldown-range", "60", "60"]
     job = launch(3, SCRIPTS / "elastic.py", options=options, arguments=["--die-at", "5"]).ok()
     epochs = re.findall(r"epoch (\d): (\d+) samples, accuracy ([\d.]+)", job.stdout)
     assert [(epoch, samples) for epoch, samples, _ in epochs] == [("0", "240"), ("1", "240"), ("2", "240")]

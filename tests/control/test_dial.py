@@ -108,7 +108,7 @@ def test_another_jobs_controller_is_named() -> None:
     with listening(JobKeys.from_secret(new_secret())) as other, silent() as mute:
         theirs = f"tcp://127.0.0.1:{port(other)}"
         with pytest.raises(ControlError, match=f"{theirs} answered, but is not of this job"):
-            first_answering([mute, theirs], KEYS, 1.0)
+            first_answering([mute, theirs], KEYS, 5.0)
 
 
 @pytest.mark.parametrize("address", ["", "tcp://", "tcp://a", "tcp://a:b"])

@@ -7,8 +7,11 @@ import threading
 import time
 from functools import partial
 
+import pytest
+
 from farandole.control.reentrant_event import ReentrantEvent
-from farandole.runtime.session.abort_reason import REASON_WAIT_S, await_news
+from farandole.runtime.session import abort_reason
+from farandole.runtime.session.abort_reason import await_news
 from tests.runtime.interruptions import DEADLINE_S, at_every_call, at_every_instruction, within_deadline
 
 SHORT_S = 0.01
@@ -64,7 +67,9 @@ def test_who_is_interrupted_by_an_exception_leaves_it_open_for_the_others() -> N
     within_deadline(wait)
 
 
-def test_the_reason_of_an_abort_comes_on_top_of_the_wait_for_it() -> None:
+def test_the_reason_of_an_abort_comes_on_top_of_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(abort_reason, "REASON_WAIT_S", 20.0)
+
     class Nobody:
         def send(self, _: object) -> None:
             raise AssertionError("nothing is blocked")
@@ -77,6 +82,6 @@ def test_the_reason_of_an_abort_comes_on_top_of_the_wait_for_it() -> None:
             began_s = time.monotonic()
             interruption.run(partial(await_news, told, list, Nobody()))  # type: ignore[arg-type]
             assert interruption.has_come
-            assert time.monotonic() < began_s + REASON_WAIT_S
+            assert time.monotonic() < began_s + abort_reason.REASON_WAIT_S
 
     within_deadline(wait)

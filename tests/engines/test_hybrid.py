@@ -115,7 +115,7 @@ def _one_cannot(member: RankContext) -> str:
 
 
 def _one_never_comes(member: RankContext) -> str:
-    engine, found = _engine(member, "late", deadline_s=1.0), ""
+    engine, found = _engine(member, "late", deadline_s=3.0), ""
     if member.rank != 2:
         found = error_of(lambda: engine.allreduce(_array(np.ones(10, np.float32)), Reduction(ReduceOp.SUM)))
         assert error_of(engine.barrier) == found
@@ -126,6 +126,7 @@ def _one_never_comes(member: RankContext) -> str:
 
 def _one_is_interrupted(member: RankContext) -> str:
     engine, values, found = _engine(member, "interrupted"), np.ones(LARGE, np.float32), ""
+    left = member.exchange_among("left", (0, 1))
     if member.rank == 0:
         timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
         timer.start()
@@ -133,11 +134,17 @@ def _one_is_interrupted(member: RankContext) -> str:
             engine.allreduce(_array(values), Reduction(ReduceOp.SUM))
         timer.join()
         found = error_of(engine.barrier)
+        left(b"")
     elif member.rank == 1:  # waits for the other host, too, until the control plane knows
-        timer = threading.Timer(1.0, engine.abort, ["rank 0 on a left"])
-        timer.start()
+
+        def tell() -> None:
+            left(b"")
+            engine.abort("rank 0 on a left")
+
+        thread = threading.Thread(target=tell)
+        thread.start()
         found = error_of(lambda: engine.allreduce(_array(values), Reduction(ReduceOp.SUM)))
-        timer.join()
+        thread.join()
     member.exchange(b"")
     engine.close()
     return found
@@ -191,10 +198,10 @@ def test_all_are_told_if_one_cannot_take_part() -> None:
 
 def test_who_waits_too_long_names_whom_it_has_waited_for() -> None:
     first, second, _, last = (said for _, _, said, *_ in _launch())
-    assert first.startswith("StallError: rank 2 on localhost did not come to a collective of late in 1 s")
-    assert second.startswith("StallError: rank 1 on a waited 1 s")
+    assert first.startswith("StallError: rank 2 on localhost did not come to a collective of late in 3 s")
+    assert second.startswith("StallError: rank 1 on a waited 3 s")
     assert "missing: rank 0 on a" in second
-    assert last.startswith("StallError: rank 3 on b waited 1 s")
+    assert last.startswith("StallError: rank 3 on b waited 3 s")
     assert "missing: rank 2 on b" in last
 
 

@@ -297,11 +297,11 @@ def _interrupt_elsewhere(member: RankContext) -> float:
 
 
 def test_ctrl_c_that_interrupts_no_wait_ends_it_soon() -> None:
-    assert run_ranks(_interrupt_elsewhere, 2)[0] < 1.0
+    assert run_ranks(_interrupt_elsewhere, 2)[0] < 10.0  # and not 20, which is the deadline
 
 
 def _be_late(member: RankContext) -> str:
-    engine = ShmEngine(member.group(deadline_s=0.2), member.exchange)
+    engine = ShmEngine(member.group(deadline_s=1.0), member.exchange)
     text = _text(StallError, engine, 12) if member.rank != 1 else ""
     member.exchange(b"")
     if member.rank == 1:  # who comes later is told the same
@@ -313,7 +313,7 @@ def _be_late(member: RankContext) -> str:
 def test_the_deadline_names_who_is_missing() -> None:
     texts = run_ranks(_be_late, 3)
     assert texts[0] == texts[1] == texts[2]
-    assert "waited 0.2 s in allreduce of 12 float32, Sum on test; missing: rank 1 on localhost" in texts[0]
+    assert "waited 1 s in allreduce of 12 float32, Sum on test; missing: rank 1 on localhost" in texts[0]
 
 
 def _leave(member: RankContext) -> str:

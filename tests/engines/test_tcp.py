@@ -13,6 +13,7 @@ import time
 import pytest
 
 from farandole.collective import Array, DType, ReduceOp, Reduction
+from farandole.engines import tcp
 from farandole.engines.engine import Engine
 from farandole.errors import AbortError, EngineError, StallError
 from farandole.settings import FOREVER_S
@@ -155,6 +156,7 @@ def _a_stall_names_who_did_not_come(engine: Engine, member: RankContext) -> None
 
 def _a_lost_connection_takes_the_reason_of_an_abort_that_follows(engine: Engine, member: RankContext) -> None:
     if member.rank == 0:
+        tcp._REASON_S = 30.0  # in the process of this rank
         errors: list[str] = []
         waiter = threading.Thread(target=lambda: errors.append(_raised(engine)[0]))
         waiter.start()

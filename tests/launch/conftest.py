@@ -35,6 +35,7 @@ class RunningJob:
     ) -> None:
         self.folder = folder
         self.marker = uuid.uuid4().hex
+        self.guests: list[subprocess.Popen[str]] = []  # agents of lent hosts, which are no children of the launcher
         self._out, self._err = folder / "out.txt", folder / "err.txt"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
@@ -73,6 +74,7 @@ class RunningJob:
         """Wait for the end: exit status as a shell has it. Nothing of the job may be left then."""
         self.until(lambda: self.process.poll() is not None, "for the end")
         code = self.process.returncode
+        self.until(lambda: all(guest.poll() is not None for guest in self.guests), "for the end of what was lent")
         assert not self.left()
         return code if code >= 0 else 128 - code
 
@@ -89,6 +91,17 @@ class RunningJob:
     def controller(self) -> int:
         """The process number of the controller of an elastic job; 0 while there is none."""
         return controller_of(self.process.pid)
+
+    def await_controller(self) -> int:
+        """The process number of the controller, once there is one: none for a moment where another takes over."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = [self.controller()]
+            return bool(found[0])
+
+        self.until(is_there, "for a controller")
+        return found[0]
 
     def close(self) -> None:
         """End whatever a failed test has left."""

@@ -16,22 +16,16 @@ from tests.launch.test_elastic_jobs import Train, Trains, end, generation, train
 
 __all__ = ["train"]
 
-HANG_S = "1"
+HANG_S = "3"
 STAY = "cannot be read: No such file or directory; the hosts stay what they were"
 
 
 def kill_controller(running: RunningJob) -> int:
     """Returns the process number that it had."""
-    found: list[int] = []
-
-    def is_there() -> bool:
-        found[:] = [running.controller()]
-        return bool(found[0])
-
-    running.until(is_there, "for a controller")
-    os.kill(found[0], signal.SIGKILL)
-    running.until(lambda: running.controller() not in (0, found[0]), "for another controller")
-    return found[0]
+    controller = running.await_controller()
+    os.kill(controller, signal.SIGKILL)
+    running.until(lambda: running.controller() not in (0, controller), "for another controller")
+    return controller
 
 
 def processes(found: list[Trains]) -> list[int]:
@@ -46,7 +40,7 @@ def test_workers_outlive_controllers(train: Train) -> None:
     second = generation(running, lambda number, _: number == 2)
     assert processes(second) == processes(first)
     assert second[0].step == second[1].step >= first[0].step
-    controller = running.controller()
+    controller = running.await_controller()
     os.kill(controller, signal.SIGSTOP)  # it hears of nothing any more
     os.kill(second[0].process, signal.SIGKILL)
     os.kill(controller, signal.SIGKILL)
@@ -63,13 +57,13 @@ def test_controllers_die_and_hang_while_workers_re_form(train: Train) -> None:
     first = generation(running, lambda number, _: number == 1)
     os.kill(first[2].process, signal.SIGKILL)
     kill_controller(running)
-    old = running.controller()
+    old = running.await_controller()
     os.kill(old, signal.SIGSTOP)
     running.until(lambda: running.controller() not in (0, old), "for another controller")
     with pytest.raises(ProcessLookupError):
         os.kill(old, signal.SIGCONT)  # there are never two
     whole = generation(running, lambda number, size: number > 1 and size == 3)
-    assert processes(whole)[:2] == processes(first)[:2]
+    assert set(processes(first)[:2]) <= set(processes(whole))
     assert end(running) == 0
     assert "the controller was killed: it had not answered" in running.stderr
 
@@ -95,7 +89,7 @@ def test_a_newcomer_is_greeted_in_a_long_step_of_members_that_have_not_spoken_to
 
 
 def test_that_all_workers_hang_is_noticed_by_another_controller(train: Train) -> None:
-    limits = ("--hang-timeout", HANG_S, "--stall-check-shutdown-time-seconds", HANG_S)
+    limits = ("--hang-timeout", "1", "--stall-check-shutdown-time-seconds", "5")  # to kill one takes less
     running = train("-np", "1", "--min-np", "1", *limits, faults=("0:20:stop",))
     generation(running, lambda number, _: number == 1)
     kill_controller(running)
@@ -174,7 +168,7 @@ def test_a_stopped_controller_whose_output_nobody_reads_holds_up_nothing_else(jo
                   bash=FLOOD, before=into_pipe)  # fmt: skip
     running.until(lambda: not select.select([], [writer], [], 0)[1], "for a full pipe")
     os.close(writer)
-    stopped = running.controller()
+    stopped = running.await_controller()
     os.kill(stopped, signal.SIGSTOP)
     running.until(lambda: running.controller() not in (0, stopped), "for another controller")
     running.process.send_signal(signal.SIGUSR1)
@@ -203,7 +197,7 @@ def test_a_signal_that_comes_with_the_death_of_the_controller_counts(job: StartJ
     """And workers have the time that they are to have."""
     running = job("-np", "1", "--min-np", "1", bash=PATIENT)
     running.prints("up")
-    controller = running.controller()
+    controller = running.await_controller()
     os.kill(controller, signal.SIGSTOP)
     running.process.send_signal(signal.SIGTERM)
     os.kill(controller, signal.SIGKILL)
@@ -221,7 +215,7 @@ while true; do read -t 0.01 <> <(:); done
 def test_a_signal_for_workers_that_comes_with_the_death_of_the_controller_is_passed_on(job: StartJob) -> None:
     running = job("-np", "1", "--min-np", "1", bash=NOTICING)
     running.prints("up")
-    controller = running.controller()
+    controller = running.await_controller()
     os.kill(controller, signal.SIGSTOP)  # it hears of nothing any more
     running.process.send_signal(signal.SIGUSR1)
     os.kill(controller, signal.SIGKILL)

@@ -50,6 +50,7 @@ def lend() -> Iterator[Lend]:
                 start_new_session=True,
             )
         )  # fmt: skip
+        running.guests.append(agents[-1])
         return agents[-1]
 
     yield start
@@ -126,7 +127,7 @@ def test_a_notice_that_comes_while_the_controller_is_replaced_is_heard_by_the_ne
     running = lead(train)
     agent = lend(running, "812", 0)
     first = generation(running, lambda _, size: size == 2)
-    os.kill(running.controller(), signal.SIGSTOP)  # so that it never hears of the notice
+    os.kill(running.await_controller(), signal.SIGSTOP)  # so that it never hears of the notice
     agent.send_signal(signal.SIGTERM)
     running.until(lambda: not is_pending(agent.pid, signal.SIGTERM), "for the agent to hear it")
     kill_controller(running)
@@ -228,19 +229,19 @@ def records(path: Path) -> list[LeaseRecord]:
 
 
 def test_a_journal_that_cannot_be_read_now_stops_no_controller(train: Train) -> None:
-    running = lead(train, "--hang-timeout", "2")
+    running = lead(train, "--hang-timeout", "4")
     generation(running, lambda number, _: number == 1)
     path = folder(running) / JOURNAL
     running.until(path.exists, "for the first decision")
     kept = path.read_bytes()
     path.unlink()
     os.mkfifo(path)  # to open it waits for somebody who writes, as a file server that is away
-    first = running.controller()
+    first = running.await_controller()
     kill_controller(running)
     generation(running, lambda number, _: number == 2)
-    now = running.controller()
+    now = running.await_controller()
     assert now != first
-    for _ in range(5):  # each takes about a second
+    for _ in range(8):  # each takes about a second
         assert "run run: 1 worker" in ordered(running, "ps")
     assert running.controller() == now, "it was not killed as hung"
     fifo = os.open(path, os.O_WRONLY)
@@ -276,7 +277,7 @@ def test_a_lead_that_wakes_as_another_one_leads_obeys_nothing_that_came_meanwhil
     generation(running, lambda number, _: number == 1)
     path = folder(running) / JOURNAL
     running.until(path.exists, "for the first decision")
-    controller, contact = running.controller(), RunFolder(folder(running)).contact()
+    controller, contact = running.await_controller(), RunFolder(folder(running)).contact()
     with Dealer(contact.addresses[0], PERSON + b"late", JobKeys.from_secret(contact.secret)) as dealer:
         os.kill(controller, signal.SIGSTOP)
         dealer.send(RunOrder("scale", 3))

@@ -127,6 +127,21 @@ def picture(page: Any, name: str) -> None:
         Path(KEEP, f"{name}.png").write_bytes(page.screenshot(full_page=True))
 
 
+def press_stop(view: Any) -> None:
+    """Press the button of a live view that ends all, and say yes; again where that came after the question was gone."""
+    from playwright.sync_api import TimeoutError as Late
+
+    until_s = time.monotonic() + DEADLINE_S
+    while True:
+        view.get_by_role("button", name="stop", exact=True).first.click()
+        try:
+            view.get_by_role("button", name="really stop?").click(timeout=5000)
+        except Late:
+            assert time.monotonic() < until_s, "the button does not ask"
+        else:
+            return
+
+
 @final
 class LiveSearch:
     """A search with a live page: each epoch of a trial waits for the file ``go``, or takes a tenth of a second."""

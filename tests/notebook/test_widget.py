@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import run_to_end
-from tests.monitor.page import CHROMIUM, browser, picture
+from tests.monitor.page import CHROMIUM, browser, picture, press_stop
 from tests.notebook.lab import Lab, opened, run_cell
 
 STATIC = Path(__file__).parents[2] / "src" / "farandole" / "monitor" / "static"
@@ -90,7 +90,7 @@ def test_a_training_is_watched_paused_resized_and_stopped_in_jupyterlab(lab: Lab
     opened(page, lab.link("live.ipynb"))
     first = run_cell(page, 0)
     curve(first)
-    first.locator(".facts", has_text=re.compile(r"step \d{3}")).wait_for()
+    first.locator(".facts", has_text=re.compile(r"step [\d,]{3}")).wait_for()
     picture(page, "lab")
     first.get_by_role("button", name="pause").click()
     paused = news(first, "paused at step")
@@ -113,8 +113,7 @@ def test_a_training_is_watched_paused_resized_and_stopped_in_jupyterlab(lab: Lab
     page.wait_for_function("([a, b]) => a.textContent !== b", arg=[first.locator(".facts").element_handle(), step])
     curve(first)
     picture(page, "lab-busy")
-    first.get_by_role("button", name="stop").click()
-    first.get_by_role("button", name="really stop?").click()
+    press_stop(first)
     news(first, "stopped at step")
     first.locator(".jp-OutputArea-output img").first.wait_for()
     done = run_cell(page, 3)
@@ -171,8 +170,7 @@ def test_engines_are_watched_and_their_cell_is_stopped_in_jupyterlab(lab: Lab, p
     cell = run_cell(page, 1)
     curve(view)
     picture(page, "lab-ranks")
-    view.get_by_role("button", name="stop").click()
-    view.get_by_role("button", name="really stop?").click()
+    press_stop(view)
     step = news(view, "stopped at step").split()[-1].replace(",", "")
     cell.locator(".jp-OutputArea-output", has_text=f"has stopped all ranks after step {step}").first.wait_for()
     view.locator(".pill", has_text="between cells").wait_for()

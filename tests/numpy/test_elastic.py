@@ -189,7 +189,7 @@ def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, t
     for found, expected in results:
         assert found["steps"] >= STEPS
         assert found["steps"] % COMMIT_EVERY == 0
-        assert found["generation"] >= 3
+        assert found["generation"] >= 2  # 3, unless a survivor was slower than the newcomer
         assert found["processed"] == found["steps"] * GLOBAL_BATCH
         assert found["draw"] == expected["draw"]
         for one, other in zip(found["values"], expected["values"], strict=True):

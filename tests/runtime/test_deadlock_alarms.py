@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 PRELUDE = """
 import _thread, ctypes, os, select, signal, threading
+from pathlib import Path
 import numpy as np
 from farandole.collective import Kind
 from farandole.errors import UsageError
@@ -22,10 +23,12 @@ from farandole.runtime.session.init import current, global_process_set, init
 from farandole.testing.jobs import NumpyCalls
 
 sessions.WAITS_LOOK_S = 0.02
-looks, survey = [], sessions.survey
+looks, survey, waiting = [], sessions.survey, None
 
 def counted(*arguments):
     looks.append(survey(*arguments))
+    if waiting is not None and looks[-1].waits:
+        waiting.touch()
     return looks[-1]
 
 sessions.survey = counted
@@ -57,10 +60,14 @@ signal.signal(signal.SIGUSR1, handle)
 number = np.array([float(os.getpid()) if rank == 0 else 0.0])
 everybody.allreduce("number", number)
 for turn in range(3):
+    inside = Path(f"inside-{turn}")
     if rank == 0:
+        waiting = inside
         WAIT
+        waiting = None
     else:
-        be_looked_at(5)
+        while not inside.exists():
+            be_looked_at(1)
         os.kill(int(number[0]), signal.SIGUSR1)
         q.meet("in the handler", "ready")
         WAIT

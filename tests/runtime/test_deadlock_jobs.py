@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import re
 import signal
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def test_process_sets_in_another_order_on_another_rank(launch: Launch) -> None:
     assert len(set(lines)) == 1, "all ranks raise the same, and again whatever they call"
     assert "wait: rank 0 on " in lines[0]
     assert "in allreduce 'a' in process set 1, for rank 1 on " in lines[0]
-    assert "; ranks 1-2 on " in lines[0]
+    assert re.search("; (rank 1|ranks 1-2) on ", lines[0])  # of the last one it may not know yet
     assert "in allreduce 'b', for rank 0 on " in lines[0]
 
 
@@ -101,7 +102,7 @@ def test_a_step_more_of_one_rank(launch: Launch) -> None:
     assert len(lines) == 3
     assert len(set(lines)) == 1
     assert "in allreduce 'loss', for rank 1 on " in lines[0]
-    assert "in optimizer.0: step 3, for ranks 0, 2 on " in lines[0]
+    assert re.search(r"in optimizer\.0: step 3, for (rank 0|rank 2|ranks 0, 2) on ", lines[0])
 
 
 def test_an_optimizer_more_on_one_rank(launch: Launch) -> None:
@@ -109,7 +110,7 @@ def test_an_optimizer_more_on_one_rank(launch: Launch) -> None:
     assert len(lines) == 3
     assert len(set(lines)) == 1
     assert "in optimizer.0: step 1, for rank 1 on " in lines[0]
-    assert "in optimizer.1: connecting, for ranks 0, 2 on " in lines[0]
+    assert re.search(r"in optimizer\.1: connecting, for (rank 0|rank 2|ranks 0, 2) on ", lines[0])
 
 
 def _as_in(module: str, function: str) -> Waiting:

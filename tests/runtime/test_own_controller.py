@@ -80,6 +80,13 @@ class Job:
         hello = Hello(uid, worker_id, self.size, "here", pid, "1", ["solo", "shm"], 0, 0, [])
         self.sockets[uid + "u"].send(msgspec.structs.replace(hello, **more))
 
+    def read_line(self) -> str:
+        """The next line that the controller has written for people."""
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline().decode()
+        assert line, "the controller has ended"
+        return line.rstrip()
+
     def expect(self, socket: str, kind: type[M]) -> M:
         message = self.sockets[socket].recv(DEADLINE_S)
         assert isinstance(message, kind), message
@@ -122,7 +129,7 @@ def test_it_serves_until_its_starter_lets_go_and_says_farewell(held: ExitStack) 
 
 
 def test_it_serves_the_others_when_its_starter_has_left_in_order(held: ExitStack) -> None:
-    job = Job(held, 3)
+    job = Job(held, 3, FARANDOLE_HOST_TIMEOUT_S="0")
     far = agent(job)
     job.join("x", 0, os.getpid(), engines=["tcp"])
     other = child(held, "input()")
@@ -130,6 +137,7 @@ def test_it_serves_the_others_when_its_starter_has_left_in_order(held: ExitStack
     job.join("z", 2, 101, host="there", engines=["tcp"])
     assert [job.expect(f"{uid}c", Welcome).rank for uid in "xyz"] == [0, 1, 2]
     job.sockets["xu"].send(Leave(1))
+    job.sockets["xu"].flush(DEADLINE_S)
     assert job.process.stdin is not None
     job.process.stdin.close()
     job.sockets["yu"].send(Exchange(1, "both", [1, 2], b"y"))
@@ -151,6 +159,7 @@ def test_a_rank_that_is_lost_after_its_starter_has_left_is_told_to_the_others(he
     job.join("z", 2, others[1].pid)
     assert [job.expect(f"{uid}c", Welcome).rank for uid in "xyz"] == [0, 1, 2]
     job.sockets["xu"].send(Leave(1))
+    job.sockets["xu"].flush(DEADLINE_S)
     assert job.process.stdin is not None
     job.process.stdin.close()
     others[0].kill()
@@ -205,12 +214,12 @@ def agent(job: Job) -> Dealer:
 def test_workers_of_a_host_that_stood_still_for_too_long_are_told_when_it_goes_on(held: ExitStack) -> None:
     """Its processes and connections are there all the time."""
     job = Job(held, 3, FARANDOLE_HOST_TIMEOUT_S="0.5")
-    agent(job)
     job.join("x", 0, os.getpid(), engines=["tcp"])
     job.join("y", 1, 101, host="there", engines=["tcp"])
     job.join("z", 2, 102, host="there", engines=["tcp"])
     for socket in ("xc", "yc", "zc"):
         job.expect(socket, Welcome)
+    agent(job)  # only now: its host has half a second from here
     told = {job.expect(socket, Abort).reason for socket in ("xc", "yc", "zc", "xo", "yo", "zo")}
     assert len(told) == 1
     assert told.pop().startswith("ranks 1-2 on there lost: host there has not been heard of for 0.5 s")
@@ -264,14 +273,16 @@ def test_a_stalled_worker_is_reported_with_the_stack_it_is_in_though_it_holds_th
     job.expect("yc", Welcome)
     entry = Entry(0, "loss", signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]]))
     job.sockets["xu"].send(Submit(1, entry))
-    job.expect("yc", AskProgress)
-    job.sockets["yu"].send(Progress(1, "allreduce.acc", ""))
-    assert job.process.stderr is not None
-    lines = [job.process.stderr.readline().decode().rstrip() for _ in range(5)]
-    assert lines[0].startswith("farandole: stalled: allreduce 'loss' has waited ")
-    assert lines[0].endswith("rank 1 on here did not come; ready: rank 0 on here")
-    assert lines[1] == "  rank 1 on here last finished allreduce.acc, and is outside Farandole; its Python stack now:"
-    assert any("in busy" in line for line in lines[2:])
+    found = ""
+    while not found.endswith("its Python stack now:"):  # the next report has what came too late for this one
+        job.expect("yc", AskProgress)
+        job.sockets["yu"].send(Progress(1, "allreduce.acc", ""))
+        while not (report := job.read_line()).startswith("farandole: stalled: allreduce 'loss' has waited "):
+            pass
+        assert report.endswith("rank 1 on here did not come; ready: rank 0 on here")
+        found = job.read_line()
+    assert found == "  rank 1 on here last finished allreduce.acc, and is outside Farandole; its Python stack now:"
+    assert any("in busy" in job.read_line() for _ in range(3))
     assert job.leave() == 0
 
 

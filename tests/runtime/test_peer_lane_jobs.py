@@ -234,7 +234,7 @@ def test_who_does_not_come_is_named(launch: Launch) -> None:
         "except CollectiveError as error:\n"
         "    print(type(error).__name__, error)\n"
     )
-    limits = ["--stall-check-warning-time-seconds", "0.5", "--stall-check-shutdown-time-seconds", "2"]
+    limits = ["--stall-check-warning-time-seconds", "0.5", "--stall-check-shutdown-time-seconds", "5"]
     done = launch(2, script, options=limits).ok()
     assert re.search(r"stalled: allreduce 'loss' has waited \S+ s: rank 1 on \S+ did not come", done.stderr), (
         done.stderr

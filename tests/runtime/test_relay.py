@@ -344,4 +344,4 @@ def test_more_than_may_wait_for_a_parent_is_refused_with_the_reason(monkeypatch:
         _until(relay, [], lambda _: relay.statistics()["from_below"] > 31)
         with Router(keys) as parent:
             relay.attach([parent.address])
-            assert b"lateu" in _said_hello(_until(relay, [parent], bool))
+            _until(relay, [parent], lambda heard: b"lateu" in _said_hello(heard))

@@ -323,9 +323,11 @@ def _shutdown_wakes_other_threads(member: RankContext) -> str:
     init()
     raised: list[BaseException] = []
 
+    handle = current().submit([NumpyCalls().reduction(f"never.{member.rank}", np.ones(1))])
+
     def wait() -> None:
         try:
-            current().submit([NumpyCalls().reduction(f"never.{member.rank}", np.ones(1))]).wait()
+            handle.wait()
         except AbortError as error:
             raised.append(error)
 

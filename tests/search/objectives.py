@@ -124,6 +124,12 @@ def disturb(trial: Trial, epoch: int, folder: Path) -> None:
         signal.pause()  # the kernel ends this process with the search
 
 
+def digest(model: Any) -> str:
+    """Digest of the weights of a model of PyTorch."""
+    weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+    return hashlib.sha256(weights).hexdigest()
+
+
 def bits(trial: Trial) -> None:
     """Train with virtual workers; write down a digest of the weights, and the pause at each change of the workers.
 
@@ -139,17 +145,19 @@ def bits(trial: Trial) -> None:
         return
     hvd.init()
     model, optimizer, inputs, targets = virtual(trial)
-    state = hvd.elastic.TorchState(model, optimizer, step=0)
-    trial.resume(state)
+    trial.resume(state := hvd.elastic.TorchState(model, optimizer, step=0))
     wanted, last = int(os.environ["SEARCH_TEST_SIZE"]), (0, 0.0)
 
     @hvd.elastic.run
     def steps(state: Any) -> None:
         nonlocal last
         while state.step < STEPS_OF_BITS:
-            if hvd.size() < wanted and 20 <= state.step < STEPS_OF_BITS - 20:
+            if hvd.size() < wanted and state.step >= 20:
                 time.sleep(0.1)  # a slow step, until the workers that are to come have loaded what they need
                 last = (last[0], time.monotonic())
+                if state.step == STEPS_OF_BITS - 20:  # the last ones are theirs, too
+                    state.commit()
+                    continue
             for shard in optimizer.shards(len(inputs)):
                 mse_loss(model(inputs[shard.rows]), targets[shard.rows]).backward()
             optimizer.step()
@@ -164,8 +172,7 @@ def bits(trial: Trial) -> None:
 
     steps(state)
     if hvd.rank() == 0:
-        weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
-        note(trial.folder / "bits.txt", f"{hvd.size()} {os.getpid()} {hashlib.sha256(weights).hexdigest()}")
+        note(trial.folder / "bits.txt", f"{hvd.size()} {os.getpid()} {digest(model)}")
     trial.report(1.0, 1)
 
 

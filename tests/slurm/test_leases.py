@@ -91,7 +91,7 @@ def test_a_preempted_lease_leaves_at_once_and_a_successor_is_released(run: Run) 
     begin_s = time.monotonic()
     other = run.slurm.run([*took, f"--output={run.folder}/urgent.out"]).stdout.strip()
     run.until(lambda: other in run.slurm.run(["squeue", "--noheader", "--states=RUNNING"]).stdout, "for who preempts")
-    assert time.monotonic() - begin_s < 10  # with a grace of 30 s, which nobody has to wait for
+    assert time.monotonic() - begin_s < 25  # with a grace of 30 s, which nobody has to wait for
     run.generation(3, after=grown[0][1])
     assert lease not in running(run)
     assert f"+{lease} leaves at the next commit: its scheduler wants it back (SIGTERM)" in run.said

@@ -75,18 +75,18 @@ def test_no_leaks_names_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
+    ("program", "limit_s", "words"),
     [
-        ("import signal; signal.pause()", "0 of 1 ranks came in 1 s"),
-        ("import socket, sys; socket.socket(1).connect(sys.argv[1])", "0 of 1 ranks came before one ended"),
-        ("import signal, socket, sys; s = socket.socket(1); s.connect(sys.argv[1]); signal.pause()", "came in 1 s"),
+        ("import signal; signal.pause()", 1, "0 of 1 ranks came in 1 s"),
+        ("import socket, sys; socket.socket(1).connect(sys.argv[1])", 60, "0 of 1 ranks came before one ended"),
+        ("import signal, socket, sys; s = socket.socket(1); s.connect(sys.argv[1]); signal.pause()", 1, "came in 1 s"),
     ],
     ids=["never comes", "ends", "says nothing"],
 )
 def test_ranks_that_do_not_come_are_ended_and_leave_nothing(
-    program: str, words: str, monkeypatch: pytest.MonkeyPatch
+    program: str, limit_s: float, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness, "_START_S", 1.0)
+    monkeypatch.setattr(harness, "_START_S", limit_s)
     started: list[subprocess.Popen[bytes]] = []
 
     def start(_: int, command: list[str], environment: Mapping[str, str], output: IO[bytes]) -> list[Any]:
