@@ -37,6 +37,8 @@ def fitted(network: str, wrap: Callable[[Any], Any]) -> tuple[keras.Model, Run]:
     model = keras.Sequential([keras.Input(batch(network)[0].shape[1:]), *layers_of(network, keras.layers)])
     optimizer = wrap(keras.optimizers.SGD(RATE, momentum=MOMENTUM))
     model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    if keras.backend.backend() == "tensorflow":
+        return model, of_dataset(model, network)
     size = len(batch(network)[1])
 
     def run(times: int) -> float:
@@ -46,6 +48,20 @@ def fitted(network: str, wrap: Callable[[Any], Any]) -> tuple[keras.Model, Run]:
         return (time.perf_counter() - begin) / times
 
     return model, run
+
+
+def of_dataset(model: keras.Model, network: str) -> Run:
+    """Whole calls of ``fit`` with the dataset that the Keras before Keras 3 is given, too."""
+    from benchmarks.frameworks.tensorflow_data import repeated
+
+    data = repeated(*batch(network))
+
+    def run(times: int) -> float:
+        begin = time.perf_counter()
+        model.fit(data, steps_per_epoch=times, verbose=0)
+        return (time.perf_counter() - begin) / times
+
+    return run
 
 
 def by_torch(network: str) -> Run:

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from benchmarks.frameworks.runs import CNN, MLP, MOMENTUM, RATE, Run, Runs, batch, layers_of
+from benchmarks.frameworks.tensorflow_data import repeated
 
 
 def runs() -> Runs:
@@ -22,9 +23,7 @@ def runs() -> Runs:
 def fitted(network: str, strategy: tf.distribute.Strategy) -> Run:
     """Whole calls of ``fit``; the data are batches of all ranks together, of which each takes its part."""
     inputs, labels = batch(network, strategy.num_replicas_in_sync)
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    data = tf.data.Dataset.from_tensors((inputs, labels)).repeat().with_options(options)
+    data = repeated(inputs, labels)
     with strategy.scope():
         first = tf_keras.layers.InputLayer(inputs.shape[1:])
         model = tf_keras.Sequential([first, *layers_of(network, tf_keras.layers)])
