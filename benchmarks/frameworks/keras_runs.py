@@ -37,31 +37,31 @@ def fitted(network: str, wrap: Callable[[Any], Any]) -> tuple[keras.Model, Run]:
     model = keras.Sequential([keras.Input(batch(network)[0].shape[1:]), *layers_of(network, keras.layers)])
     optimizer = wrap(keras.optimizers.SGD(RATE, momentum=MOMENTUM))
     model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    if keras.backend.backend() == "tensorflow":
-        return model, of_dataset(model, network)
-    size = len(batch(network)[1])
+    given = data(network)
 
     def run(times: int) -> float:
-        inputs, labels = batch(network, times)
+        arguments = given(times)
         begin = time.perf_counter()
-        model.fit(inputs, labels, batch_size=size, shuffle=False, verbose=0)
+        model.fit(**arguments, verbose=0)
         return (time.perf_counter() - begin) / times
 
     return model, run
 
 
-def of_dataset(model: keras.Model, network: str) -> Run:
-    """Whole calls of ``fit`` with the dataset that the Keras before Keras 3 is given, too."""
-    from benchmarks.frameworks.tensorflow_data import repeated
+def data(network: str) -> Callable[[int], dict[str, Any]]:
+    """Arguments of ``fit`` for so many steps; on TensorFlow a dataset, as the Keras before Keras 3 is given."""
+    if keras.backend.backend() == "tensorflow":
+        from benchmarks.frameworks.tensorflow_data import repeated
 
-    data = repeated(*batch(network))
+        dataset = repeated(*batch(network))
+        return lambda times: {"x": dataset, "steps_per_epoch": times}
+    size = len(batch(network)[1])
 
-    def run(times: int) -> float:
-        begin = time.perf_counter()
-        model.fit(data, steps_per_epoch=times, verbose=0)
-        return (time.perf_counter() - begin) / times
+    def arrays(times: int) -> dict[str, Any]:
+        inputs, labels = batch(network, times)
+        return {"x": inputs, "y": labels, "batch_size": size, "shuffle": False}
 
-    return run
+    return arrays
 
 
 def by_torch(network: str) -> Run:

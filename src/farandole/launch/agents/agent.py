@@ -66,7 +66,7 @@ SSH_SESSION = ("SSH_CLIENT", "SSH_CONNECTION", "SSH2_CLIENT")
 what these print."""
 
 SETTLE_S = 1.0
-"""How long the news of deaths may wait for the last words to be read. They do where nobody takes the output."""
+"""How long the news of deaths may wait for the last words to be read: so long only where nobody takes the output."""
 
 KILL_AGAIN_S = 0.2
 COMES_BACK_S = 10.0
