@@ -37,6 +37,7 @@ import msgspec
 
 from farandole.control import messages, task_messages
 from farandole.control.message import Message
+from farandole.testing.fork_server import ForkedProcess, server_for
 from farandole.testing.rank import RankConfig, outcome
 
 _TAIL_BYTES = 8000
@@ -48,6 +49,10 @@ Start: TypeAlias = Callable[[int, list[str], Mapping[str, str], IO[bytes]], Sequ
 
 Returns one process per rank, to whose command the rank was added, or one that stands for all.
 """
+
+
+Process: TypeAlias = "subprocess.Popen[Any] | ForkedProcess"
+"""Of a rank, or of the launcher that has it."""
 
 
 @final
@@ -112,15 +117,19 @@ def _start(rank: int, directory: str, environment: Mapping[str, str], held: cont
     """Start the process of one rank, which inherits a socket and ends with ``held``."""
     ours, theirs = map(held.enter_context, Pipe())
     output = held.enter_context(open(f"{directory}/rank-{rank}.txt", "w+b"))  # noqa: SIM115 (held)
+    process: Process
     with theirs:  # closed here once the rank has it: else its end would never be read as the end of the connection
-        process = subprocess.Popen(
-            _command(str(theirs.fileno())),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**_environment(), **environment},
-        )
+        if server := server_for(environment):
+            process = held.enter_context(contextlib.closing(server.start(theirs, output, {**_environment(), **environment})))
+        else:
+            process = subprocess.Popen(
+                _command(str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**_environment(), **environment},
+            )
     held.callback(_end, process)
     return _Rank(rank, ours, process, output)
 
@@ -162,7 +171,7 @@ def _connected(listener: socket.socket, held: contextlib.ExitStack) -> Connectio
     return connection
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
+def _end(process: Process) -> None:
     """Kill a process if it still runs; where it is a launcher, its children end with it."""
     process.kill()  # which spares one that has ended
     process.wait()
@@ -180,7 +189,7 @@ def _environment() -> dict[str, str]:
 class _Rank:
     """One rank: the socket to it, what it has said so far, and its process or the launcher that has it."""
 
-    def __init__(self, rank: int, connection: Connection, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+    def __init__(self, rank: int, connection: Connection, process: Process, output: IO[bytes]) -> None:
         self.rank, self.connection, self.process, self._output = rank, connection, process, output
         self.result: task_messages.TaskResult | None = None
         self.hung_up = False

@@ -93,10 +93,14 @@ class _Wire:
 
 
 def main() -> None:
+    """Be one rank in a process of its own."""
+    serve(_connect(*sys.argv[1:]))
+
+
+def serve(connection: Connection) -> None:
     """Be one rank: read the job, run it, report what it returned or raised."""
     # Where the parent has died before this line nothing is sent; then the end of the socket ends this process.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    connection = _connect(*sys.argv[1:])
     job = msgspec.msgpack.decode(connection.recv_bytes(), type=RankConfig)
     faulthandler.enable()
     # A second before the harness kills: ``until_s`` is on the clock that all processes of a machine share.
