@@ -70,9 +70,12 @@ class ForkedProcess:
         if self.returncode is None:
             self._status.settimeout(timeout)
             try:
-                self.returncode = int.from_bytes(self._status.recv(8), "little", signed=True)
+                told = self._status.recv(8)
             except TimeoutError:
                 raise subprocess.TimeoutExpired(["forked rank"], timeout or 0.0) from None
+            if not told:
+                raise RuntimeError(f"the fork server ended before its rank in process {self.pid}")
+            self.returncode = int.from_bytes(told, "little", signed=True)
         return self.returncode
 
     def close(self) -> None:
@@ -87,12 +90,15 @@ class ForkedProcess:
 class ForkServer:
     """The server's process, as seen from the one that started it."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+            paths = [*environment.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
+            found = {"PYTHONPATH": os.pathsep.join(filter(None, dict.fromkeys(paths))), "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", "farandole.testing.fork_server", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env={**os.environ, **environment, **found}
+            )
 
     def start(self, connection: Connection, output: IO[bytes], environment: Mapping[str, str]) -> ForkedProcess:
         """Fork a rank that talks over ``connection`` and writes to ``output``."""
@@ -112,9 +118,9 @@ _running: list[ForkServer] = []
 
 
 @contextlib.contextmanager
-def fork_server() -> Iterator[None]:
-    """Let ``run_ranks`` fork its ranks while the block runs."""
-    server = ForkServer()
+def fork_server(environment: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Let ``run_ranks`` fork its ranks while the block runs; ``environment`` is the server's when it starts."""
+    server = ForkServer(environment or {})
     _running.append(server)
     try:
         yield

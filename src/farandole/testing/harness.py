@@ -88,6 +88,7 @@ def run_ranks(
     ``RanksFailedError`` if a rank raises, ends without a result (ranks in ``may_die`` yield ``Died`` instead), or
     exceeds ``timeout_s``.
     """
+    sys.audit("farandole.testing.ranks", size)
     with tempfile.TemporaryDirectory(prefix="farandole-ranks-") as directory, contextlib.ExitStack() as held:
         ranks = (
             _start_elsewhere(start, size, directory, environment or {}, held)
@@ -120,7 +121,9 @@ def _start(rank: int, directory: str, environment: Mapping[str, str], held: cont
     process: Process
     with theirs:  # closed here once the rank has it: else its end would never be read as the end of the connection
         if server := server_for(environment):
-            process = held.enter_context(contextlib.closing(server.start(theirs, output, {**_environment(), **environment})))
+            process = held.enter_context(
+                contextlib.closing(server.start(theirs, output, {**_environment(), **environment}))
+            )
         else:
             process = subprocess.Popen(
                 _command(str(theirs.fileno())),

@@ -202,6 +202,11 @@ class Controller:
             for suffix in (CONTROL, ORDERS):  # each is read by another thread, and both may wait for what will not come
                 self._tell(generation.present(), suffix, generation.over)
 
+    @property
+    def farewell_s(self) -> float | None:
+        """Time at which the first ``Leave`` is overdue of a worker that has ended; ``None`` if none is expected."""
+        return None if self._generation is None else self._generation.farewell_s
+
     def deadline(self) -> float | None:
         """Time at which ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
         current = self.inherited if self._generation is None else self._generation

@@ -107,11 +107,16 @@ class Generation:
         self._farewells[rank] = until_s, description
 
     @property
+    def farewell_s(self) -> float | None:
+        """Time at which the first ``Leave`` is overdue of a rank that has ended; ``None`` if none is expected."""
+        return min((until_s for until_s, _ in self._farewells.values()), default=None)
+
+    @property
     def deadline_s(self) -> float | None:
         """Time at which something is due; ``None`` if only a message can bring news."""
         if self.over is None and self.negotiation.undecided:
             return -math.inf
-        moments = [until_s for until_s, _ in self._farewells.values()]
+        moments = [] if self.farewell_s is None else [self.farewell_s]
         if self.over is None:
             due = (self.stall.deadline_s, self.deadlocks.due_s)
             moments += [moment for moment in due if moment is not None]

@@ -35,7 +35,6 @@ from farandole.control.messages import Hello
 from farandole.control.process import dump_stack
 from farandole.control.watch_messages import WatchOrder
 from farandole.errors import ControlError, UsageError
-from farandole.runtime.controller.controller import FAREWELL_S, RELAYED
 from farandole.runtime.controller.controller_host import ControllerHost
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.rank_names import name_numbers
@@ -95,13 +94,16 @@ class OwnController(ControllerHost):
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._claimed is not None and self._claimed.fileno() in ready:
             tell(self._claimed, f"tcp://127.0.0.1:{self._router.address.rpartition(':')[2]}")
+        self._report_ends(ready)
+        if STDIN in ready and not os.read(STDIN, 4096):
+            self._starter_has_gone = True
+            self._see_out()
+
+    def _report_ends(self, ready: set[int]) -> None:
         # Closed after the turn, never in it: ``_watch_worker`` might be given a number there that is in ``ready``.
         for fd in ready & set(self._workers):
             self._let_go(fd)
             self._report_end(self._config.host, self._workers.pop(fd))
-        if STDIN in ready and not os.read(STDIN, 4096):
-            self._see_out()
-            self._starter_has_gone = True
 
     def _say(self, text: str) -> None:
         say(text)
@@ -164,10 +166,11 @@ class OwnController(ControllerHost):
     def _see_out(self) -> None:
         """Tell the others that the starter has gone, unless it has said so itself: its ``Leave`` may be on its way."""
         self._report_end(self._config.host, self._starter)
-        until = time.monotonic() + FAREWELL_S * RELAYED  # the longest that the controller may wait for it
-        while self._controller.deadline() is not None and time.monotonic() < until:
-            self._root.turn(until)
-        self._controller.tick(until)  # and not now: where no relays are, the time for a ``Leave`` is over by ``until``
+        # The controller has other deadlines, which may be a minute away; and what has ended would wake each turn.
+        while (until_s := self._controller.farewell_s) is not None and time.monotonic() < until_s:
+            self._watch()
+            self._report_ends(self._root.turn(until_s))
+        self._controller.tick(time.monotonic())
 
     def _request_stack(self, hello: Hello) -> None:
         if hello.host != self._config.host:

@@ -1,0 +1,116 @@
+"""The walks that ARCHITECTURE.md tells, beside what is called in real jobs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.launching import Launch
+from tests.support.paths import ROOT, SUPPORT
+
+STEP = """
+import os, pathlib, sys
+import torch, farandole.torch as hvd
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+for step in range(20):
+    if step == 19:
+        hvd.barrier()
+        pathlib.Path(os.environ["WALK_FOLDER"], f"begin-{os.getpid()}").touch()
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+sys.setprofile(None)
+"""
+
+NAMED = """
+import os, pathlib, sys
+import torch, farandole.torch as hvd
+hvd.init()
+for turn in range(9):
+    if turn == 8:
+        hvd.barrier()
+        pathlib.Path(os.environ["WALK_FOLDER"], f"begin-{os.getpid()}").touch()
+    hvd.allreduce(torch.ones(1), name="loss")
+sys.setprofile(None)
+"""
+
+DEATH = """
+import os, pathlib, signal
+import numpy as np, farandole.numpy as hvd
+from farandole.numpy import elastic
+hvd.init()
+state = elastic.NumpyState(w=np.zeros(3), step=0)
+
+@elastic.run
+def train(state):
+    average = hvd.DistributedGradients({"w": np.zeros(3)})
+    while state.step < 6:
+        if state.step == 3 and hvd.size() == 2 and hvd.rank() == 1:
+            pathlib.Path(os.environ["WALK_FOLDER"], "begin").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.w -= average({"w": np.ones(3)})["w"]
+        state.step += 1
+        state.commit()
+
+train(state)
+"""
+
+JOBS = {
+    "gradient": (STEP, ()),
+    "all-reduce": (NAMED, ()),
+    "launch": ("import farandole.numpy as hvd; hvd.init()", ()),
+    "death": (DEATH, ("--min-np", "1", "--blacklist-cooldown-range", "60", "60")),
+}
+"""By the first word of a walk: a script, and options of ``farandole run``. A launch is recorded from the beginning."""
+
+
+def walks() -> dict[tuple[str, str], tuple[list[str], set[str]]]:
+    """Files of each walk in each process, in order, and those passed on the way, as ARCHITECTURE.md has them."""
+    found: dict[tuple[str, str], tuple[list[str], set[str]]] = {}
+    text = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Walks\n")[2].partition("\n## ")[0]
+    for walk, process, files, passed in re.findall(r"^\| (\S+) \| (\w+) \| (.+?) \|(.*)\|$", text, re.MULTILINE):
+        if walk in JOBS:
+            found[walk, process] = re.findall(r"`([^`]+)`", files), set(re.findall(r"`([^`]+)`", passed))
+    return found
+
+
+@pytest.mark.parametrize("walk", JOBS)
+def test_files_of_a_walk_are_called_in_its_order(walk: str, launch: Launch, tmp_path: Path) -> None:
+    script, options = JOBS[walk]
+    folder = tmp_path / "walk"
+    folder.mkdir()
+    if walk == "launch":
+        (folder / "begin").touch()
+    environment = {"WALK_FOLDER": str(folder), "PYTHONPATH": str(SUPPORT / "walks")}
+    launch(2, script, options=options, environment=environment).ok()
+    recorded = [path.read_text().splitlines() for path in folder.glob("calls-*")]
+    told = {process: files for (name, process), files in walks().items() if name == walk}
+    assert told, f"ARCHITECTURE.md tells no walk of a {walk}"
+    for process, (files, passed) in told.items():
+        runs = [lines for lines in recorded if _process(lines[0]) == process]
+        longest: list[str] = max(runs, key=len)
+        calls = [name for name in longest if not name.startswith("command: ")]
+        assert files[0] in calls, f"{walk}, {process}: {sorted(set(calls))}"
+        following = list(dict.fromkeys(calls[calls.index(files[0]) :]))
+        assert _in_order(files, following) == files, f"{walk}, {process}: {following}"
+        if passed:
+            assert set(calls) - passed == set(files), f"{walk}, {process}"
+
+
+def _in_order(files: list[str], calls: list[str]) -> list[str]:
+    """``files``, as they follow each other in ``calls``."""
+    return [each for each in calls if each in files]
+
+
+def _process(line: str) -> str:
+    """The kind of a process by the first line of its file; the controller of an elastic job is forked."""
+    if not line.startswith("command: "):
+        return "controller"
+    if "farandole run" in line:
+        return "launcher"
+    return "worker" if "script.py" in line else "agent"

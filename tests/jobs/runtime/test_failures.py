@@ -1,0 +1,134 @@
+"""What survivors see when a worker dies or never comes, through the real launcher."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.launching import Launch
+
+PRELUDE = """
+import os, sys, time
+import numpy as np
+from farandole.errors import CollectiveError
+from farandole.runtime.session.init import current, init, shutdown
+from farandole.testing.jobs import NumpyCalls
+from farandole.testing.leaks import no_leaks
+
+init()
+session, do, x = current(), NumpyCalls(), np.ones(1000)
+rank = session.topology.rank
+do.allreduce("first", x)
+"""
+
+DEATH = """
+def die_or_raise(blocked, moment=sys.argv[1]):
+    if rank == int(sys.argv[2]):
+        with open(moment, "w") as file:
+            file.write(repr(time.time()))
+        os.kill(os.getpid(), 9)
+    try:
+        blocked()
+    except CollectiveError as error:
+        with open(moment) as file:
+            print(type(error).__name__, error, "in time" if time.time() - float(file.read()) < 0.5 else "late")
+
+def planned():
+    lane = session.planned(0, "p", "p: ")
+    while True:
+        with lane.next("bucket"):
+            engine.barrier()
+"""
+
+SURVIVAL = """
+shutdown()
+for _ in range(2):  # the second time has to leave no more than the first
+    with no_leaks():
+        init()
+        y = np.ones(3)
+        do.allreduce("again", y)
+        print("again", current().topology.rank, current().topology.size, y[0])
+        shutdown()
+"""
+
+
+def test_survivors_are_told_at_once_and_go_on_in_the_same_process(launch: Launch) -> None:
+    for victim, blocked in ((1, 'lambda: do.allreduce("second", x)'), (0, "planned")):
+        script = PRELUDE + 'engine = session.planned_engine(0, "p")\n' + DEATH
+        script += f"die_or_raise({blocked})\n" + SURVIVAL
+        for _ in range(5):  # this machine may be busy with other things for half a second
+            done = launch(3, script, options=["--on-failure", "continue"], arguments=["moment", str(victim)])
+            if "late" not in done.stdout:
+                break
+        assert done.code == 137
+        host = re.search(rf"rank {victim} on (\S+) was killed by SIGKILL", done.stderr)
+        assert host, done.stderr
+        told = f"AbortError rank {victim} on {host[1]} was killed by SIGKILL in time"
+        again = [f"again {rank} 2 2.0" for rank in (0, 1)] * 2
+        assert done.lines() == sorted([told, told, *again]), done.stdout + done.stderr
+
+
+def test_one_that_never_calls_init_is_named(launch: Launch) -> None:
+    script = """
+        import os, signal
+        from farandole.runtime.session.init import init
+        init() if os.environ["FARANDOLE_RANK"] == "0" else signal.pause()
+    """
+    done = launch(2, script, options=["--start-timeout", "3"])
+    assert done.code == 1
+    assert re.search(r"StartError: .*rank 1 on \S+ \(process \d+\) has not called init\(\) within 3 s", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        "while time.monotonic() < end: pass",
+        "collections.deque(itertools.takewhile(end.__gt__, iter(time.monotonic, None)), 0)",
+    ],
+    ids=["computing", "holding the interpreter's lock"],
+)
+def test_who_never_comes_is_shown_with_its_stack_and_then_everybody_raises(launch: Launch, busy: str) -> None:
+    script = PRELUDE + (
+        "import collections, itertools\n"
+        "def computing():\n"
+        "    end = time.monotonic() + 12\n"
+        f"    {busy}\n"
+        "try:\n"
+        "    computing() if rank == 1 else None\n"
+        '    do.allreduce("second", x)\n'
+        "except CollectiveError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    limits = ["--stall-check-warning-time-seconds", "0.5", "--stall-check-shutdown-time-seconds", "6"]
+    done = launch(2, script, options=limits).ok()
+    assert "in computing" in done.stderr, done.stderr
+    assert re.search(r"rank 1 on \S+ last finished allreduce\S* 'first'", done.stderr), done.stderr
+    assert len(done.lines()) == 2
+    assert all(re.match(r"StallError allreduce 'second' has waited .* rank 1 on", line) for line in done.lines())
+
+
+MISMATCH = """
+from farandole.runtime.session.process_sets import ProcessSet
+
+try:
+    others = session.add_process_set([1, 2])  # rank 0 may be in here still when the others have ended
+    if rank:
+        NumpyCalls(others.process_set_id).allreduce("differs", np.ones(rank))
+    do.allreduce("never", x)
+except CollectiveError as error:
+    print(type(error).__name__, error)
+    raise
+"""
+
+
+def test_who_waits_elsewhere_reads_why_the_ranks_differ(launch: Launch) -> None:
+    done = launch(3, PRELUDE + MISMATCH, options=["--on-failure", "continue"])  # else a busy rank may be ended first
+    assert done.code
+    lines = done.lines()
+    assert len(lines) == 3
+    for line in lines:
+        assert line.startswith("MismatchError allreduce 'differs' in process set 1: the ranks differ in the shape")
+    assert any(re.search(r"\(raised on rank [12] on \S+, whose script has ended\)", line) for line in lines)

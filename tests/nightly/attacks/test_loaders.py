@@ -1,0 +1,80 @@
+"""Elastic jobs whose data comes from processes that are spawned or forked by a server, and a kill in an epoch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch.running import StartJob
+
+ROWS, EPOCHS = 64, 2
+SCRIPT = """
+import multiprocessing, os, sys
+import torch
+import farandole.torch as hvd
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+
+def main(how, persistent):
+    hvd.init()
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6))
+    sampler, place = hvd.elastic.ElasticSampler(Rows()), os.environ["FARANDOLE_WORKER_ID"]
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+    loader = hvd.elastic.DataLoader(
+        Rows(), global_batch_size=8, sampler=sampler, num_workers=1, multiprocessing_context=how,
+        persistent_workers=persistent,
+    )
+
+    @hvd.elastic.run
+    def train(state):
+        while state.epoch < 2:
+            sampler.set_epoch(state.epoch)
+            for rows in loader:
+                optimizer.zero_grad()
+                model(rows).sum().backward()
+                optimizer.step()
+                with open(f"seen-{place}", "a") as file:  # the step is whole: all have voted for it
+                    file.writelines(f"{state.epoch} {int(row[0])}\\n" for row in rows)
+                if place == "1" and not os.path.exists("struck") and state.epoch == 1:
+                    open("struck", "w").close()
+                    os.kill(os.getpid(), 9)
+                state.commit()
+            state.epoch += 1
+        weights = hvd.allgather(model.weight.data)
+        assert (weights == weights[0]).all()
+
+    train(state)
+    hvd.shutdown()
+    assert persistent or not multiprocessing.active_children(), multiprocessing.active_children()
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] == "kept")
+"""
+
+
+LOADERS = [("spawn", "kept"), ("fork", "new")]
+if os.environ.get("LARGE"):  # see ``make large``
+    LOADERS += [("spawn", "new"), ("forkserver", "new")]
+
+
+@pytest.mark.parametrize(("how", "kept"), LOADERS)
+def test_each_row_counts_once(job: StartJob, tmp_path: Path, how: str, kept: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    patience = ("--hang-timeout", "60")  # a loader imports torch before it loads
+    command = [sys.executable, "script.py", how, kept]
+    running = job("-np", "2", "--min-np", "1", *patience, command=command, environment={"OMP_NUM_THREADS": "1"})
+    assert running.end() == 0, running.stderr  # and no process is left, loaders of the killed worker included
+    assert "worker 1 on" in running.stderr
+    seen = Counter(line for file in tmp_path.glob("seen-*") for line in file.read_text().splitlines())
+    assert seen == Counter(f"{epoch} {row}" for epoch in range(EPOCHS) for row in range(ROWS))

@@ -1,0 +1,68 @@
+"""Tests that failed beside others are run again, alone, and those that pass then are reported as flaky."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import final
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from workbench.nightly.failures import Failure
+
+TIMES = 2
+MOST = 5
+"""So many failures are no accident of a busy machine: beyond, nothing is run again."""
+
+
+@final
+class Verdict(enum.Enum):
+    """What became of a test that failed beside others."""
+
+    FLAKY = "flaky"
+    FAILED = "failed"
+
+
+@final
+class Retried(msgspec.Struct, frozen=True):
+    """A failure, what became of it, and in words why."""
+
+    failure: Failure
+    verdict: Verdict
+    reason: str
+
+
+def retry(failures: Sequence[Failure], passes_alone: Callable[[str], bool]) -> list[Retried]:
+    """Run each failed test ``TIMES`` times by ``passes_alone``: FLAKY if it passes each time.
+
+    More than ``MOST`` failures are all FAILED without another run, and so is a file that cannot be collected.
+    """
+    if len(failures) > MOST:
+        return [Retried(each, Verdict.FAILED, f"one of {len(failures)}: none was run again") for each in failures]
+    return [_retried(each, passes_alone) for each in failures]
+
+
+def _retried(failure: Failure, passes_alone: Callable[[str], bool]) -> Retried:
+    if failure.phase == "collection":
+        return Retried(failure, Verdict.FAILED, "could not be collected")
+    for number in range(1, TIMES + 1):
+        if not passes_alone(failure.test):
+            return Retried(failure, Verdict.FAILED, f"failed alone, too, in run {number} of {TIMES}")
+    return Retried(failure, Verdict.FLAKY, f"passed alone, {TIMES} times")
+
+
+def report(retried: Sequence[Retried], console: Console) -> None:
+    """Print a table of what failed, and the first failure of each flaky test whole."""
+    if not retried:
+        return
+    table = Table("test", "verdict", "why", title="failed beside others", title_justify="left")
+    for each in retried:
+        table.add_row(Text(each.failure.test, overflow="fold"), each.verdict.value, each.reason)
+    console.print(table)
+    for each in retried:
+        if each.verdict is Verdict.FLAKY:
+            console.rule(f"{each.verdict.value}: {each.failure.test} ({each.failure.phase})")
+            console.print(Text(each.failure.text))

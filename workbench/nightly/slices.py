@@ -1,0 +1,93 @@
+"""The slices: what each plays, and which sources it puts to the test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[2]
+_SRC = "src/farandole/"
+
+
+@final
+class Slice(msgspec.Struct, frozen=True):
+    """Part of the nightly tests.
+
+    Its own tests are those in ``tests/nightly/NAME``; ``also`` are commands that are run after them. ``about`` are the
+    sources that it puts to the test: paths of the repository, by how they begin.
+    """
+
+    about: Sequence[str] = ()
+    also: Sequence[Sequence[str]] = ()
+
+
+def _of(*rooms: str, also: Sequence[Sequence[str]] = ()) -> Slice:
+    """A slice about rooms of the package, and whatever of the repository begins with "/"."""
+    return Slice([room[1:] if room.startswith("/") else _SRC + room for room in rooms], also)
+
+
+def _module(name: str, *arguments: str) -> Sequence[str]:
+    return [sys.executable, "-m", f"workbench.{name}", *arguments]
+
+
+def _whole(*tests: str) -> Sequence[str]:
+    """Tests of the gate once more, with all packages that are installed to be found."""
+    return ["env", "TESTS_WITH_ALL=1", sys.executable, "-m", "pytest", "-q", *(f"tests/frameworks/{t}" for t in tests)]
+
+
+SLICES = {
+    "hosts": _of("cluster/", "launch/agents/", "launch/hosts/", "engines/tcp", "/workbench/cluster/"),
+    "hosts_elastic": _of("elastic/", "launch/agents/", "launch/job/", "runtime/relay/"),
+    "starters": _of("cluster/", "runtime/selfstart/"),
+    "slurm": _of("cluster/slurm", "launch/batch/", "launch/sbatch/", "launch/hosts/"),
+    "slurm_leases": _of("launch/leases/"),
+    "slurm_story": _of("launch/leases/", "/workbench/leases/"),
+    "leases": _of("launch/leases/", "launch/job/"),
+    "launcher": _of("launch/command/", "launch/function/", "launch/job/", "control/"),
+    "faults": _of("elastic/", "launch/job/", "runtime/controller/", "/workbench/survival/"),
+    "soak": _of("elastic/", also=[_module("survival", "soak", "--seconds", "400"), _module("survival", "reforms")]),
+    "fuzz": _of("gradients/", "torch/", "/workbench/differential/", also=[_module("differential", "--seconds", "200")]),
+    "fuzz_jax": _of("jax/", also=[_module("differential", "--framework", "jax", "--seconds", "600")]),
+    "fuzz_keras": _of("keras/", also=[_module("differential", "--framework", "keras", "--seconds", "600")]),
+    "stress": _of("runtime/lanes/", "engines/", "/native/", also=[_module("stress", "--seconds", "660")]),
+    "models": _of("runtime/coordination/", also=[_module("peers.searches"), _module("leads.search")]),
+    "attacks": _of("control/channel", "control/keys", "runtime/session/", "/workbench/attacks/"),
+    "attacks_long": _of(
+        "engines/",
+        "control/",
+        also=[_module("attacks", each) for each in ("numbers", "strangers", "controllers", "clock", "network")],
+    ),
+    "stalls": _of("runtime/coordination/", "runtime/lanes/", "runtime/session/"),
+    "engines": _of("engines/", "/native/"),
+    "native": _of("/native/", also=[["make", "sanitize"], ["make", "portable"]]),
+    "checkpoints": _of("checkpoint/"),
+    "torch": _of("torch/", "gradients/", "largebatch/"),
+    "ranks": _of("adapters/", "runtime/collectives/", "numpy/"),
+    "keras": _of("keras/", "gradients/"),
+    "tensorflow": _of("tensorflow/", "graphs/"),
+    "jax": _of("jax/", "graphs/"),
+    "whole": _of("adapters/", also=[_whole("torch", "jax", "tensorflow", "keras")]),
+    "horovod": _of("compat/", "torch/"),
+    "notebooks": _of("notebook/", "monitor/", "launch/function/", also=[_module("attacks", "notebook")]),
+    "page": _of("monitor/", "/web/src/"),
+    "search": _of("search/"),
+    "clusters": _of("launch/clusters/", "ray.py", "dask.py", "spark.py"),
+    "docs": _of("launch/command/", "settings.py", "/docs/"),
+    "examples": _of("largebatch/", "/examples/"),
+    "versions": _of("mxnet/", also=[["make", "mxnet"]]),
+    **{
+        f"versions_{name}": _of(room, also=[_module("versions", *each)])
+        for name, room, each in (
+            ("tensorflow", "tensorflow/", ["tensorflow-2.16"]),
+            ("tensorflow_2_18", "tensorflow/", ["tensorflow-2.18"]),
+            ("tensorflow_2_20", "tensorflow/", ["tensorflow-2.20"]),
+            ("jax", "jax/", ["jax-0.5", "jax-0.6"]),
+            ("ipykernel", "notebook/", ["ipykernel-6.31", "ipykernel-7.3", "ipykernel-7.4"]),
+            ("deephyper", "search/", ["deephyper-0.13"]),
+        )
+    },
+}
