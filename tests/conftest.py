@@ -1,4 +1,4 @@
-"""What every test gets: the rules of its tier, proof that it leaked nothing, and ``launch``, which runs a real job."""
+"""Common to all tests: the rules of its tier, proof that it leaked nothing, and ``launch``, which runs a real job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which slice a change asks for: one that it touches, else the next in turn; pure."""
+"""Choice of a slice for a change: one that it touches, else the next in turn. Pure."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _listed() -> Table:
 
 
 def last_change() -> Change:
-    """What the commits of the last ``CHANGE_S`` changed: lines by path."""
+    """Change that the commits of the last ``CHANGE_S`` made: lines by path."""
     at_s = int(_git("log", "-1", "--format=%ct"))
     base = _git("rev-list", "-1", f"--before={at_s - CHANGE_S}", "HEAD") or _git(
         "hash-object", "-t", "tree", "/dev/null"

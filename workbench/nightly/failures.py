@@ -10,7 +10,7 @@ import pytest
 
 
 @final
-class Failure(msgspec.Struct, frozen=True):
+class FailedTest(msgspec.Struct, frozen=True):
     """A test that failed: its node id, in which phase, and all that pytest prints of it."""
 
     test: str
@@ -18,11 +18,11 @@ class Failure(msgspec.Struct, frozen=True):
     text: str
 
 
-def read(path: Path) -> list[Failure]:
+def read(path: Path) -> list[FailedTest]:
     """The failures in a file, one for each test; none where pytest has not come to write it."""
     if not path.exists():
         return []
-    found = msgspec.json.decode(path.read_bytes(), type=list[Failure])
+    found = msgspec.json.decode(path.read_bytes(), type=list[FailedTest])
     return list({failure.test: failure for failure in reversed(found)}.values())[::-1]
 
 
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @final
 class _Recorder:
     def __init__(self, path: Path) -> None:
-        self._path, self._found = path, list[Failure]()
+        self._path, self._found = path, list[FailedTest]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._take(report, report.when or "")
@@ -52,5 +52,5 @@ class _Recorder:
         if not report.failed:
             return
         sections = "".join(f"\n--- {title}\n{text}" for title, text in report.sections)
-        self._found.append(Failure(report.nodeid, phase, report.longreprtext + sections))
+        self._found.append(FailedTest(report.nodeid, phase, report.longreprtext + sections))
         self._path.write_bytes(msgspec.json.encode(self._found))

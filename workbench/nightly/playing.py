@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from workbench.nightly import failures, retrial
-from workbench.nightly.retrial import Verdict
+from workbench.nightly.retrial import AloneVerdict
 from workbench.nightly.slices import ROOT, SLICES
 
 LONGEST_S = 1500.0
@@ -49,7 +49,7 @@ def _tests(folder: Path, console: Console) -> bool:
         return False
     retried = retrial.retry(found, lambda test: _pytest("-q", "--no-header", test) == 0)
     retrial.report(retried, console)
-    return all(each.verdict is Verdict.FLAKY for each in retried)
+    return all(each.verdict is AloneVerdict.FLAKY for each in retried)
 
 
 def _pytest(*arguments: str) -> int:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from workbench.nightly.failures import Failure
+from workbench.nightly.failures import FailedTest
 
 TIMES = 2
 MOST = 5
@@ -19,7 +19,7 @@ MOST = 5
 
 
 @final
-class Verdict(enum.Enum):
+class AloneVerdict(enum.Enum):
     """What became of a test that failed beside others."""
 
     FLAKY = "flaky"
@@ -30,28 +30,28 @@ class Verdict(enum.Enum):
 class Retried(msgspec.Struct, frozen=True):
     """A failure, what became of it, and in words why."""
 
-    failure: Failure
-    verdict: Verdict
+    failure: FailedTest
+    verdict: AloneVerdict
     reason: str
 
 
-def retry(failures: Sequence[Failure], passes_alone: Callable[[str], bool]) -> list[Retried]:
+def retry(failures: Sequence[FailedTest], passes_alone: Callable[[str], bool]) -> list[Retried]:
     """Run each failed test ``TIMES`` times by ``passes_alone``: FLAKY if it passes each time.
 
     More than ``MOST`` failures are all FAILED without another run, and so is a file that cannot be collected.
     """
     if len(failures) > MOST:
-        return [Retried(each, Verdict.FAILED, f"one of {len(failures)}: none was run again") for each in failures]
+        return [Retried(each, AloneVerdict.FAILED, f"one of {len(failures)}: none was run again") for each in failures]
     return [_retried(each, passes_alone) for each in failures]
 
 
-def _retried(failure: Failure, passes_alone: Callable[[str], bool]) -> Retried:
+def _retried(failure: FailedTest, passes_alone: Callable[[str], bool]) -> Retried:
     if failure.phase == "collection":
-        return Retried(failure, Verdict.FAILED, "could not be collected")
+        return Retried(failure, AloneVerdict.FAILED, "could not be collected")
     for number in range(1, TIMES + 1):
         if not passes_alone(failure.test):
-            return Retried(failure, Verdict.FAILED, f"failed alone, too, in run {number} of {TIMES}")
-    return Retried(failure, Verdict.FLAKY, f"passed alone, {TIMES} times")
+            return Retried(failure, AloneVerdict.FAILED, f"failed alone, too, in run {number} of {TIMES}")
+    return Retried(failure, AloneVerdict.FLAKY, f"passed alone, {TIMES} times")
 
 
 def report(retried: Sequence[Retried], console: Console) -> None:
@@ -63,6 +63,6 @@ def report(retried: Sequence[Retried], console: Console) -> None:
         table.add_row(Text(each.failure.test, overflow="fold"), each.verdict.value, each.reason)
     console.print(table)
     for each in retried:
-        if each.verdict is Verdict.FLAKY:
+        if each.verdict is AloneVerdict.FLAKY:
             console.rule(f"{each.verdict.value}: {each.failure.test} ({each.failure.phase})")
             console.print(Text(each.failure.text))

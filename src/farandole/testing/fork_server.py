@@ -10,10 +10,11 @@ What forked ranks share and processes of their own do not: the order of sets of 
 the state of ``numpy.random``.
 """
 
-# Processes: the server is a child of the one that tests, has no threads, and ends with the socket that it was started
-# with. A request is one message on that socket, with the sockets and files of the rank as descriptors; so nothing but
-# the process that started the server can ask. A forked rank returns from ``_serve`` and ends as any interpreter does:
-# with its threads joined, its exit handlers run and its modules cleared.
+# Processes: the server has no threads, and ends with the socket that it was started with. It is no child of the process
+# that tests: tests look at all children of theirs, and end them. A request is one message on that socket, with the
+# sockets and files of the rank as descriptors; so nothing but the process that started the server can ask. A forked
+# rank returns from ``_serve`` and ends as any interpreter does: with its threads joined, its exit handlers run and its
+# modules cleared.
 #
 # The one who asked holds a socket per rank (``status``): on it come a pidfd, which names the process even after its
 # number has gone to another one, and at its end the exit status.
@@ -41,7 +42,7 @@ _FIRST_S = 60.0
 
 @final
 class _Request(msgspec.Struct, frozen=True):
-    """What the forked process takes over; its descriptors are those of ``_DESCRIPTORS``."""
+    """Request for a process; its descriptors are those of ``_DESCRIPTORS``."""
 
     environment: dict[str, str]
     cwd: str
@@ -96,9 +97,8 @@ class ForkServer:
             paths = [*environment.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
             found = {"PYTHONPATH": os.pathsep.join(filter(None, dict.fromkeys(paths))), "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", "farandole.testing.fork_server", str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env={**os.environ, **environment, **found}
-            )
+            variables = {**os.environ, **environment, **found}
+            subprocess.run(command, pass_fds=[theirs.fileno()], env=variables, check=True)
 
     def start(self, connection: Connection, output: IO[bytes], environment: Mapping[str, str]) -> ForkedProcess:
         """Fork a rank that talks over ``connection`` and writes to ``output``."""
@@ -106,12 +106,19 @@ class ForkServer:
         with theirs:
             request = msgspec.msgpack.encode(_Request(dict(environment), os.getcwd()))
             socket.send_fds(self._socket, [request], [connection.fileno(), output.fileno(), theirs.fileno()])
-        return ForkedProcess(ours)
+        try:
+            return ForkedProcess(ours)
+        except BaseException:
+            ours.close()
+            raise
 
     def close(self) -> None:
         """End the server."""
-        self._socket.close()
-        self._process.wait()
+        with self._socket:
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(_FIRST_S)
+            while self._socket.recv(1):
+                pass
 
 
 _running: list[ForkServer] = []
@@ -138,6 +145,9 @@ def server_for(environment: Mapping[str, str]) -> ForkServer | None:
 
 def _main() -> None:
     """Import what ranks need, then fork one per request; returns in each forked process, when its rank is done."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
     for name in _IMPORTS:
         __import__(name)
     requests = socket.socket(fileno=int(sys.argv[1]))

@@ -15,7 +15,8 @@ from tests.support.launching import run_to_end
 from workbench.elastic.simulation import main, simulate
 from workbench.elastic.world import Rules
 
-COUNT, PROCESSES = 10_000 if os.environ.get("LARGE") else 2_000, 2  # see ``make large``
+COUNT, PROCESSES = 2_000, 2
+"""The slice ``models`` plays 10,000."""
 DEADLINE_S = 280.0
 
 

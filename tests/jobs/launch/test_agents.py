@@ -23,6 +23,7 @@ from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.hosts.remote_environment import HOST_SPECIFIC, for_other_hosts
 from farandole.settings import Settings
+from tests.support.paths import ROOT
 
 SETTINGS = Settings(start_timeout_s=10, host_timeout_s=2.5)
 STARTERS = [Local(), Ssh(), Srun()]
@@ -115,7 +116,6 @@ import os, signal, sys
 from farandole.launch.agents import local
 from farandole.launch.agents.agents import Agents, StarterGroup
 from farandole.settings import Settings
-from tests.support.paths import ROOT
 
 local.entry_command = lambda _: ["sleep", "1000"]
 agents = Agents([], Settings(), captured=True, death_signal=signal.SIGTERM)

@@ -24,8 +24,9 @@ from farandole.launch.leases.seen import LeaseSeen
 from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in
 from farandole.testing.scheduler.cluster import FakeCluster
 from farandole.testing.scheduler.fake import FakeScheduler
+from tests.support.patience import PATIENCE_S
+from tests.support.waiting import until
 
-DEADLINE_S = 30.0
 OFTEN_S = 0.01
 
 
@@ -40,7 +41,7 @@ def start(folder: RunFolder) -> Iterator[Callable[[], FolderThread]]:
 
         def start() -> FolderThread:
             thread = FolderThread(folder, lambda: limits_in(folder, LeaseSupply("script"), 2, 16), OFTEN_S)
-            held.callback(thread.close, DEADLINE_S)
+            held.callback(thread.close, PATIENCE_S)
             return thread
 
         yield start
@@ -48,13 +49,16 @@ def start(folder: RunFolder) -> Iterator[Callable[[], FolderThread]]:
 
 def told(thread: FolderThread, line: str = "") -> LeaseLimits | str:
     """Wait for news of the policy, while lines come all the time."""
-    until_s = time.monotonic() + DEADLINE_S
-    while (found := thread.limits()) is None:
-        assert time.monotonic() < until_s
-        if line:
+    found: list[LeaseLimits | str] = []
+
+    def has_come() -> bool:
+        found.extend(filter(None, [thread.limits()]))
+        if line and not found:
             thread.write(line)
-        time.sleep(OFTEN_S / 10)  # nothing announces what another thread has read
-    return found
+        return bool(found)
+
+    until(has_come, "for news of the policy")
+    return found[0]
 
 
 def put(path: Path, text: str) -> None:
@@ -77,7 +81,7 @@ def test_lines_are_written_in_their_order_after_one_that_was_torn(folder: RunFol
     thread = FolderThread(folder, LeaseLimits)
     for goal in range(3, 103):
         thread.write(line(goal))
-    thread.close(DEADLINE_S)
+    thread.close(PATIENCE_S)
     lines = path.read_text().splitlines(keepends=True)
     assert lines[0] == line(1)
     assert lines[2:] == [line(goal) for goal in range(3, 103)]
@@ -96,21 +100,21 @@ def test_a_folder_that_does_not_answer_blocks_nobody_and_gets_the_lines_later(fo
         return limits_in(folder, LeaseSupply("script"), 2, 16)
 
     thread = FolderThread(folder, read, OFTEN_S)
-    assert is_reading.wait(DEADLINE_S)
+    assert is_reading.wait(PATIENCE_S)
     begin_s = time.monotonic()
     thread.write("one\n")
     assert thread.limits() is None
     thread.close(OFTEN_S)
-    assert time.monotonic() - begin_s < DEADLINE_S / 2
+    assert time.monotonic() - begin_s < PATIENCE_S / 2
     assert not (folder.path / JOURNAL).exists()
     path.write_text("")
-    thread.close(DEADLINE_S)
+    thread.close(PATIENCE_S)
     assert (folder.path / JOURNAL).read_text() == "one\n"
 
 
-def until(thread: FolderThread, condition: Callable[[], bool]) -> None:
+def until_rung(thread: FolderThread, condition: Callable[[], bool]) -> None:
     """Wait until the descriptor rings, and the condition holds."""
-    until_s = time.monotonic() + DEADLINE_S
+    until_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert select.select([thread.fd], [], [], until_s - time.monotonic())[0]
         thread.heard()
@@ -126,16 +130,16 @@ def test_whoever_gives_an_order_hears_when_it_is_on_the_disk_or_cannot_be(folder
         return bool(said)
 
     thread.write("one\n", b"someone")
-    until(thread, written)
+    until_rung(thread, written)
     assert (said, path.read_text()) == ([(b"someone", "")], "one\n")
     path.unlink()
     path.mkdir()
     said.clear()
     thread.write("two\n", b"another")
-    until(thread, written)
+    until_rung(thread, written)
     assert said[0][0] == b"another"
     assert "cannot be written: Is a directory" in said[0][1]
-    thread.close(DEADLINE_S)
+    thread.close(PATIENCE_S)
 
 
 def begun(thread: FolderThread) -> list[LeaseRecord | None]:
@@ -146,7 +150,7 @@ def begun(thread: FolderThread) -> list[LeaseRecord | None]:
         found.extend(thread.begun())
         return bool(found)
 
-    until(thread, is_read)
+    until_rung(thread, is_read)
     return found
 
 
@@ -177,7 +181,7 @@ def test_a_journal_that_cannot_be_read_for_a_moment_is_no_empty_one(
     with contextlib.closing(FakeScheduler(FakeCluster(1))) as scheduler, pytest.raises(UsageError, match=told):
         dry_run(folder, scheduler, 0.0)
     thread = start()
-    until_s = time.monotonic() + DEADLINE_S
+    until_s = time.monotonic() + PATIENCE_S
     while "nothing is decided about leases until it can be" not in caplog.text:
         assert time.monotonic() < until_s
         assert not select.select([thread.fd], [], [], OFTEN_S)[0]
@@ -201,7 +205,7 @@ def test_a_thread_that_has_read_no_journal_can_be_closed_and_writes_what_it_has(
     path.mkdir()
     thread = FolderThread(folder, LeaseLimits)
     thread.write("one\n", b"someone")
-    thread.close(DEADLINE_S)
+    thread.close(PATIENCE_S)
     assert thread.begun() == []
     assert [tag for tag, _ in thread.written()] == [b"someone"]
 
@@ -247,7 +251,7 @@ def test_a_reading_that_fails_is_words(folder: RunFolder) -> None:
 
     thread = FolderThread(folder, read, OFTEN_S)
     assert told(thread) == "no"
-    thread.close(DEADLINE_S)
+    thread.close(PATIENCE_S)
 
 
 def test_the_journal_of_an_earlier_run_is_set_aside(folder: RunFolder) -> None:

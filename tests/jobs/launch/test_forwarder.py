@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,15 +15,8 @@ from farandole.control.messages import Leave
 from farandole.errors import UsageError
 from farandole.launch.agents.forwarder import Forwarder
 from farandole.launch.agents.lead_way import LeadContact, LeadWay
-
-DEADLINE_S = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)  # nothing announces what another thread does to a socket
+from tests.support.patience import PATIENCE_S
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -42,7 +34,7 @@ def place(address: str) -> tuple[str, int]:
 
 def refuses(address: str) -> bool:
     try:
-        socket.create_connection(place(address), DEADLINE_S).close()
+        socket.create_connection(place(address), PATIENCE_S).close()
     except ConnectionRefusedError:
         return True
     except ConnectionResetError:  # it is closed just now, with this one waiting
@@ -56,7 +48,7 @@ def test_bytes_go_both_ways_however_many_and_the_end_of_one_side_is_that_of_the_
         forwarder.follow(f"tcp://127.0.0.1:{server.getsockname()[1]}")
         until(lambda: not refuses(forwarder.address))
         server.accept()[0].close()  # that of the look
-        with socket.create_connection(place(forwarder.address), DEADLINE_S) as near, server.accept()[0] as far:
+        with socket.create_connection(place(forwarder.address), PATIENCE_S) as near, server.accept()[0] as far:
             got: list[bytes] = []
 
             def echo() -> None:
@@ -71,10 +63,10 @@ def test_bytes_go_both_ways_however_many_and_the_end_of_one_side_is_that_of_the_
             for thread in threads:
                 thread.start()
             near.sendall(sent)
-            threads[1].join(DEADLINE_S)
+            threads[1].join(PATIENCE_S)
             assert b"".join(got) == sent
             near.close()
-            threads[0].join(DEADLINE_S)
+            threads[0].join(PATIENCE_S)
             assert not threads[0].is_alive(), "the far end has seen the close"
 
 
@@ -85,7 +77,7 @@ def test_nobody_is_let_in_while_there_is_no_lead_and_the_address_stays(forwarder
         for _ in range(3):
             forwarder.follow(target)
             until(lambda: not refuses(forwarder.address))
-            with socket.create_connection(place(forwarder.address), DEADLINE_S) as near:
+            with socket.create_connection(place(forwarder.address), PATIENCE_S) as near:
                 near.sendall(b"?")
                 forwarder.follow("")
                 with contextlib.suppress(ConnectionResetError):
@@ -98,7 +90,7 @@ def test_a_lead_that_refuses_closes_the_connection(forwarder: Forwarder) -> None
         gone = f"tcp://127.0.0.1:{server.getsockname()[1]}"
     forwarder.follow(gone)
     until(lambda: not refuses(forwarder.address))
-    with socket.create_connection(place(forwarder.address), DEADLINE_S) as near, contextlib.suppress(OSError):
+    with socket.create_connection(place(forwarder.address), PATIENCE_S) as near, contextlib.suppress(OSError):
         assert near.recv(1) == b""
 
 
@@ -113,10 +105,12 @@ def test_workers_go_on_with_the_next_lead_at_the_same_address(before: str, after
     contacts = [LeadContact(1, [first.address], secret)]
 
     def read() -> LeadContact:
+        reads.append(len(contacts))
         if not contacts:
             raise UsageError("the folder cannot be read")
         return contacts[-1]
 
+    reads: list[int] = []
     with contextlib.closing(LeadWay(read, secret, 1, first.address, 60.0)) as way:
         way.follow(first.address)
         until(lambda: not refuses(way.address))
@@ -129,7 +123,7 @@ def test_workers_go_on_with_the_next_lead_at_the_same_address(before: str, after
             contacts.clear()
             with Router(keys, after) as second:
                 contacts.append(LeadContact(1, [second.address], secret))
-                time.sleep(0.6)  # longer than a look: one of the same epoch is none
+                until(lambda: reads[-2:] == [1, 1], "for two looks at a lead of the same epoch, which is none")
                 assert way.found() == ""
                 contacts.append(LeadContact(2, [second.address], secret))
                 found: list[str] = []

@@ -11,6 +11,7 @@ import pytest
 
 import farandole
 from farandole.errors import ControlError, RemoteError, UnsupportedError, UsageError
+from tests.support.waiting import until
 
 CELL = "/tmp/ipykernel_7/42.py"
 SOURCE = "def fail(x):\n    y = 1\n    return x + nothing_of_that_name  # in line three\n"
@@ -43,12 +44,7 @@ def meet(folder: str, last: int) -> tuple[int, int]:
 
 def appears(path: Path) -> None:
     """Wait until a file is there."""
-    import time
-
-    until_s = time.monotonic() + 60.0
-    while not path.exists():
-        assert time.monotonic() < until_s, path
-        time.sleep(0.05)  # nothing announces a file
+    until(path.exists, f"for {path}")
 
 
 def test_a_job_grows_while_it_runs_and_stops_when_it_is_told(tmp_path: Path) -> None:

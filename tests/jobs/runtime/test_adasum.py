@@ -56,8 +56,13 @@ def _launch(size: int) -> list[dict[DType, list[Values]]]:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda d: d.label)
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3])
 def test_every_tensor_is_combined_by_the_tree(size: int, dtype: DType) -> None:
+    combined_by_the_tree(size, dtype)
+
+
+def combined_by_the_tree(size: int, dtype: DType) -> None:
+    """Compare what all ranks have with the tree in float64."""
     expected = [2 * _tree([_gradients(rank)[t] for rank in range(size)]) for t in range(len(LENGTHS))]
     ranks = _launch(size)
     for t in range(len(LENGTHS)):

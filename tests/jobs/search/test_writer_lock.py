@@ -16,6 +16,7 @@ import pytest
 from farandole.control.writer_lock import WriterLock, local_locks
 from farandole.errors import UsageError
 from farandole.monitor.folder import RunInfo, RunWriter
+from tests.support.paths import ROOT
 
 NUMBERS = {"x86_64": 73, "aarch64": 32}
 
@@ -60,7 +61,6 @@ RECORD = (
 import sys
 from farandole.errors import UsageError
 from farandole.monitor.folder import RunWriter
-from tests.support.paths import ROOT
 try:
     writer = RunWriter.open(sys.argv[1])
 except UsageError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -160,7 +159,7 @@ finally:
 """
 
 
-@pytest.mark.parametrize("when", ["before", "inside"] if os.environ.get("LARGE") else ["both"])  # see ``make large``
+@pytest.mark.parametrize("when", ["both", "before", "inside"])
 def test_an_elastic_job_whose_handlers_are_called_loses_no_step(job: StartJob, tmp_path: Path, when: str) -> None:
     (tmp_path / "script.py").write_text(ELASTIC)
     running = job(

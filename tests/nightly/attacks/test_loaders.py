@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -63,9 +62,7 @@ if __name__ == "__main__":
 """
 
 
-LOADERS = [("spawn", "kept"), ("fork", "new")]
-if os.environ.get("LARGE"):  # see ``make large``
-    LOADERS += [("spawn", "new"), ("forkserver", "new")]
+LOADERS = [("spawn", "kept"), ("fork", "new"), ("spawn", "new"), ("forkserver", "new")]
 
 
 @pytest.mark.parametrize(("how", "kept"), LOADERS)

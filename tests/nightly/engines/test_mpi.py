@@ -16,9 +16,7 @@ from farandole.testing.rank import RankContext
 from tests.support.launching import run_to_end
 from workbench.mpi import LAUNCHERS
 
-SIZES: dict[str, tuple[int, ...]] = {"mpich": (2,), "openmpi": (4,), "debian": (3,)}
-if os.environ.get("LARGE"):  # see ``make large``
-    SIZES = {"mpich": (2, 3, 4), "openmpi": (2, 3, 4), "debian": (3,)}
+SIZES = {"mpich": (2, 3, 4), "openmpi": (2, 3, 4), "debian": (3,)}
 
 LOSES_A_PEER = """
 import os, signal, sys, threading
@@ -109,7 +107,6 @@ def test_every_member_hears_that_one_has_no_mpi_library() -> None:
     _need("mpich")
 
     def program(member: RankContext) -> str:
-        import os
 
         from farandole.engines.mpi import MpiEngine
 

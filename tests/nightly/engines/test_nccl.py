@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import pytest
@@ -62,7 +61,7 @@ def _launch(size: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name not in NEEDS_ABORT])
-@pytest.mark.parametrize("size", [2, 3] if os.environ.get("LARGE") else [3])  # see ``make large``
+@pytest.mark.parametrize("size", [2, 3])
 def test_arithmetic_and_bookkeeping(size: int, case: str) -> None:
     found = {f"rank {rank}": wrong[case] for rank, wrong in enumerate(_launch(size)) if wrong[case]}
     assert not found, "\n".join(f"{rank}:\n{text}" for rank, text in found.items())

@@ -20,7 +20,6 @@ from tests.support.launching import Finished, Launch, run_to_end
 from tests.support.paths import ROOT, SUPPORT
 
 HERE = SUPPORT / "examples"
-LARGE = bool(os.environ.get("LARGE"))  # see ``make large``
 QUICK_START = without_compiler()
 PYTHONPATH = (str(ROOT), QUICK_START.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")))
 IMPORTS = {**QUICK_START, "PYTHONPATH": os.pathsep.join(filter(None, PYTHONPATH))}
@@ -35,12 +34,12 @@ def python(module: str, *arguments: str, folder: Path, deadline_s: float = 200.0
 def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
     """What models have become, by number of ranks, of workers, and how these were made."""
     folder = tmp_path_factory.mktemp("states")
-    for np in (1, 2, 4) if LARGE else (1, 2):
+    for np in (1, 2, 4):
         Launch(folder)(np, HERE / "train_on_ranks.py", arguments=[str(folder)], environment=IMPORTS).ok()
     return {file.stem: torch.load(file, weights_only=True) for file in sorted(folder.glob("*.pt"))}
 
 
-@pytest.mark.parametrize(("one", "other"), [("1-2", "2-2"), ("1-4", "2-4"), *([("1-4", "4-4")] if LARGE else [])])
+@pytest.mark.parametrize(("one", "other"), [("1-2", "2-2"), ("1-4", "2-4"), ("1-4", "4-4")])
 def test_virtual_workers_train_the_same_bits_on_any_number_of_processes(
     states: dict[str, dict[str, torch.Tensor]], one: str, other: str
 ) -> None:
@@ -49,7 +48,7 @@ def test_virtual_workers_train_the_same_bits_on_any_number_of_processes(
     assert not [name for name, value in ours.items() if not torch.equal(value, theirs[name]) and "tracked" not in name]
 
 
-@pytest.mark.parametrize("other", ["2-2-real", "1-2-one-pass", "1-4-one-pass", *(["4-4-real"] if LARGE else [])])
+@pytest.mark.parametrize("other", ["2-2-real", "1-2-one-pass", "1-4-one-pass", "4-4-real"])
 def test_virtual_workers_train_what_real_processes_train(
     states: dict[str, dict[str, torch.Tensor]], other: str
 ) -> None:
@@ -60,7 +59,6 @@ def test_virtual_workers_train_what_real_processes_train(
             torch.testing.assert_close(value, states[other][name], rtol=0, atol=2e-6, msg=name)
 
 
-@pytest.mark.skipif("LARGE" not in os.environ, reason="a whole experiment: make large")
 def test_the_table_comes_with_all_rows_and_says_how_they_were_made(tmp_path: Path) -> None:
     said = python("examples.bigearthnet.batch_table", "--quick", "--out", "made", folder=tmp_path).ok().stdout
     made = json.loads((tmp_path / "made" / "batch_table.json").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
 DIGITS = EXAMPLES / "digits.py"
-SIZES = (1, 2, 4) if os.environ.get("LARGE") else (1, 2)  # see ``make large``
+SIZES = (1, 2, 4)
 
 
 def test_the_demo_reaches_the_same_accuracy_on_one_worker_and_several(launch: Launch, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,8 @@ from tests.support.paths import SUPPORT
 WORKER = SUPPORT / "bindings" / "elastic_worker.py"
 ELASTIC = ["--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0", "1", "--start-timeout", "120"]
 
-ROWS = TABLE if os.environ.get("LARGE") else [row for row in TABLE if row.name not in ("keras", "torch")]
-"""Jobs of Keras with a loop of its own are in ``tests/keras``, and most elastic jobs of all tests are PyTorch's."""
 
-
-@pytest.mark.parametrize("row", [pytest.param(row, id=row.title) for row in ROWS])
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.title) for row in TABLE])
 def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(row: Row, launch: Any, tmp_path: Path) -> None:
     skip_without(row.name)
     finished = launch(2, WORKER, options=ELASTIC, arguments=[str(tmp_path), row.title], environment=row.lean).ok()

@@ -1,12 +1,11 @@
 """Real jobs, real faults at the phases of a step; what each has cost is read from the ledger. `make faults` plays all.
 
 The table is in ``cases``, ``cases_inside``, ``cases_hosts`` and ``cases_slurm`` of ``workbench.survival``: here
-are those rows that each change of the code must survive.
+are those rows that are quick.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +29,7 @@ STEP_S = 0.02
 """Who trains mostly waits, and leaves the processors to the workers that start."""
 UNHURRIED = replace(PLAN, step_s=STEP_S)
 KERAS = [TrainingPlan("keras", backend, step_s=STEP_S) for backend in KERAS_BACKENDS]
-COUNTED_PLANS = [TrainingPlan("jax", step_s=STEP_S), *(KERAS if os.environ.get("LARGE") else [])]
+COUNTED_PLANS = [TrainingPlan("jax", step_s=STEP_S), *KERAS]
 
 
 def wrong(results: list[CaseResult]) -> list[str]:

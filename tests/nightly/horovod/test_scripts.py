@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ def test_mnist_learns(arguments: Sequence[str], launch: Any) -> None:
     assert job.stderr == ""
 
 
-@pytest.mark.parametrize("size", [2, 3] if os.environ.get("LARGE") else [3])  # see ``make large``
+@pytest.mark.parametrize("size", [2, 3])
 def test_numbers_warnings_and_refusals_are_horovods(size: int, launch: Any) -> None:
     job = launch(size, SCRIPTS / "horovods_numbers.py", options=["--horovod"]).ok()
     assert sorted(job.lines()) == [f"rank {rank} of {size} has seen Horovod's numbers" for rank in range(size)]

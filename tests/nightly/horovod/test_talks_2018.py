@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ CHECKPOINTS = {
     ("script", "needs", "least"),
     [
         ("tensorflow_session.py", "tensorflow", 0.93),
-        *([("pytorch.py", "torch", 0.90), ("keras_fit.py", "tensorflow", 0.95)] if os.environ.get("LARGE") else []),
+        ("pytorch.py", "torch", 0.90),
+        ("keras_fit.py", "tensorflow", 0.95),
     ],
 )
 def test_a_script_of_2018_learns(launch: Any, tmp_path: Path, script: str, needs: str, least: float) -> None:

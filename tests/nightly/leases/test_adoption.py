@@ -188,7 +188,6 @@ def test_leases_end_where_no_lead_comes_in_time(run: Callable[..., Run], lend: L
     assert "is gone, and no other came in time" in agent.stderr.read()
 
 
-@pytest.mark.skipif("LARGE" not in os.environ, reason="its rules have quicker tests: make large")
 def test_workers_of_another_training_are_not_adopted(run: Callable[..., Run], lend: Lend) -> None:
     own = run()
     first = own.lead()
@@ -204,7 +203,6 @@ def test_workers_of_another_training_are_not_adopted(run: Callable[..., Run], le
     own.end(second)
 
 
-@pytest.mark.skipif("LARGE" not in os.environ, reason="its rules have quicker tests: make large")
 def test_a_lead_whose_leases_are_gone_as_well_begins_anew(run: Callable[..., Run], lend: Lend) -> None:
     own = run()
     first = own.lead()
@@ -262,7 +260,6 @@ def test_leases_that_never_lost_a_lead_follow_the_one_that_has_superseded_it(
     assert agent.wait(60) == 0
 
 
-@pytest.mark.skipif("LARGE" not in os.environ, reason="its rules have quicker tests: make large")
 def test_a_lead_without_leases_gives_way_to_a_second_one(run: Callable[..., Run]) -> None:
     own = run(patience_s=0.0)
     first = own.lead()
@@ -299,7 +296,6 @@ def test_workers_are_not_hung_whose_agents_have_not_missed_their_lead_yet(run: C
     assert " hangs: " not in second.stderr
 
 
-@pytest.mark.skipif("LARGE" not in os.environ, reason="takes a minute: make large")
 def test_a_lead_that_stands_still_for_20_s_goes_on_and_no_other_comes(run: Callable[..., Run], lend: Lend) -> None:
     own = run()
     running = own.lead("--host-timeout", "2")

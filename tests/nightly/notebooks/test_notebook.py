@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 from tests.support.launching import run_to_end
 from tests.support.paths import ROOT
 
-TIMES = "50" if os.environ.get("LARGE") else "3"
+TIMES = "10"
 
 
 def test_ranks_in_a_kernel(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import socket
 import time
 from pathlib import Path
@@ -115,7 +114,7 @@ def test_a_page_that_loses_its_server_says_so_and_a_wrong_key_is_refused(page: A
 
 
 def test_sixty_four_ranks_are_a_band_and_frames_stay_short(page: Any, tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "a", ranks=64, points=10_000 if os.environ.get("LARGE") else 2500)
+    folder = recorded(tmp_path / "a", ranks=64, points=10_000)
     with opened(folder) as link:
         page.goto(link)
         page.locator("[data-name=loss] canvas").wait_for()

@@ -1,4 +1,4 @@
-"""The contract of bindings over each of ours, in all jobs of its line in ``table.py``."""
+"""The contract of bindings over each of ours, on every engine and number of ranks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from farandole.testing.binding.contract import CASES
-from tests.support import on_ranks
-from tests.support.bindings.table import TABLE, Row
-from tests.support.frameworks import skip_without
-from tests.support.paths import SUPPORT
+from tests.support.bindings.contract import check
+from tests.support.bindings.table import TABLE, row_of
 
-RANKS = SUPPORT / "bindings" / "ranks.py"
+ENGINES = ("1", "2-tcp", "3-mpi", "4", "4-on-2-uneven-hosts-and-a-tree")
+"""Every engine of host memory: none, tcp, mpi, shm, hybrid."""
+JOBS = [("numpy", job) for job in ENGINES] + [(row.title, job) for row in TABLE[1:] for job in ("2", "3")]
 
 
-@pytest.mark.parametrize(("row", "job"), [pytest.param(r, j, id=f"{r.title}-{j}") for r in TABLE for j in r.jobs])
-def test_a_binding_keeps_the_contract(row: Row, job: str, tmp_path: Path) -> None:
-    skip_without(row.name)
-    found = on_ranks.report(job, tmp_path, row.command(RANKS, tmp_path))
-    on_ranks.check(found, job)
-    assert list(found) == list(CASES)
+@pytest.mark.parametrize(("title", "job"), JOBS)
+def test_a_binding_keeps_the_contract(title: str, job: str, tmp_path: Path) -> None:
+    check(row_of(title), job, tmp_path)

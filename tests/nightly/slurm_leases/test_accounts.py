@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import math
-import os
 import re
 import sys
 import time
@@ -125,9 +124,6 @@ def test_what_sacct_says_of_a_real_cluster_is_a_trace_to_plan_on(run: Run) -> No
     assert "node-hours" in planned
 
 
-@pytest.mark.skipif(
-    "LARGE" not in os.environ, reason="a lease has to last for what is rounded to be little: make large"
-)
 def test_node_hours_are_those_of_sacct_and_accounts_know_no_key(run: Run) -> None:
     run.submit()
     run.generation(1)
@@ -161,9 +157,6 @@ def test_node_hours_are_those_of_sacct_and_accounts_know_no_key(run: Run) -> Non
         assert secret not in stored
 
 
-@pytest.mark.skipif(
-    "LARGE" not in os.environ, reason="looks at what slurmctld was asked for in five minutes: make large"
-)
 def test_slurmctld_is_asked_for_jobs_once_a_minute_while_leases_wait(run: Run) -> None:
     faulthandler.cancel_dump_traceback_later()  # it is no hang after five minutes
     (run.folder / "policy.toml").write_text(DEFAULTS)

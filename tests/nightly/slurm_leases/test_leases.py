@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import re
 import sys
 import time
@@ -140,7 +139,6 @@ def test_a_lease_leaves_a_node_that_is_drained_and_outlives_not_its_suspension(r
     run.end()
 
 
-@pytest.mark.skipif("LARGE" not in os.environ, reason="Slurm takes most of a minute to cancel: make large")
 def test_nothing_is_left_of_a_lead_that_was_cancelled_or_killed(run: Run) -> None:
     run.submit()
     run.until(lambda: any("lead" in job for job in run.queue("RUNNING")), "for the lead")
@@ -195,7 +193,6 @@ def test_what_people_do_in_the_queue_are_orders(run: Run) -> None:
     run.end()
 
 
-@pytest.mark.skipif("LARGE" not in os.environ, reason="Slurm's own words for a hold are in its contract: make large")
 def test_a_hold_of_an_administrator_is_binding_and_no_error_comes_again_and_again(run: Run) -> None:
     run.submit()
     run.generation(1)
@@ -274,7 +271,6 @@ def test_leases_leave_with_a_lead_that_is_told_to_end_and_come_again_when_it_is_
     run.end()
 
 
-@pytest.mark.skipif("LARGE" not in os.environ, reason="takes eight minutes: make large")
 def test_a_training_outlives_the_time_limits_of_its_leases(run: Run) -> None:
     faulthandler.cancel_dump_traceback_later()  # it is no hang after five minutes
     run.submit(lease="1x1@2min")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from workbench.cluster import SlurmCluster, UnavailableError
 from workbench.leases.story_run import EPOCHS, SAMPLES, Story, check, play
 
 
-@pytest.mark.skipif("LARGE" not in os.environ, reason="takes six minutes: make large")
 def test_a_training_grows_twice_is_preempted_shrinks_and_trains_on_each_sample_once(tmp_path: Path) -> None:
     faulthandler.cancel_dump_traceback_later()  # it is no hang after five minutes
     try:

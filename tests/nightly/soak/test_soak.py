@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from workbench.survival.soak import reforms, soak, strangers
 
 SECONDS, REFORMS = 20, 40
 KINDS = {"virtual-workers": 6, "normal-mode": 0}
-if not os.environ.get("LARGE"):  # see ``make large``
-    del KINDS["normal-mode"]  # whose faults the table of faults plays one by one
 
 
 @pytest.mark.parametrize("virtual", KINDS.values(), ids=KINDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -73,9 +72,6 @@ def test_the_estimate_of_a_job_is_within_ten_percent_of_the_truth(launch: Launch
         assert ratios == pytest.approx([1, 1, 1], rel=0.1), name
 
 
-@pytest.mark.skipif(
-    "LARGE" not in os.environ, reason="the estimate is compared with the truth in another test: make large"
-)
 def test_the_estimate_rises_as_the_loss_falls_on_digits(launch: Launch, tmp_path: Path) -> None:
     launch(2, DIGITS).ok()
     found = json.loads((tmp_path / "found.json").read_text())

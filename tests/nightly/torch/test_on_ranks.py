@@ -1,13 +1,29 @@
-"""The checks in ``checks/`` on 1 to 4 ranks (``make large``: up to 16), through the real launcher."""
+"""The checks of ``tests/support/torch/checks`` on 1 to 4 ranks, each engine, overlapped, and on two hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.support import on_ranks
+import pytest
+
+from tests.support.on_ranks import Report
+from tests.support.torch.reports import check, of, report
+
+__all__ = ["report"]
+
+JOBS = [
+    "1",
+    "2",
+    "3-overlapped",
+    "2-tcp",
+    "4",
+    "3-mpi",  # the contract alone, which calls all that an engine has
+    "4-on-2-uneven-hosts-and-a-tree",  # of shared memory and TCP
+    "2-on-2-hosts-overlapped",
+    "4-on-2-hosts",
+]
 
 
-def test_on_ranks(report: Callable[[str], on_ranks.Report], job: str, checks: str) -> None:
-    found = {name: by for name, by in report(job).items() if name.startswith((f"{checks}.", "loading"))}
-    assert any(name.startswith(checks) for name in found), found
-    on_ranks.check(found, job)
+@pytest.mark.parametrize(("job", "checks"), of(*JOBS), scope="session")
+def test_on_ranks(report: Callable[[str], Report], job: str, checks: str) -> None:
+    check(report, job, checks)

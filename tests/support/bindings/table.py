@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,12 @@ from tests.support.frameworks import QUICK_XLA, lean
 class Row:
     """One binding, the module ``farandole.NAME`` of a ``framework``, whose package is ``NAME``.
 
-    ``under_test``: its class, in ``tests/bindings/NAME_under_test.py``. ``jobs``: those of ``tests.support.on_ranks``
-    that run the contract over it, so many ranks on such an engine, each of them one job of processes that load it once.
-    ``variables`` are those of its processes.
+    ``under_test``: its class, in ``tests/bindings/NAME_under_test.py``. ``variables`` are those of its processes.
     """
 
     name: str
     framework: str
     under_test: str
-    jobs: tuple[str, ...]
     variables: tuple[str, ...] = ()
 
     @property
@@ -57,20 +53,14 @@ class Row:
         return made
 
 
-ENGINES = ("1", "2-tcp", "3-mpi", "4", "4-on-2-uneven-hosts-and-a-tree")
-"""Every engine of host memory: none, tcp, mpi, shm, hybrid."""
-
-MORE = ("2", "3", "4") if os.environ.get("LARGE") else ()
-"""See ``make large``: a minute each, where a framework compiles."""
-
 TABLE = (
-    Row("numpy", "NumPy", "NumpyUnderTest", ENGINES),
-    Row("torch", "PyTorch", "TorchUnderTest", MORE),  # ``tests/torch/test_on_ranks.py`` has it by each engine
-    Row("jax", "JAX", "JaxUnderTest", MORE or ("2",)),
-    Row("tensorflow", "TensorFlow", "TensorFlowUnderTest", MORE),  # ``tests/tensorflow/on_ranks.py`` has it on 2
-    Row("keras", "Keras", "KerasUnderTest", MORE or ("2",), ("KERAS_BACKEND=torch",)),
-    Row("keras", "Keras", "KerasUnderTest", MORE, ("KERAS_BACKEND=tensorflow",)),
-    Row("keras", "Keras", "KerasUnderTest", MORE, ("KERAS_BACKEND=jax",)),
+    Row("numpy", "NumPy", "NumpyUnderTest"),
+    Row("torch", "PyTorch", "TorchUnderTest"),
+    Row("jax", "JAX", "JaxUnderTest"),
+    Row("tensorflow", "TensorFlow", "TensorFlowUnderTest"),
+    Row("keras", "Keras", "KerasUnderTest", ("KERAS_BACKEND=torch",)),
+    Row("keras", "Keras", "KerasUnderTest", ("KERAS_BACKEND=tensorflow",)),
+    Row("keras", "Keras", "KerasUnderTest", ("KERAS_BACKEND=jax",)),
 )
 
 

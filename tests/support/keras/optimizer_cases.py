@@ -41,7 +41,7 @@ COMPILED_BY_TENSORFLOW = {"sgd", "clipped", "accumulated", "averaged"}
 def many_ranks_train_as_one() -> None:
     for name, make in OPTIMIZERS.items():
         if (
-            os.environ.get("LARGE")
+            os.environ.get("TESTS_WITH_ALL")
             or BACKEND == "torch"
             or (name in COMPILED_BY_TENSORFLOW) == (BACKEND == "tensorflow")
         ):

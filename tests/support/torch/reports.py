@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -15,29 +14,16 @@ from tests.support.on_ranks import BY_MPI, Report
 
 HERE = Path(__file__).parent
 FILES = sorted((HERE / "checks").glob("*.py"))
-JOBS = [
-    "1",
-    "2-where-they-lie",
-    "3-overlapped",
-    "4-on-2-uneven-hosts-and-a-tree",  # of shared memory and TCP
-    "3-mpi",  # the contract alone, which calls all that an engine has
-]
-LARGE = bool(os.environ.get("LARGE"))
-if LARGE:  # see ``make large``: on a few cores, sixteen processes with torch take many minutes
-    JOBS = ["2", "3", "4", "2-tcp", "2-on-2-hosts-overlapped", "4-on-2-hosts", "16-on-4-hosts"]
-
-DEADLINE_S = 1800.0 if LARGE else 240.0
+DEADLINE_S = 900.0
 BETWEEN_HOSTS = ("collectives", "contract", "divergence", "gradients", "join", "optimizer", "pairing")
 """What depends on where the ranks are; the rest needs but ranks, and is checked on those of one host."""
 WHENEVER = ("checkpoints", "large_batch", "modules", "noise_scale", "optimizer_state", "restarts")
 """What does not depend on when gradients are reduced."""
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per file of checks and kind of job."""
-    if "checks" in metafunc.fixturenames:
-        both = [(job, path.stem) for job in JOBS for path in files_of(job)]
-        metafunc.parametrize(("job", "checks"), both, scope="session")
+def of(*jobs: str) -> list[tuple[str, str]]:
+    """Kinds of job, each with the files of checks that it runs."""
+    return [(job, path.stem) for job in jobs for path in files_of(job)]
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +41,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
 
 def files_of(job: str) -> list[Path]:
     """The files of checks that a kind of job runs."""
-    some = ("contract",) if job in BY_MPI else BETWEEN_HOSTS if "-hosts-" in job and not LARGE else ()
+    some = ("contract",) if job in BY_MPI else BETWEEN_HOSTS if "-hosts-" in job else ()
     others = WHENEVER if job == "3-overlapped" else ()
     return [path for path in FILES if (not some or path.stem in some) and path.stem not in others]
+
+
+def check(report: Callable[[str], Report], job: str, checks: str) -> None:
+    """Fail unless a file of checks has passed on all ranks of a kind of job."""
+    found = {name: by for name, by in report(job).items() if name.startswith((f"{checks}.", "loading"))}
+    assert any(name.startswith(checks) for name in found), found
+    on_ranks.check(found, job)

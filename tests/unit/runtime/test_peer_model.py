@@ -26,8 +26,8 @@ from workbench.peers.world import PeerSetup
 
 COUNT = 600
 """`make model` plays 100,000."""
-WITH_JOINS = [name for name in SMALL if "LARGE" in os.environ or (name.startswith("2 ranks") and "join" in name)]
-"""Jobs of which one may ask the others to release it; all of them in ``make large``."""
+WITH_JOINS = [name for name in SMALL if name.startswith("2 ranks") and "join" in name]
+"""Jobs of which one may ask the others to release it; all of them in ``tests/nightly/models``."""
 
 
 @pytest.mark.parametrize("name", SMALL)

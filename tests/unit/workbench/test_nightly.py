@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from workbench.nightly.choice import TURN_S, Change, choose
-from workbench.nightly.failures import Failure
-from workbench.nightly.retrial import MOST, TIMES, Verdict, report, retry
+from workbench.nightly.failures import FailedTest
+from workbench.nightly.retrial import MOST, TIMES, AloneVerdict, report, retry
 from workbench.nightly.slices import ROOT, SLICES, Slice
 
 TOPS = ("benchmarks", "docs", "examples", "native", "src", "web/src", "workbench")
 THREE = {"a": Slice(about=("src/a/",)), "b": Slice(about=("src/b/", "native/")), "c": Slice(about=("src/",))}
-FAILURE = Failure("tests/nightly/a/test_a.py::test_a", "call", "assert 1 == 2\n--- Captured stdout\nbefore")
+FAILURE = FailedTest("tests/nightly/a/test_a.py::test_a", "call", "assert 1 == 2\n--- Captured stdout\nbefore")
 
 
 def test_a_change_is_played_with_the_slice_it_touches() -> None:
@@ -60,24 +60,24 @@ def test_every_folder_of_nightly_tests_is_a_slice_and_every_source_a_slice_is_ab
 def test_a_test_that_passes_alone_is_flaky() -> None:
     asked: list[str] = []
     (found,) = retry([FAILURE], lambda test: not asked.append(test))  # type: ignore[func-returns-value]
-    assert (found.verdict, asked) == (Verdict.FLAKY, [FAILURE.test] * TIMES)
+    assert (found.verdict, asked) == (AloneVerdict.FLAKY, [FAILURE.test] * TIMES)
 
 
 @pytest.mark.parametrize("passes", [[False], [True, False]])
 def test_a_test_that_fails_alone_once_has_failed(passes: list[bool]) -> None:
     (found,) = retry([FAILURE], lambda _: passes.pop(0))
-    assert found.verdict is Verdict.FAILED
+    assert found.verdict is AloneVerdict.FAILED
     assert not passes
 
 
 def test_many_failures_are_no_accident() -> None:
     found = retry([FAILURE] * (MOST + 1), lambda _: pytest.fail("run again"))
-    assert {each.verdict for each in found} == {Verdict.FAILED}
+    assert {each.verdict for each in found} == {AloneVerdict.FAILED}
 
 
 def test_a_file_that_cannot_be_collected_has_failed() -> None:
-    (found,) = retry([Failure("tests/x.py", "collection", "")], lambda _: pytest.fail("run again"))
-    assert found.verdict is Verdict.FAILED
+    (found,) = retry([FailedTest("tests/x.py", "collection", "")], lambda _: pytest.fail("run again"))
+    assert found.verdict is AloneVerdict.FAILED
 
 
 def test_the_report_has_the_first_failure_whole(tmp_path: Path) -> None:

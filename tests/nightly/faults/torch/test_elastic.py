@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ def check(history: History, results: list[Result]) -> None:
     ) * epochs
 
 
-@pytest.mark.skipif("LARGE" not in os.environ, reason="test_faults kills all but one at once: make large")
 def test_all_but_one_are_killed_one_after_another(launch: Any, tmp_path: Path) -> None:
     faults = [Fault(3, 2, "reduce"), Fault(0, 5, "vote"), Fault(1, 9, "voted")]
     history, results = train(launch, tmp_path, 4, Plan(faults, epochs=2))
