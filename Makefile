@@ -1,5 +1,6 @@
 # Everything here sets up what it needs: `make` alone says what there is.
 #   PYTHON=python3.12 make test    another interpreter       VENV=/tmp/venv make test    another environment
+#   UV=none make test              pip in place of uv, which takes longer
 #   MXNET_PYTHON=python3.11 make mxnet    the interpreter for MXNet, if the first one is not 3.10 or 3.11
 
 PYTHON ?= python3
@@ -13,8 +14,26 @@ PROGRAMS ?= 10000
 FRAMEWORK ?= torch
 DIGITS := $(if $(filter torch,$(FRAMEWORK)),digits,$(FRAMEWORK)_digits)
 
+# What examples/ import, beside Farandole's own dependencies.
+DEMO_torch := --extras torch,demo,plot
+DEMO_keras := --extras keras,torch,demo
+DEMO_tensorflow := --extras tensorflow,demo tensorflow-cpu
+DEMO_jax := --extras jax,demo
+
+ifeq ($(filter demo,$(MAKECMDGOALS))-$(DEMO_$(FRAMEWORK)),demo-)
+$(error FRAMEWORK=$(FRAMEWORK): use torch, keras, tensorflow or jax)
+endif
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.farandole-installed
+PACKAGES := --compile --extras torch,jax,keras,dev tensorflow-cpu
+SET_UP_TAKES := a few minutes
+# A demo by itself waits for what it imports, and for nothing else: not even for bytecode of what it does not import.
+ifeq ($(MAKECMDGOALS)-$(wildcard $(STAMP)),demo-)
+STAMP := $(VENV)/.farandole-demo-$(FRAMEWORK)
+PACKAGES := $(DEMO_$(FRAMEWORK))
+SET_UP_TAKES := a minute, and the download
+endif
 CORE := $(VENV)/.farandole-compiled
 MODULES := $(VENV)/.farandole-modules
 PAGE := src/farandole/monitor/static/live.js
@@ -44,9 +63,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v c++ >/dev/null || { echo "Farandole's native core needs a C++17 compiler: apt-get install g++"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make an environment: apt-get install python3-venv"; exit 1; }
-	@echo "setting up $(VENV) (once; a few minutes)"
-	@$(PIP) 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.18' ninja
-	@$(PIP) --no-build-isolation -e '.[torch,jax,keras,dev]' tensorflow-cpu
+	@echo "setting up $(VENV) (once; $(SET_UP_TAKES))"
+	@$(BIN)/python -m workbench.install $(PACKAGES) 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.18' ninja
 	@$(BIN)/python -c $(CHECKOUT_ON_PATH)
 	@touch $@
 
@@ -93,10 +111,9 @@ versions: $(CORE) ## run the checks of TensorFlow, JAX and notebooks with other 
 
 setup: $(CORE) $(PAGE) ## make the environment and nothing else
 
-demo: $(CORE) $(PAGE) ## train a network on handwritten digits on two workers (FRAMEWORK=keras|tensorflow|jax)
-	@test -e examples/$(DIGITS).py || { echo "FRAMEWORK=$(FRAMEWORK): use torch, keras, tensorflow or jax"; exit 2; }
+demo: $(CORE) ## train a network on handwritten digits on two workers (FRAMEWORK=keras|tensorflow|jax)
 	@mkdir -p out
-	@$(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/$(DIGITS).py
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/$(DIGITS).py
 
 # Three processes on two cores: jobs of several ranks wait for each other for a third of the time. By file, as a module
 # shares its jobs; the longest files first (tests/conftest.py).
