@@ -1,5 +1,6 @@
 # Everything here sets up what it needs: `make` alone says what there is.
 #   PYTHON=python3.12 make test    another interpreter       VENV=/tmp/venv make test    another environment
+#   UV=none make test              pip in place of uv, which takes longer
 #   MXNET_PYTHON=python3.11 make mxnet    the interpreter for MXNet, if the first one is not 3.10 or 3.11
 
 PYTHON ?= python3
@@ -13,8 +14,26 @@ PROGRAMS ?= 10000
 FRAMEWORK ?= torch
 DIGITS := $(if $(filter torch,$(FRAMEWORK)),digits,$(FRAMEWORK)_digits)
 
+# What examples/ import, beside Farandole's own dependencies.
+DEMO_torch := --extras torch,demo,plot
+DEMO_keras := --extras keras,torch,demo
+DEMO_tensorflow := --extras tensorflow,demo tensorflow-cpu
+DEMO_jax := --extras jax,demo
+
+ifeq ($(filter demo,$(MAKECMDGOALS))-$(DEMO_$(FRAMEWORK)),demo-)
+$(error FRAMEWORK=$(FRAMEWORK): use torch, keras, tensorflow or jax)
+endif
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.farandole-installed
+PACKAGES := --compile --extras torch,jax,keras,dev tensorflow-cpu
+SET_UP_TAKES := a few minutes
+# A demo by itself waits for what it imports, and for nothing else: not even for bytecode of what it does not import.
+ifeq ($(MAKECMDGOALS)-$(wildcard $(STAMP)),demo-)
+STAMP := $(VENV)/.farandole-demo-$(FRAMEWORK)
+PACKAGES := $(DEMO_$(FRAMEWORK))
+SET_UP_TAKES := a minute, and the download
+endif
 CORE := $(VENV)/.farandole-compiled
 MODULES := $(VENV)/.farandole-modules
 PAGE := src/farandole/monitor/static/live.js
@@ -32,7 +51,7 @@ CHECKOUT_ON_PATH := 'import pathlib, sysconfig; \
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help bytecode setup versions demo mxnet spark test slow large lint format bench faults attacks model soak fuzz stress clean FORCE
+.PHONY: help bytecode setup versions demo mxnet mxnet-environment spark test durations nightly prove planted lint format bench faults attacks model soak fuzz stress clean FORCE
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -44,9 +63,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v c++ >/dev/null || { echo "Farandole's native core needs a C++17 compiler: apt-get install g++"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make an environment: apt-get install python3-venv"; exit 1; }
-	@echo "setting up $(VENV) (once; a few minutes)"
-	@$(PIP) 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.18' ninja
-	@$(PIP) --no-build-isolation -e '.[torch,jax,keras,dev]' tensorflow-cpu
+	@echo "setting up $(VENV) (once; $(SET_UP_TAKES))"
+	@$(BIN)/python -m workbench.install $(PACKAGES) 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.18' ninja
 	@$(BIN)/python -c $(CHECKOUT_ON_PATH)
 	@touch $@
 
@@ -78,14 +96,16 @@ $(MXNET): $(STAMP) pyproject.toml $(NATIVE) $(MODULES)
 	@$(MXNET_PIP) -C build-dir=build/mxnet -e '.[mxnet]'
 	@touch $@
 
-mxnet: $(MXNET) bytecode ## make the environment of MXNet, which 'make test' then uses too, and run its tests
-	@$(BIN)/python -m pytest tests/mxnet
+mxnet-environment: $(MXNET)
+
+mxnet: $(MXNET) bytecode ## make the environment of MXNet, which the documentation's tests then use too, and run its tests
+	@$(BIN)/python -m pytest tests/nightly/versions_mxnet
 
 # Nothing there has other versions than Farandole's tests, so it needs no environment of its own; but it is 450 MB.
-spark: bytecode ## install Spark, which 'make test' then uses too, and run its tests
+spark: bytecode ## install Spark, which the nightly tests then use too, and run its tests
 	@command -v java >/dev/null || { echo "Spark needs Java 17: apt-get install openjdk-17-jre-headless"; exit 1; }
 	@$(PIP) 'pyspark>=3.5'
-	@$(BIN)/python -m pytest tests/clusters -k spark
+	@$(BIN)/python -m pytest tests/nightly/clusters -k spark
 
 versions: $(CORE) ## run the checks of TensorFlow, JAX and notebooks with other versions, and MXNet's (ONLY="jax-0.5 ..."; 90 minutes)
 	@$(BIN)/python -m workbench.versions $(ONLY)
@@ -93,30 +113,29 @@ versions: $(CORE) ## run the checks of TensorFlow, JAX and notebooks with other 
 
 setup: $(CORE) $(PAGE) ## make the environment and nothing else
 
-demo: $(CORE) $(PAGE) ## train a network on handwritten digits on two workers (FRAMEWORK=keras|tensorflow|jax)
-	@test -e examples/$(DIGITS).py || { echo "FRAMEWORK=$(FRAMEWORK): use torch, keras, tensorflow or jax"; exit 2; }
+demo: $(CORE) ## train a network on handwritten digits on two workers (FRAMEWORK=keras|tensorflow|jax)
 	@mkdir -p out
-	@$(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/$(DIGITS).py
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/$(DIGITS).py
 
-# Three processes on two cores: jobs of several ranks wait for each other for a third of the time. By file, as a module
-# shares its jobs; the longest files first (tests/conftest.py).
-TEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# By file, as the tests of a file share their jobs; those that take long first (tests/durations.json). Ranks wait for each
+# other for a third of the time: hence three processes on two cores, where tests start some.
+TEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 
-test: bytecode ## run the tests but the slow ones
-	@$(TEST) -m "not slow"
+test: bytecode ## run the gate: all that has to pass before a change lands (8 minutes on two cores)
+	@$(TEST) -n 2 tests/unit $(RECORD)
+	@$(TEST) -n 3 tests/jobs tests/frameworks $(RECORD)
 
-slow: bytecode ## run the slow tests: more ranks, hosts and ways of what 'make test' shows (10 minutes)
-	@$(TEST) -m slow
+durations: ## run the gate, and record how long its files take
+	@$(MAKE) --no-print-directory test RECORD=--record-durations
 
-large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make test' does (an hour)
-	@LARGE=1 $(BIN)/python -m pytest tests/torch
-	@LARGE=1 $(BIN)/python -m pytest tests/keras tests/tensorflow tests/jax
-	@LARGE=1 $(BIN)/python -m pytest tests/bindings/test_contract.py tests/bindings/test_elastic.py
-	@LARGE=1 $(BIN)/python -m pytest tests/compat tests/elastic/test_soak.py tests/test_examples.py tests/examples
-	@LARGE=1 $(BIN)/python -m pytest tests/engines tests/attacks tests/elastic/test_simulation.py tests/runtime/test_peer_model.py
-	@LARGE=1 $(BIN)/python -m pytest tests/elastic/test_faults.py -k counts_in_its_weights
-	@LARGE=1 $(BIN)/python -m pytest tests/slurm tests/launch/test_adoption.py
-	@LARGE=1 $(BIN)/python -m pytest tests/notebook/test_notebook.py tests/monitor
+nightly: bytecode ## run what the gate leaves out, in slices of twelve minutes (SLICE=slurm, or SLICE=touched as CI does)
+	@$(BIN)/python -m workbench.nightly $(SLICE)
+
+prove: bytecode ## run tests 50 times under load, as all of tests/jobs have been (TEST=tests/jobs/native/test_fork.py)
+	@$(BIN)/python -m workbench.stress prove $(TEST)
+
+planted: bytecode ## plant a defect in each of ten rooms, and see that the gate or a slice turns red (20 minutes)
+	@$(BIN)/python -m workbench.planted
 
 lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check $(SOURCES)

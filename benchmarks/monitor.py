@@ -27,8 +27,8 @@ def run(quick: bool) -> list[Table]:
 def _page(rounds: int) -> list[Table]:
     """The page in Chromium; nothing where that is not to be had."""
     try:
-        from tests.support.monitor.page import CHROMIUM, LiveRun, browser, opened
         from tests.nightly.page.test_page import FRAMES, news, recorded
+        from tests.support.monitor.page import CHROMIUM, LiveRun, browser, opened
     except ImportError as error:
         print(f"the page is left out: {error}", file=sys.stderr)
         return []

@@ -5,7 +5,7 @@
 //   sleepers  how many members sleep on `word`, so that nobody calls the kernel to wake nobody
 //
 // The last to arrive resets `arrived`, moves `word` on and wakes the sleepers. A waiter leaves when `word` shows
-// another phase (even if aborted meanwhile: everybody did come) or the abort bit. tests/native/test_barrier_model.py
+// another phase (even if aborted meanwhile: everybody did come) or the abort bit. tests/unit/native/test_barrier_model.py
 // explores every interleaving of this protocol, and shows that it fails with any of the orders below changed.
 //
 // A member that has given up (late, interrupted) stays counted in `arrived`, so it must abort the group: the phase

@@ -12,7 +12,7 @@
 //
 // Each is one exchange of the word, so a round is over for all members or for none of them. A member has two parts, by
 // the parity of the round: it enters a round when it has read those of the round before, and writes over a part two
-// rounds later. tests/native/test_fast_path_model.py explores every interleaving.
+// rounds later. tests/unit/native/test_fast_path_model.py explores every interleaving.
 //
 // Members that are in a round together are in the same call of the name: a member begins a call when it has ended the
 // one before, and no call ends before all members have come to it. What goes through Python under the name, be it a call

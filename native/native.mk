@@ -10,9 +10,9 @@ AARCH64_RUN ?= qemu-aarch64-static
 NATIVE_BUILD := build/native
 SANITIZE_BUILD := build/sanitize
 PORTABLE_BUILD := build/portable
-CORE_TESTS := tests/native/test_core.cpp
-CORE_SOURCES := $(CORE_TESTS) $(wildcard tests/native/*.hpp native/*.hpp)
-CORE_FLAGS := -std=c++17 -O1 -g -pthread -Wall -Wextra -Werror=switch -Inative -Itests/native
+CORE_TESTS := tests/support/native/test_core.cpp
+CORE_SOURCES := $(CORE_TESTS) $(wildcard tests/support/native/*.hpp native/*.hpp)
+CORE_FLAGS := -std=c++17 -O1 -g -pthread -Wall -Wextra -Werror=switch -Inative -Itests/support/native
 
 .PHONY: native sanitize portable
 

@@ -6,6 +6,7 @@
     python -m workbench.attacks numbers      # attacks that take long or need hosts (docs/reference/attacks.md)
     python -m workbench.elastic.simulation   # an elastic job in virtual time; ``workbench.peers``: the peer lane
 
-``workbench.cluster`` makes hosts, and a Slurm, on one machine. All of it belongs to a checkout, is in no wheel, and may
-reach into private parts of the package, which knows nothing of it. ``farandole.testing`` has what extensions need.
+``workbench.cluster`` makes hosts, and a Slurm, on one machine; ``workbench.install`` installs for the Makefile. All of
+it belongs to a checkout, is in no wheel, and may reach into private parts of the package, which knows nothing of it.
+``farandole.testing`` has what extensions need.
 """

@@ -52,17 +52,17 @@ def _tensorflow(tensorflow: str, keras: str) -> PinnedPackages:
     packages = [f"tensorflow-cpu=={tensorflow}", f"keras=={keras}"]
     return PinnedPackages(
         packages,
-        ["tests/tensorflow", "tests/graphs", "tests/keras"],
+        ["tests/frameworks/tensorflow", "tests/nightly/tensorflow", "tests/frameworks/graphs", "tests/nightly/keras"],
         "not torch and not jax and not scripts_of_horovod",
     )
 
 
 def _jax(jax: str, optax: str) -> PinnedPackages:
-    return PinnedPackages([f"jax=={jax}", f"optax=={optax}"], ["tests/jax", "tests/graphs"])
+    return PinnedPackages([f"jax=={jax}", f"optax=={optax}"], ["tests/frameworks/jax", "tests/frameworks/graphs"])
 
 
 def _ipykernel(version: str) -> PinnedPackages:
-    return PinnedPackages([f"ipykernel=={version}"], ["tests/notebook"], is_overlay=True)
+    return PinnedPackages([f"ipykernel=={version}"], ["tests/nightly/notebooks"], is_overlay=True)
 
 
 ENVIRONMENTS: Mapping[str, PinnedPackages] = {
@@ -74,7 +74,9 @@ ENVIRONMENTS: Mapping[str, PinnedPackages] = {
     "ipykernel-6.31": _ipykernel("6.31.0"),
     "ipykernel-7.3": _ipykernel("7.3.0"),
     "ipykernel-7.4": _ipykernel("7.4.0"),
-    "deephyper-0.13": PinnedPackages(["deephyper>=0.13,<0.14", "optuna>=5,<6"], ["tests/search/test_deephyper.py"]),
+    "deephyper-0.13": PinnedPackages(
+        ["deephyper>=0.13,<0.14", "optuna>=5,<6"], ["tests/nightly/search/test_deephyper.py"]
+    ),
 }
 
 

@@ -25,6 +25,9 @@ NO_TESTS = 5
 def play(name: str, console: Console) -> bool:
     """Whether the slice ``name`` passed; prints what it does and, at the end, what failed."""
     begin_s = time.monotonic()
+    if (target := SLICES[name].needs) and _run(["make", target]) != 0:
+        console.print(f"{name}: make {target} FAILED")
+        return False
     passed = _tests(ROOT / "tests" / "nightly" / name, console)
     for command in SLICES[name].also:
         console.print(f"{name}: {' '.join(command)}", soft_wrap=True)

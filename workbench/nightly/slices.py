@@ -17,17 +17,18 @@ _SRC = "src/farandole/"
 class Slice(msgspec.Struct, frozen=True):
     """Part of the nightly tests.
 
-    Its own tests are those in ``tests/nightly/NAME``; ``also`` are commands that are run after them. ``about`` are the
-    sources that it puts to the test: paths of the repository, by how they begin.
+    Its own tests are those in ``tests/nightly/NAME``; ``also`` are commands that are run after them, ``needs`` a
+    target of make that comes before. ``about`` are the sources that it puts to the test: paths of the repository, by how they begin.
     """
 
     about: Sequence[str] = ()
     also: Sequence[Sequence[str]] = ()
+    needs: str = ""
 
 
-def _of(*rooms: str, also: Sequence[Sequence[str]] = ()) -> Slice:
+def _of(*rooms: str, also: Sequence[Sequence[str]] = (), needs: str = "") -> Slice:
     """A slice about rooms of the package, and whatever of the repository begins with "/"."""
-    return Slice([room[1:] if room.startswith("/") else _SRC + room for room in rooms], also)
+    return Slice([room[1:] if room.startswith("/") else _SRC + room for room in rooms], also, needs)
 
 
 def _module(name: str, *arguments: str) -> Sequence[str]:
@@ -52,7 +53,9 @@ SLICES = {
     "soak": _of("elastic/", also=[_module("survival", "soak", "--seconds", "400"), _module("survival", "reforms")]),
     "fuzz": _of("gradients/", "torch/", "/workbench/differential/", also=[_module("differential", "--seconds", "200")]),
     "fuzz_jax": _of("jax/", also=[_module("differential", "--framework", "jax", "--seconds", "600")]),
-    "fuzz_keras": _of("keras/", also=[_module("differential", "--framework", "keras", "--seconds", "600")]),
+    "fuzz_keras": _of(
+        "keras/", "gradients/", also=[_module("differential", "--framework", "keras", "--seconds", "600")]
+    ),
     "stress": _of("runtime/lanes/", "engines/", "/native/", also=[_module("stress", "--seconds", "660")]),
     "models": _of("runtime/coordination/", also=[_module("peers.searches"), _module("leads.search")]),
     "attacks": _of("control/channel", "control/keys", "runtime/session/", "/workbench/attacks/"),
@@ -66,6 +69,7 @@ SLICES = {
     "native": _of("/native/", also=[["make", "sanitize"], ["make", "portable"]]),
     "checkpoints": _of("checkpoint/"),
     "torch": _of("torch/", "gradients/", "largebatch/"),
+    "torch_16": _of("torch/", "engines/hybrid/", "runtime/relay/"),
     "ranks": _of("adapters/", "runtime/collectives/", "numpy/"),
     "keras": _of("keras/", "gradients/"),
     "tensorflow": _of("tensorflow/", "graphs/"),
@@ -78,7 +82,7 @@ SLICES = {
     "clusters": _of("launch/clusters/", "ray.py", "dask.py", "spark.py"),
     "docs": _of("launch/command/", "settings.py", "/docs/"),
     "examples": _of("largebatch/", "/examples/"),
-    "versions": _of("mxnet/", also=[["make", "mxnet"]]),
+    "versions_mxnet": _of("mxnet/", needs="mxnet-environment"),
     **{
         f"versions_{name}": _of(room, also=[_module("versions", *each)])
         for name, room, each in (

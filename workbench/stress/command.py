@@ -75,13 +75,19 @@ def _programs(draw: random.Random) -> Sequence[str]:
 
 LOOPS = (
     StressLoop("traffic", _traffic, 180.0),
-    StressLoop("peer lane", _tests("tests/runtime", "-k", "peer_protocol or peer_lane"), 600.0),
+    StressLoop("peer lane", _tests("tests/jobs/runtime", "-k", "peer_protocol or peer_lane"), 600.0),
     StressLoop("traffic", _traffic, 180.0),
-    StressLoop("engines", _tests("tests/engines/test_contract.py", "-k", "(shm or tcp) and (abort or random)"), 600.0),
+    StressLoop(
+        "engines", _tests("tests/jobs/engines/test_contract.py", "-k", "(shm or tcp) and (abort or random)"), 600.0
+    ),
     StressLoop("programs", _programs, 900.0),
-    StressLoop("failures", _tests("tests/runtime/test_failures.py", "tests/runtime/test_signals.py"), 600.0),
+    StressLoop(
+        "failures", _tests("tests/jobs/runtime/test_failures.py", "tests/nightly/stalls/test_signals.py"), 600.0
+    ),
     StressLoop("traffic", _traffic, 180.0),
-    StressLoop("sessions", _tests("tests/runtime/test_collectives.py", "tests/runtime/test_process_sets.py"), 600.0),
+    StressLoop(
+        "sessions", _tests("tests/jobs/runtime/test_collectives.py", "tests/jobs/runtime/test_process_sets.py"), 600.0
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 from farandole.cluster.detect import detect
 
@@ -26,11 +26,20 @@ STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID"
 GPUS = Path("/proc/driver/nvidia/gpus")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
+_CORE = "farandole.native.core"
 _MISSING = {
-    "farandole.native.core": "the native core farandole.native.core is not built",
+    _CORE: "the native core farandole.native.core is not built",
     "torch": "torch is not installed",
     "mpi4py": "mpi4py is not installed",
 }
+
+
+class Lack(NamedTuple):
+    """Why an engine cannot be used and what to do about it; ``is_final`` where no installation would help."""
+
+    reason: str = ""
+    remedy: str = ""
+    is_final: bool = False
 
 
 @final
@@ -38,6 +47,7 @@ _MISSING = {
 class Candidate:
     """An engine: what it is for, the modules it needs, what else it needs, and what to do where that is missing.
 
+    ``besides_remedy`` is for whoever does not know which of that is missing, as another host has asked.
     ``devices`` are the kinds of device whose tensors it takes.
     """
 
@@ -45,30 +55,40 @@ class Candidate:
     serves: str
     needs: tuple[str, ...]
     remedy: str
-    besides: Callable[[Variables], str] | None = None
+    besides: Callable[[Variables], Lack] | None = None
     besides_remedy: str = ""
     devices: frozenset[str] = frozenset({"cpu"})
 
     def lack(self, find: Find = find_spec, variables: Variables | None = None) -> str:
         """The reason why this process cannot use it; "" if it can."""
-        if missing := self.uninstalled(find):
-            return missing
-        return self.besides(os.environ if variables is None else variables) if self.besides else ""
+        return self._lack(find, variables).reason
+
+    def cure(self, find: Find = find_spec, variables: Variables | None = None) -> str:
+        """The remedy where it lacks something; "" if it lacks nothing."""
+        return self._lack(find, variables).remedy
 
     def uninstalled(self, find: Find = find_spec) -> str:
         """The text for a module that is missing; "" if none is."""
-        return next((_MISSING[module] for module in self.needs if find(module) is None), "")
+        return _MISSING.get(self._missing(find), "")
 
-    def cure(self, find: Find = find_spec) -> str:
-        """The remedy where it lacks something."""
-        return self.remedy if self.uninstalled(find) or not self.besides_remedy else self.besides_remedy
+    def _missing(self, find: Find) -> str:
+        return next((module for module in self.needs if find(module) is None), "")
+
+    def _lack(self, find: Find, variables: Variables | None) -> Lack:
+        besides = self.besides(os.environ if variables is None else variables) if self.besides else Lack()
+        missing = self._missing(find)
+        if besides.is_final or not missing:
+            return besides
+        return Lack(_MISSING[missing], _NATIVE if missing == _CORE else self.remedy)
 
 
-def _not_started_by_mpi(variables: Variables) -> str:
+def _not_started_by_mpi(variables: Variables) -> Lack:
     """Lack of an MPI: the ranks of ``farandole run`` are not MPI's, even if mpirun has started the launcher."""
     if variables.get("FARANDOLE_LAUNCHED") == "1":
-        return "the job was started by farandole run, not by an MPI"
-    return "" if any(name in variables for name in STARTED_BY_MPI) else "no MPI has started this process"
+        return Lack("the job was started by farandole run, not by an MPI", _BY_MPI)
+    if any(name in variables for name in STARTED_BY_MPI):
+        return Lack()
+    return Lack("no MPI has started this process", _BY_MPI)
 
 
 def torch_has_cuda() -> bool:
@@ -77,48 +97,53 @@ def torch_has_cuda() -> bool:
     return bool(torch and torch.origin and (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists())
 
 
-def _no_gpu_of_its_own(variables: Variables) -> str:
+def _no_gpu_of_its_own(variables: Variables) -> Lack:
     """Lack of a GPU: NCCL cannot share one between two ranks; a rank that is shown a single GPU was given it."""
     try:
         shown = len(list(GPUS.iterdir()))
     except OSError:
-        return "this host has no NVIDIA GPU"
+        return Lack("this host has no NVIDIA GPU", "start it on hosts with one for each rank", is_final=True)
     if _VISIBLE in variables:
         shown = len([name for name in variables[_VISIBLE].split(",") if name not in ("", "-1")])
     if not torch_has_cuda():
-        return "the torch that is installed was built without CUDA"
+        return Lack("the torch that is installed was built without CUDA", f"install one with it: {_TORCH_WITH_CUDA}")
     local_rank = detect(None if variables is os.environ else variables).local_worker_id
-    alone = shown == 1 and _VISIBLE in variables
-    return "" if alone or local_rank < shown else f"none of the {shown} GPUs is left for local rank {local_rank}"
+    if local_rank < shown or (shown == 1 and _VISIBLE in variables):
+        return Lack()
+    reason = f"none of the {shown} GPUs is left for local rank {local_rank}"
+    return Lack(reason, _GPU_EACH if shown else f"{_VISIBLE} hides them: unset it")
 
 
+_BY_MPI = "start it by mpirun or srun"
+_GPU_EACH = "start one rank per GPU"
+_TORCH_WITH_CUDA = "https://pytorch.org/get-started/locally"
 _TORCH = "type: pip install 'farandole[torch]'"
-_NATIVE = "install a wheel of farandole, or type: make native"
+_NATIVE = "install a wheel of farandole, or in a checkout type: pip install -e ."
 
 CANDIDATES = {
     candidate.name: candidate
     for candidate in (
         Candidate("solo", "jobs of one rank", (), ""),
-        Candidate("shm", "ranks of one host, in shared memory", ("farandole.native.core",), _NATIVE),
+        Candidate("shm", "ranks of one host, in shared memory", (_CORE,), _NATIVE),
         Candidate(
             "nccl",
             "ranks with a GPU each, and their CUDA tensors",
             ("torch",),
             _TORCH,
             _no_gpu_of_its_own,
-            "start one rank per GPU",
+            _GPU_EACH,
             frozenset({"cpu", "cuda"}),
         ),
         Candidate(
             "mpi",
             "any hosts, over the MPI that started the job",
-            ("farandole.native.core", "mpi4py"),
+            (_CORE, "mpi4py"),
             "type: pip install 'farandole[mpi]', or 'farandole[mpi-wheel]' where there is no MPI",
             _not_started_by_mpi,
-            "start it by mpirun or srun",
+            _BY_MPI,
         ),
-        Candidate("tcp", "any hosts, over TCP", ("farandole.native.core",), _NATIVE),
-        Candidate("hybrid", "several hosts: shm inside, another engine across", ("farandole.native.core",), _NATIVE),
+        Candidate("tcp", "any hosts, over TCP", (_CORE,), _NATIVE),
+        Candidate("hybrid", "several hosts: shm inside, another engine across", (_CORE,), _NATIVE),
     )
 }
 """Every engine there is, in the order in which ``farandole check`` lists them."""

@@ -138,6 +138,11 @@ def test_mpi_is_usable_where_an_mpi_started_the_process(variable: str) -> None:
     assert "farandole run" in mpi.lack(find, {variable: "1", "FARANDOLE_LAUNCHED": "1"})
 
 
+def test_a_native_core_that_is_missing_comes_by_no_extra() -> None:
+    for name in ("shm", "mpi", "tcp", "hybrid"):
+        assert "a wheel of farandole" in candidates.CANDIDATES[name].cure(lambda _: None, {"PMI_RANK": "0"})
+
+
 @pytest.mark.parametrize(
     ("gpus", "variables", "lacks"),
     [
@@ -159,6 +164,22 @@ def test_nccl_needs_a_gpu_for_each_rank(
     found = candidates.CANDIDATES["nccl"].lack(lambda module: module, variables)
     assert lacks in found
     assert bool(lacks) == bool(found)
+
+
+def test_the_remedy_for_nccl_is_that_for_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cure(has_torch: bool = True, **variables: str) -> str:
+        return candidates.CANDIDATES["nccl"].cure(lambda module: module if has_torch else None, variables)
+
+    monkeypatch.setattr(candidates, "GPUS", tmp_path / "gpus")
+    monkeypatch.setattr(candidates, "torch_has_cuda", lambda: True)
+    assert cure() == cure(has_torch=False) == "start it on hosts with one for each rank"
+    (tmp_path / "gpus" / "0000:00:00.0").mkdir(parents=True)
+    assert cure() == ""
+    assert "pip install" in cure(has_torch=False)
+    assert cure(FARANDOLE_LOCAL_RANK="1") == "start one rank per GPU"
+    assert cure(CUDA_VISIBLE_DEVICES="") == "CUDA_VISIBLE_DEVICES hides them: unset it"
+    monkeypatch.setattr(candidates, "torch_has_cuda", lambda: False)
+    assert "get-started" in cure()
 
 
 def test_looking_for_engines_imports_no_framework() -> None:

@@ -148,7 +148,7 @@ def _by_mpi(engines: Sequence[str], np: int, hosts: str, seconds: float) -> Meas
     """Measure MPI, which only its own ranks can use: by the mpiexec beside this Python, or on the path."""
     mpi = CANDIDATES["mpi"]
     if lack := mpi.uninstalled():
-        raise UsageError(f"{lack}; {mpi.remedy}")
+        raise UsageError(f"{lack}; {mpi.cure()}")
     if hosts:
         raise UsageError("each mpirun has options of its own for hosts; without -H it is measured on this one")
     path = os.pathsep.join((str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)))

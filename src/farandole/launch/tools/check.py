@@ -9,27 +9,41 @@ Nothing is started and no framework is imported.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
-import shutil
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
-from typing import final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias, final
 
 import msgspec
 
+from farandole.engines import candidates
 from farandole.engines.candidates import CANDIDATES, Find
+from farandole.launch.tools.advice import Here
 from farandole.version import __version__
+
+VersionOf: TypeAlias = Callable[[str], str]
+"""Version of an installed package; "" for none."""
 
 WIDTH = 80
 LAUNCHERS = {
-    "ssh": ("farandole run -H a:2,b:2: workers on other hosts", "type: apt-get install openssh-client"),
-    "srun": ("srun python train.py, and farandole run in an allocation: Slurm", "it comes with Slurm; run it there"),
-    "mpirun": ("mpirun python train.py: MPI's launchers", "type: pip install 'farandole[mpi-wheel]'"),
-    "torchrun": ("torchrun train.py", "type: pip install 'farandole[torch]'"),
+    "ssh": "farandole run -H a:2,b:2: workers on other hosts",
+    "srun": "{program} python train.py, and farandole run in an allocation: Slurm",
+    "mpirun": "{program} python train.py: MPI's launchers",
+    "torchrun": "{program} train.py",
 }
-"""Programs that start workers: what for, and where to get them."""
+"""Programs that start workers, and what for."""
+SSH = {"apt-get": "apt-get install openssh-client", "dnf": "dnf install openssh-clients"}
+"""How package managers of systems install it."""
+MODULES = ("MODULESHOME", "LMOD_CMD")
+"""Variables of Environment Modules, with which clusters offer their MPI."""
+KERAS_BACKENDS = ("tensorflow", "torch", "jax")
+"""The first is what Keras takes where nobody chooses."""
+PIDFD_SINCE = (5, 3)
+"""Linux with the system call ``pidfd_open``."""
 
 
 @final
@@ -65,50 +79,93 @@ def report(findings: Sequence[Finding], json: bool = False) -> int:
     return 0 if {"engine", "launcher"} <= ready else 1
 
 
-def examine(find: Find = find_spec, version_of: Callable[[str], str] | None = None) -> list[Finding]:
+def examine(version_of: VersionOf | None = None, here: Here | None = None) -> list[Finding]:
     """Look at everything; what comes with a later release is named only where it is installed.
 
-    ``find`` looks for a module, ``version_of`` knows the version of an installed package ("" for none).
+    ``version_of`` knows the versions of packages, ``here`` what is on the ``PATH`` and what can be imported.
     """
-    engines = []
+    here = here or Here()
+    found = [
+        *_engines(here.find),
+        *_frameworks(version_of or _installed_version, here),
+        _horovod(),
+        *_launchers(here),
+    ]
+    return [msgspec.structs.replace(finding, remedy=here.typed(finding.remedy)) for finding in found]
+
+
+def _engines(find: Find) -> Iterator[Finding]:
     for name, candidate in CANDIDATES.items():
         lack = candidate.lack(find)
-        remedy = candidate.cure(find) if lack else ""
-        engines.append(Finding("engine", name, not lack, lack or candidate.serves, remedy))
-    return [*engines, *_frameworks(version_of or _installed_version), _horovod(), *_launchers()]
+        yield Finding("engine", name, not lack, lack or candidate.serves, candidate.cure(find) if lack else "")
 
 
-def _frameworks(version_of: Callable[[str], str]) -> Iterator[Finding]:
-    torch = version_of("torch")
-    if torch:
+def _frameworks(version_of: VersionOf, here: Here) -> Iterator[Finding]:
+    if torch := version_of("torch"):
         yield Finding("framework", "torch", True, f"PyTorch {torch}")
+    elif here.find("torch"):
+        yield Finding("framework", "torch", True, "PyTorch, which no package manager has installed")
     else:
-        yield Finding("framework", "torch", False, "torch is not installed", "type: pip install 'farandole[torch]'")
+        yield Finding("framework", "torch", False, "torch is not installed", torch_remedy(candidates.GPUS.exists()))
     if mxnet := version_of("mxnet"):
         yield Finding("framework", "mxnet", True, f"MXNet {mxnet}")
     yield from _tensorflow(version_of)
     if jax := version_of("jax"):
         yield Finding("framework", "jax", True, f"JAX {jax}: farandole.jax, with native calls inside of jit")
     if keras := version_of("keras"):
-        yield _keras(keras)
+        yield _keras(keras, version_of, here.variables)
 
 
-def _tensorflow(version_of: Callable[[str], str]) -> Iterator[Finding]:
+def torch_remedy(has_gpu: bool) -> str:
+    """Advice for installing PyTorch: on Linux its plain name brings what serves NVIDIA's GPUs."""
+    plain = "type: pip install 'farandole[torch]'"
+    index = "--index-url https://download.pytorch.org/whl/cpu"
+    return plain if has_gpu else f"{plain}, which may bring gigabytes of CUDA; without: pip install torch numpy {index}"
+
+
+def _tensorflow(version_of: VersionOf) -> Iterator[Finding]:
     from farandole.graphs.tensorflow_versions import lack
 
-    version = version_of("tensorflow") or version_of("tensorflow-cpu")
-    if version:
+    if version := _tensorflow_version(version_of):
         why = lack(version)
         op = f"tf.numpy_function, one call at a time: {why}" if why else "native"
         words = f"TensorFlow {version}, farandole.tensorflow; operation of graphs: {op}"
         yield Finding("framework", "tensorflow", True, words)
 
 
-def _keras(version: str) -> Finding:
+def _tensorflow_version(version_of: VersionOf) -> str:
+    return version_of("tensorflow") or version_of("tensorflow-cpu")
+
+
+def _keras(version: str, version_of: VersionOf, variables: Mapping[str, str]) -> Finding:
     if int(version.partition(".")[0]) < 3:
         why = f"Keras {version} is installed, and farandole.keras serves Keras 3"
         return Finding("framework", "keras", False, why, "type: pip install 'farandole[keras]'")
+    versions = {"tensorflow": _tensorflow_version(version_of), "torch": version_of("torch"), "jax": version_of("jax")}
+    installed = [name for name in KERAS_BACKENDS if versions[name]]
+    chosen = _keras_backend(variables)
+    if chosen not in installed:
+        lack = "is not installed" if chosen in KERAS_BACKENDS else "farandole.keras does not serve"
+        remedy = f"set KERAS_BACKEND={installed[0]}" if installed else f"install one of {', '.join(KERAS_BACKENDS)}"
+        return Finding("framework", "keras", False, f"Keras {version} takes the backend {chosen}, which {lack}", remedy)
     return Finding("framework", "keras", True, f"Keras {version}, farandole.keras, on its backend's call of graphs")
+
+
+@final
+class _KerasFile(msgspec.Struct):
+    """Contents of ``~/.keras/keras.json``."""
+
+    backend: str = KERAS_BACKENDS[0]
+
+
+def _keras_backend(variables: Mapping[str, str]) -> str:
+    """Backend that Keras takes: that of its variable, or of its file, or the first."""
+    if name := variables.get("KERAS_BACKEND"):
+        return name
+    home = Path(variables.get("KERAS_HOME") or Path(variables.get("HOME", "/"), ".keras"))
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((home / "keras.json").read_bytes(), type=_KerasFile).backend
+    return KERAS_BACKENDS[0]
 
 
 def _horovod() -> Finding:
@@ -124,15 +181,70 @@ def _horovod() -> Finding:
     )  # fmt: skip
 
 
-def _launchers() -> Iterator[Finding]:
-    if hasattr(os, "pidfd_open"):
-        yield Finding("launcher", "local", True, "farandole run, farandole.run(): workers on this host")
-    else:
-        yield Finding("launcher", "local", False, "this system has no pidfd_open", "use Linux 5.3 or newer")
+def _launchers(here: Here) -> Iterator[Finding]:
+    lack, remedy = pidfd_lack(hasattr(os, "pidfd_open"), _pidfd_error(), platform.release())
+    serves = here.typed("farandole run, farandole.run(): workers on this host")
+    yield Finding("launcher", "local", not lack, lack or serves, remedy)
     yield Finding("launcher", "variables", True, "processes with FARANDOLE_RANK, _SIZE, _CONTROLLER and _KEY set")
-    for program, (serves, remedy) in LAUNCHERS.items():
-        found = shutil.which(program) is not None
-        yield Finding("launcher", program, found, serves if found else "it is not installed", "" if found else remedy)
+    for name, serves in LAUNCHERS.items():
+        program, note = _program(name, here)
+        if program:
+            yield Finding("launcher", name, True, here.typed(serves.format(program=program)) + note)
+        else:
+            yield Finding("launcher", name, False, note or "it is not installed", _launcher_remedy(name, here))
+
+
+def _program(name: str, here: Here) -> tuple[str, str]:
+    """Command of a launcher, "" if there is none, and a note where that is not its name."""
+    found = here.which(name)
+    if name not in ("mpirun", "torchrun"):  # which are in environments of Python, too
+        return (name if found else ""), ""
+    if name == "mpirun" and (found or here.which("mpiexec")):
+        return (name if found else "mpiexec"), ""
+    if here.leads_here(name):
+        return name, ""
+    note = f"{found} is another Python's" if found else f"there is no {name} on the PATH"
+    module = "python -m torch.distributed.run" if name == "torchrun" and here.find("torch") else ""
+    if program := here.beside(name) or module:
+        return program, f", as {note}"
+    return "", note if found else ""
+
+
+def _launcher_remedy(name: str, here: Here) -> str:
+    if name == "ssh":
+        command = next((command for manager, command in SSH.items() if here.which(manager)), "")
+        return f"type: {command}" if command else "install the client of OpenSSH"
+    if name == "srun":
+        return "it comes with Slurm; run it there"
+    if name == "torchrun":
+        return torch_remedy(candidates.GPUS.exists())
+    modules = "load an MPI (module avail), or " if any(name in here.variables for name in MODULES) else ""
+    return f"{modules}type: pip install 'farandole[mpi-wheel]'"
+
+
+def pidfd_lack(is_known: bool, error: OSError | None, release: str) -> tuple[str, str]:
+    """Why workers of this host cannot be waited for, and the remedy; "" if they can.
+
+    ``is_known`` says whether this Python has ``os.pidfd_open``, ``error`` what Linux of this ``release`` answered.
+    """
+    if is_known and error is None:
+        return "", ""
+    lack = f"Linux refuses pidfd_open ({error.strerror})" if error else "this Python has no os.pidfd_open"
+    if tuple(map(int, re.findall(r"\d+", release)[:2])) < PIDFD_SINCE:
+        return f"{lack}, and Linux {release} is older than 5.3", "use Linux 5.3 or newer"
+    if error:
+        return lack, "let the container's seccomp profile allow it"
+    return lack, "use one that was built on Linux 5.3 or newer"
+
+
+def _pidfd_error() -> OSError | None:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except AttributeError:
+        return None
+    except OSError as error:
+        return error
+    return None
 
 
 def _print_table(findings: Sequence[Finding]) -> None:
