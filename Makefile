@@ -132,7 +132,7 @@ nightly: bytecode ## run what the gate leaves out, in slices of twelve minutes (
 	@$(BIN)/python -m workbench.nightly $(SLICE)
 
 prove: bytecode ## run tests 50 times under load, as all of tests/jobs have been (TEST=tests/jobs/native/test_fork.py)
-	@$(BIN)/python -m workbench.stress prove $(TEST)
+	@$(BIN)/python -m workbench.prove $(TEST)
 
 planted: bytecode ## plant a defect in each of ten rooms, and see that the gate or a slice turns red (20 minutes)
 	@$(BIN)/python -m workbench.planted

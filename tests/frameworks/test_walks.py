@@ -79,8 +79,13 @@ def walks() -> dict[tuple[str, str], tuple[list[str], set[str]]]:
     return found
 
 
-@pytest.mark.parametrize("walk", JOBS)
+@pytest.mark.parametrize("walk", [name for name in JOBS if name != "death"])
 def test_files_of_a_walk_are_called_in_its_order(walk: str, launch: Launch, tmp_path: Path) -> None:
+    follow(walk, launch, tmp_path)
+
+
+def follow(walk: str, launch: Launch, tmp_path: Path) -> None:
+    """Run the job of a walk, and compare what was called with what ARCHITECTURE.md says."""
     script, options = JOBS[walk]
     folder = tmp_path / "walk"
     folder.mkdir()

@@ -20,7 +20,7 @@ MOST = 5
 
 @final
 class AloneVerdict(enum.Enum):
-    """What became of a test that failed beside others."""
+    """Verdict on a test that failed beside others."""
 
     FLAKY = "flaky"
     FAILED = "failed"

@@ -18,7 +18,8 @@ class Slice(msgspec.Struct, frozen=True):
     """Part of the nightly tests.
 
     Its own tests are those in ``tests/nightly/NAME``; ``also`` are commands that are run after them, ``needs`` a
-    target of make that comes before. ``about`` are the sources that it puts to the test: paths of the repository, by how they begin.
+    target of make that comes before. ``about`` are the sources that it puts to the test: paths of the repository, by
+    how they begin.
     """
 
     about: Sequence[str] = ()
