@@ -174,7 +174,7 @@ def _condition_wait(
 @functools.cache
 def _install() -> None:
     sys.addaudithook(_audit)
-    time.sleep = _sleep
+    time.sleep = _sleep  # type: ignore[assignment]
     threading.Condition.wait = _condition_wait  # type: ignore[method-assign]
     make = zmq.Context.socket
 

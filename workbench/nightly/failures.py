@@ -43,7 +43,7 @@ class _Recorder:
         self._path, self._found = path, list[FailedTest]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._take(report, report.when or "")
+        self._take(report, str(report.when))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self._take(report, "collection")

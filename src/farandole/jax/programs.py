@@ -6,9 +6,9 @@ Order. XLA runs what does not depend on each other in any order, so calls meet b
 dispatched again before its first run is over, and then the same name is due twice. These two are never mixed up, as
 XLA's client for CPUs begins no run before all those are over that the same thread has dispatched earlier, cheap ones
 not excepted: calls of one name come in the order in which the script has dispatched them, on every rank.
-(``tests/jax`` holds it to that.) Programs of several threads do overtake each other, as eager calls of several threads
-do: there names must differ. An eager call would overtake them as well, and waits first where its name stands in a
-program. Programs on two devices run beside each other, so one name is for one device (``graphs/calls``).
+(``tests/frameworks/jax`` holds it to that.) Programs of several threads do overtake each other, as eager calls of
+several threads do: there names must differ. An eager call would overtake them as well, and waits first where its name
+stands in a program. Programs on two devices run beside each other, so one name is for one device (``graphs/calls``).
 
 What is called. A primitive of our own, and not JAX's ``ffi_call``: its side effect would cost every run of the program
 0.15 ms, as JAX dispatches programs with effects in Python. Nothing but the effect keeps JAX from dropping a call whose

@@ -18,6 +18,7 @@ from tests.nightly.examples.test_bigearthnet_archive import FIRST, SECOND, write
 from tests.support.frameworks import without_compiler
 from tests.support.launching import Finished, Launch, run_to_end
 from tests.support.paths import ROOT, SUPPORT
+from tests.support.tiers import Tier
 
 HERE = SUPPORT / "examples"
 QUICK_START = without_compiler()
@@ -35,7 +36,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torc
     """What models have become, by number of ranks, of workers, and how these were made."""
     folder = tmp_path_factory.mktemp("states")
     for np in (1, 2, 4):
-        Launch(folder)(np, HERE / "train_on_ranks.py", arguments=[str(folder)], environment=IMPORTS).ok()
+        Launch(folder, Tier.NIGHTLY)(np, HERE / "train_on_ranks.py", arguments=[str(folder)], environment=IMPORTS).ok()
     return {file.stem: torch.load(file, weights_only=True) for file in sorted(folder.glob("*.pt"))}
 
 

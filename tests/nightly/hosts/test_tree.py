@@ -55,7 +55,7 @@ def test_a_job_with_relays_ends_well(make_cluster: Callable[..., Cluster], tmp_p
 
 
 def test_four_hosts_of_four_ranks_each(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    """By MPI, whose engine imports no framework: sixteen processes that import torch are for ``make large``."""
+    """By MPI, whose engine imports no framework: sixteen processes that import torch are a slice of their own."""
     mpi, cluster = LAUNCHERS["mpich"], make_cluster(4)
     if lack := mpi.lack():
         pytest.skip(lack)

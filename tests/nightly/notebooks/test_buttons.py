@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.nightly.notebooks.test_notebook import ROOT
 from tests.support.launching import run_to_end
+from tests.support.paths import ROOT
 
 
 def test_buttons_work_while_a_cell_waits(tmp_path: Path) -> None:

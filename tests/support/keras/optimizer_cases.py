@@ -34,7 +34,7 @@ from tests.support.keras.cases import (
 from tests.support.raising import raises
 
 COMPILED_BY_TENSORFLOW = {"sgd", "clipped", "accumulated", "averaged"}
-"""Of ``OPTIMIZERS``: JAX compiles the others, PyTorch has all, as each backend has in ``make large``."""
+"""Of ``OPTIMIZERS``: JAX compiles the others, PyTorch has all, as each backend has where ``TESTS_WITH_ALL`` is set."""
 
 
 @case
