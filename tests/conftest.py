@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from tests.support.launching import Launch
 
 sys.dont_write_bytecode = False
 """Each process of ``make test`` reads all tests, and rewrites them unless the last run has kept them."""
+
+LEFT = pytest.StashKey[Counter[Path]]()
+"""How many tests of each file are still to be run."""
 
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
 hypothesis.settings.register_profile("dev", max_examples=40, deadline=None)
@@ -43,8 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take long: the process that got one last would be alone with it at the end."""
+    config.stash[LEFT] = Counter(item.path for item in items)
     durations.longest_first(items)
 
 
@@ -72,12 +77,18 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown() -> Iterator[None]:
-    """Fail a test that broke a rule, also where something caught the error."""
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that broke a rule, also where something caught the error, and a whole file that needs no tier."""
     try:
         return (yield)
     finally:
-        if broken := tiers.leave():
+        broken = tiers.leave()
+        item.config.stash[LEFT][item.path] -= 1
+        if item.config.stash[LEFT][item.path] == 0 and not tiers.needs_its_tier() and "jobs" in item.path.parts:
+            broken.append(
+                f"nothing in {item.path.name} starts a process, opens a socket or waits: it belongs in tests/unit"
+            )
+        if broken:
             pytest.fail("\n".join(broken), pytrace=False)
 
 

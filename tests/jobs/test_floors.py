@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 
 PACKAGE, WORKBENCH = ROOT / "src" / "farandole", ROOT / "workbench"
 FILE_LINES, FUNCTION_LINES = 600, 40
@@ -216,7 +217,7 @@ def faults_of_functions(path: Path) -> Iterator[str]:
 def modules_after(statement: str) -> set[str]:
     """What a fresh interpreter has imported after ``statement``."""
     code = f"{statement}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 

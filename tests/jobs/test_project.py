@@ -15,6 +15,7 @@ import pytest
 from farandole.settings import KNOBS
 from tests.support.launching import run_to_end
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from workbench.install import read_project, requirements
 
 
@@ -36,7 +37,7 @@ def test_the_version_is_the_same_everywhere(tmp_path: Path) -> None:
 
 def test_make_alone_says_what_there_is() -> None:
     said = subprocess.run(
-        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     for target in ("demo", "test", "lint", "bench", "native", "sanitize"):
         assert re.search(rf"^  {target} +\w", said.stdout, re.MULTILINE), f"no help for make {target}:\n{said.stdout}"
@@ -45,7 +46,7 @@ def test_make_alone_says_what_there_is() -> None:
 def set_up(goal: str, tmp_path: Path) -> tuple[list[str], set[str], str]:
     """Extras and packages that ``make`` would install in an empty environment, and all commands that it would run."""
     words = ["make", "--no-print-directory", "--dry-run", *goal.split(), f"VENV={tmp_path}/venv"]
-    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=30).stdout
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
     found = re.search(r"workbench\.install (?:--compile )?--extras (\S+) (.*)", said)
     assert found
     return found[1].split(","), {*shlex.split(found[2])}, said
@@ -90,7 +91,7 @@ def test_everything_else_installs_all_there_is(tmp_path: Path) -> None:
 def test_an_unknown_framework_is_refused_before_anything_is_installed(tmp_path: Path) -> None:
     said = subprocess.run(
         ["make", "demo", "FRAMEWORK=abacus", f"VENV={tmp_path}/venv"],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=30,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert said.returncode == 2
     assert "FRAMEWORK=abacus: use torch, keras, tensorflow or jax" in said.stderr

@@ -74,6 +74,7 @@ class _Held:
 
     tier: Tier | None = None
     broken: list[str] = []  # noqa: RUF012 (one for the process)
+    is_more_than_unit = False
 
 
 _now = _Held()
@@ -89,7 +90,15 @@ def enter(tier: Tier) -> None:
 def leave() -> list[str]:
     """Hold nobody to anything; returns what was broken since ``enter``, in words."""
     _now.tier = None
-    return list(dict.fromkeys(_now.broken))
+    broken = list(dict.fromkeys(_now.broken))
+    _now.broken.clear()
+    return broken
+
+
+def needs_its_tier() -> bool:
+    """Whether anything was done since this was asked last that a unit test must not do."""
+    found, _now.is_more_than_unit = _now.is_more_than_unit, False
+    return found
 
 
 def _refuse(what: str, where: str) -> None:
@@ -146,10 +155,12 @@ _RULES: dict[str, Callable[..., None]] = {
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if _now.tier is not None and (rule := _RULES.get(event)):
+        _now.is_more_than_unit |= event != "import" or arguments[0] in FRAMEWORKS
         rule(*arguments)
 
 
 def _sleep(seconds: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    _now.is_more_than_unit = True
     caller = sys._getframe(1).f_code.co_filename
     if _now.tier is Tier.UNIT or (
         _now.tier in (Tier.JOBS, Tier.FRAMEWORKS) and caller.startswith(str(TESTS / _now.tier.value))
@@ -166,6 +177,7 @@ def _condition_wait(
 ) -> bool:
     """A limit may be there, and be met by none: who waits until it is over waits on the real clock."""
     notified = wait(self, timeout)
+    _now.is_more_than_unit |= not notified
     if _now.tier is Tier.UNIT and not notified and timeout:
         _refuse(f"wait until {timeout:g} s are over", "tests/jobs, or has to have the clock as an argument")
     return notified
@@ -180,8 +192,7 @@ def _install() -> None:
 
     @functools.wraps(make)
     def socket(self: Any, *args: Any, **options: Any) -> Any:
-        if _now.tier is not None:
-            _socket()
+        sys.audit("socket.__new__")
         return make(self, *args, **options)
 
     zmq.Context.socket = socket  # type: ignore[method-assign]

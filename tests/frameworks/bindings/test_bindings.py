@@ -12,6 +12,7 @@ import pytest
 from tests.support.bindings.table import TABLE
 from tests.support.frameworks import lean, skip_without
 from tests.support.paths import SUPPORT
+from tests.support.patience import PATIENCE_S
 
 BINDINGS = {row.name: row.framework for row in TABLE}
 """Modules of ``farandole``, and what each needs."""
@@ -21,7 +22,7 @@ bindings = pytest.mark.parametrize("name", BINDINGS)
 def python(name: str, *arguments: str | Path) -> str:
     """What a program prints that ends well; Keras has TensorFlow beneath it, as where nothing is said."""
     command, variables = [sys.executable, *arguments], {**os.environ, **lean(name, "tensorflow")}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=variables)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -35,7 +36,9 @@ def test_names_parameters_and_pickles(name: str) -> None:
 @bindings
 def test_without_its_framework_it_says_what_to_install(name: str) -> None:
     script = f"import sys; sys.modules[{name!r}] = None; import farandole.{name}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == 1
     assert f"farandole.{name} needs {BINDINGS[name]}" in done.stderr
     assert f"pip install 'farandole[{name}]'" in done.stderr

@@ -22,6 +22,7 @@ from farandole.collective import Array, DType
 from farandole.gradients.tensors import Tensors
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.leaves import Leaves
+from tests.support.patience import PATIENCE_S
 
 FRAMEWORKS = [(NumpyAdapter(), np.asarray), (TorchAdapter(), torch.tensor)]
 each = pytest.mark.parametrize(("adapter", "make"), FRAMEWORKS, ids=["numpy", "torch"])
@@ -62,7 +63,7 @@ def test_a_spec_makes_another_one_that_fits(adapter: Adapted, make: Make) -> Non
 def test_a_spec_can_be_read_where_the_framework_is_not(adapter: Adapted, make: Make) -> None:
     spec = pickle.dumps(adapter.spec(make([[1, 2, 3]])).portable)
     code = f"import pickle, sys; print(pickle.loads({spec!r})); sys.exit(bool({{'torch', 'numpy'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip() == repr(TensorSpec((1, 3), "int64", 8))
 

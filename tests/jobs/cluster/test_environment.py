@@ -31,6 +31,7 @@ from farandole.cluster.torchrun import VOCABULARY as TORCHRUN
 from farandole.cluster.torchrun import Torchrun
 from farandole.errors import SettingsError
 from farandole.topology import Topology
+from tests.support.patience import PATIENCE_S
 
 TOPOLOGY = Topology.of(2, ("a", "a", "b"), generation=1)
 TOLD = variables_for(TOPOLOGY, "tcp://a:7000,tcp://[fd77::1]:7000", "secret")
@@ -203,5 +204,5 @@ def test_what_is_missing_is_named_with_what_to_type(variables: dict[str, str], s
 
 def test_looking_around_loads_no_framework_and_no_mpi() -> None:
     code = "from farandole.cluster.detect import detect; detect(); import sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert not {"torch", "mpi4py", "numpy"} & set(done.stdout.split())

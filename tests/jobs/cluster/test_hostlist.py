@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from farandole.cluster.hostlist import expand, repeat, split
 from farandole.errors import UsageError
+from tests.support.patience import PATIENCE_S
 
 prefixes = st.text("abcdefgh", min_size=1, max_size=4)
 numbers = st.integers(0, 120)
@@ -43,7 +44,7 @@ def slurm_conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @given(text=lists)
 def test_slurm_expands_to_the_same(slurm_conf: dict[str, str], text: str) -> None:
     command = ["scontrol", "show", "hostnames", text]
-    said = subprocess.run(command, env=slurm_conf, capture_output=True, text=True, timeout=60, check=True)
+    said = subprocess.run(command, env=slurm_conf, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert expand(text) == tuple(said.stdout.split())
 
 

@@ -14,9 +14,10 @@ import pytest
 from farandole.cluster.contact import Contact
 from farandole.cluster.shared_file import SharedFile
 from farandole.errors import StartError
+from tests.support.patience import PATIENCE_S
 
 CONTACT = Contact(["tcp://10.0.0.1:7000", "tcp://[fd77::1]:7000"], "secret")
-DEADLINE_S = 30.0
+DEADLINE_S = PATIENCE_S
 
 
 def test_who_waits_gets_what_is_written_as_soon_as_it_is_there(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from farandole.errors import ControlError, RemoteError
 from farandole.launch.clusters.lent_function import FunctionCall
 from farandole.launch.clusters.pool import WorkerPool
 from tests.support.clusters.process_lender import ProcessLender
+from tests.support.patience import PATIENCE_S
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -32,7 +33,7 @@ def pool_of(np: int, **knobs: Any) -> Iterator[WorkerPool]:
 
 
 def _call(pool: WorkerPool, func: Any, *args: Any) -> list[Any]:
-    return pool.call(FunctionCall(func, args)).result(60)
+    return pool.call(FunctionCall(func, args)).result(PATIENCE_S)
 
 
 def test_calls_are_made_in_their_order_by_the_same_workers(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_calls_are_made_in_their_order_by_the_same_workers(tmp_path: Path) -> No
 
     with pool_of(2) as pool:
         made = [pool.call(FunctionCall(note, (number,))) for number in range(5)]
-        results = [each.result(60) for each in made]
+        results = [each.result(PATIENCE_S) for each in made]
         pool.close()
         pool.close()
         with pytest.raises(ControlError, match="the workers have ended"):

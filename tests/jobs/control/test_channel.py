@@ -20,9 +20,10 @@ from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import ENVELOPE_BYTES, LIMIT_BYTES, Abort, Leave, encode
 from farandole.control.task_messages import TaskResult
 from farandole.errors import ControlError
+from tests.support.patience import PATIENCE_S
 from tests.support.runtime.interruptions import within_deadline
 
-DEADLINE_S = 30.0
+DEADLINE_S = PATIENCE_S
 KEYS = JobKeys.from_secret(new_secret())
 
 

@@ -17,8 +17,9 @@ from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Leave
 from farandole.errors import ControlError
+from tests.support.patience import PATIENCE_S
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 KEYS = JobKeys.from_secret(new_secret())
 
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.control.output import TAIL_LINES, Pump, Sink, Source
+from tests.support.patience import PATIENCE_S
 
-DEADLINE_S = 30.0
+DEADLINE_S = PATIENCE_S
 
 
 class Recorder:

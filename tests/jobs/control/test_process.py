@@ -14,6 +14,7 @@ import pytest
 
 from farandole.control import process
 from farandole.errors import ControlError
+from tests.support.patience import PATIENCE_S
 
 STUCK = """
 import sys
@@ -105,7 +106,7 @@ assert mine.poll() is None
 mine.kill()
 mine.wait()
 """
-    assert subprocess.run([sys.executable, "-c", text], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", text], check=False, timeout=PATIENCE_S).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def start():
 @pytest.mark.parametrize("ends", ENDS)
 def test_what_killed_processes_have_named_is_removed(ends: str) -> None:
     program = [sys.executable, "-c", STARTS + ENDS[ends], "-c", TRACKED]
-    found = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     name = found.stdout.strip().removeprefix("/")
     assert name.startswith("mp-")
     assert not Path(f"/dev/shm/sem.{name}").exists()
@@ -200,4 +201,4 @@ def test_a_resource_tracker_that_does_not_end_is_killed(ends: str) -> None:
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.read() == b"1\n"
-        assert running.wait(60) == 0
+        assert running.wait(PATIENCE_S) == 0

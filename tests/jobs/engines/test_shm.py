@@ -22,6 +22,7 @@ from farandole.native import core
 from farandole.testing import reference
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 
 
 def _mapped() -> int:
@@ -359,7 +360,7 @@ def _fork(member: RankContext) -> float:
     if member.rank == 1:
         engine.barrier()
     else:
-        inside.join(10)
+        inside.join(PATIENCE_S)
     total = _sum(engine)
     engine.close()
     return total

@@ -20,6 +20,7 @@ from farandole.settings import FOREVER_S
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.leaks import no_leaks
 from farandole.testing.rank import RankContext, error_of
+from tests.support.patience import PATIENCE_S
 
 
 def _raised(engine: Engine) -> tuple[str, str]:
@@ -128,7 +129,7 @@ def _an_abort_wakes_who_has_sent_a_part(engine: Engine, member: RankContext) -> 
         while engine.statistics()["bytes_sent"] == 0:
             os.sched_yield()
         engine.abort("enough")
-        sender.join(10)
+        sender.join(PATIENCE_S)
         assert errors == ["AbortError: enough"]
     member.exchange(b"")
     engine.close()

@@ -12,6 +12,7 @@ from farandole.engines.arrays import plain_memory
 from farandole.engines.engine import Group
 from farandole.engines.transport import Parcel, Transport, interruptible
 from farandole.errors import AbortError, EngineError, StallError
+from tests.support.patience import PATIENCE_S
 
 GROUP = Group(0, (0, 1), ("a", "b"), 1, "lane", 0.5)
 
@@ -77,10 +78,10 @@ def test_what_is_being_made_is_given_up_when_the_generation_ends() -> None:
 
     def make() -> None:
         started.set()
-        library.wait(60)
+        library.wait(PATIENCE_S)
 
     def end() -> None:
-        started.wait(60)
+        started.wait(PATIENCE_S)
         group.broken.set()
 
     other = threading.Thread(target=end)

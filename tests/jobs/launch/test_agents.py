@@ -24,6 +24,7 @@ from farandole.launch.agents.ssh import Ssh
 from farandole.launch.hosts.remote_environment import HOST_SPECIFIC, for_other_hosts
 from farandole.settings import Settings
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 
 SETTINGS = Settings(start_timeout_s=10, host_timeout_s=2.5)
 STARTERS = [Local(), Ssh(), Srun()]
@@ -125,7 +126,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_child_that_is_added_does_not_outlive_the_launcher_either() -> None:
-    done = subprocess.run([sys.executable, "-c", ONE_MORE], check=False, stdout=subprocess.PIPE, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ONE_MORE], check=False, stdout=subprocess.PIPE, timeout=PATIENCE_S)
     pid = int(done.stdout)
     deadline = time.monotonic() + 30.0
     while os.path.exists(f"/proc/{pid}") and b") Z " not in Path(f"/proc/{pid}/stat").read_bytes():

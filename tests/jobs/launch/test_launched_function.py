@@ -11,6 +11,7 @@ import pytest
 
 import farandole
 from farandole.errors import ControlError, RemoteError, UnsupportedError, UsageError
+from tests.support.patience import PATIENCE_S
 from tests.support.waiting import until
 
 CELL = "/tmp/ipykernel_7/42.py"
@@ -81,7 +82,7 @@ def test_results_come_in_rank_order() -> None:
         return captured + int(hvd.rank())
 
     job = farandole.launch(rank, np=2)
-    assert job.result(60.0) == [40, 41]
+    assert job.result(PATIENCE_S) == [40, 41]
     assert job.result() == [40, 41]
 
 
@@ -100,7 +101,7 @@ def test_tracebacks_show_the_line_of_a_cell(fail_in_a_cell: Callable[[int], Any]
         farandole.run(fail_in_a_cell, (4,))
     assert "return x + nothing_of_that_name  # in line three" in caught.value.traceback
     with pytest.raises(RemoteError, match="in line three"):
-        farandole.launch(fail_in_a_cell, (4,)).result(60.0)
+        farandole.launch(fail_in_a_cell, (4,)).result(PATIENCE_S)
 
 
 def test_arguments_that_cannot_be_are_refused_at_once() -> None:

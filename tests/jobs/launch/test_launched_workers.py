@@ -25,9 +25,10 @@ from farandole.launch.agents import agent
 from farandole.launch.agents.agent import SIGNALS, LaunchedWorkers
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.output import JobOutput
+from tests.support.patience import PATIENCE_S
 
 WORKERS = 8
-DEADLINE_S = 30.0
+DEADLINE_S = PATIENCE_S
 
 
 def test_last_words_of_many_workers_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:

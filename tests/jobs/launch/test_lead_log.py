@@ -22,8 +22,9 @@ from farandole.errors import UsageError
 from farandole.launch.hosts.lead_log import LEADS, LeadEntry, LeadLog, LeadMember, SupersededError
 from farandole.launch.hosts.run_folder import CONTACT, RunContact, RunFolder
 from farandole.launch.job.lead_thread import LeadThread
+from tests.support.patience import PATIENCE_S
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 
 
 def test_a_lead_finds_what_was_formed_last_and_the_one_before_is_fenced_off(tmp_path: Path) -> None:

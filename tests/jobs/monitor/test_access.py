@@ -24,6 +24,7 @@ from farandole.errors import UsageError
 from farandole.monitor.access import PageKeys, Role, listening
 from farandole.monitor.server import MOST_CONNECTIONS, ViewerOrder
 from tests.support.monitor.page import LiveRun, until
+from tests.support.patience import PATIENCE_S
 
 BAD_MESSAGES = 10_000
 
@@ -41,7 +42,7 @@ class Stranger:
 
     def __init__(self, run: LiveRun, query: str = "") -> None:
         host, port = run.address.removeprefix("http://").split(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         self._file = self._socket.makefile("rb")
         lines = [f"GET /socket{query} HTTP/1.1", "Host: a", "Upgrade: websocket", "Connection: Upgrade"]
         lines += ["Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Version: 13", "", ""]
@@ -125,7 +126,7 @@ def post(run: LiveRun, key: str, body: bytes = b'{"t":"order","verb":"resume"}')
     if key:
         request.add_header("Authorization", f"Bearer {key}")
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:
@@ -145,7 +146,7 @@ def test_orders_by_post_need_the_key_as_well(run: LiveRun) -> None:
 
 def test_the_page_runs_no_script_but_its_own(run: LiveRun) -> None:
     for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/live.css", "text/css")):
-        with urllib.request.urlopen(f"{run.address}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{run.address}{path}", timeout=PATIENCE_S) as answer:
             assert kind in answer.headers["Content-Type"]
             policy = answer.headers["Content-Security-Policy"]
             assert "default-src 'none'" in policy
@@ -158,7 +159,7 @@ def test_the_page_runs_no_script_but_its_own(run: LiveRun) -> None:
             assert run.key not in answer.read().decode()
     for path in ("/../server.py", "/%2e%2e/server.py", "/server.py", "/socket/x"):
         with pytest.raises(urllib.error.HTTPError, match="404") as raised:
-            urllib.request.urlopen(f"{run.address}{path}", timeout=30)
+            urllib.request.urlopen(f"{run.address}{path}", timeout=PATIENCE_S)
         raised.value.close()
 
 
@@ -238,7 +239,7 @@ def test_silent_connections_use_up_no_descriptors_and_keep_nobody_out(run: LiveR
         assert viewer.hear() != 4401
         before = monitor.num_fds()
         for _ in range(3 * MOST_CONNECTIONS):
-            held.enter_context(socket.create_connection((host, int(port)), timeout=30))
+            held.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_S))
         seen, code = shown(run, json.dumps({"key": run.key}), then='{"t":"ping"}')  # by then all of them are accepted
         assert code == 0
         assert seen[0]["role"] == "control"

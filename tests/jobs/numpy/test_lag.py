@@ -11,6 +11,7 @@ from farandole.runtime.session.init import current, settle_before_leaving
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.launching import Launch
+from tests.support.patience import PATIENCE_S
 
 STEPS, LAG = 5, 2
 
@@ -41,7 +42,7 @@ def _leave_without_a_barrier(member: RankContext) -> list[str]:
 
 
 def test_shutdown_waits_for_the_reductions_that_this_rank_has_begun() -> None:
-    assert run_job(_leave_without_a_barrier, 2, timeout_s=60.0) == [[], []]
+    assert run_job(_leave_without_a_barrier, 2, timeout_s=PATIENCE_S) == [[], []]
 
 
 ENDS = """

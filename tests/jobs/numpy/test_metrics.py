@@ -17,6 +17,7 @@ from farandole.numpy.elastic import NumpyState
 from farandole.runtime.session import training as module
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 
 STEPS = 12
 
@@ -41,7 +42,7 @@ def _noise(member: RankContext) -> tuple[list[dict[str, float]], tuple[float, fl
 
 
 def test_rank_0_tells_of_the_noise_scale_with_its_interval() -> None:
-    (told, found), (by_rank_1, same) = run_job(_noise, 2, timeout_s=60.0)
+    (told, found), (by_rank_1, same) = run_job(_noise, 2, timeout_s=PATIENCE_S)
     assert found == same
     assert by_rank_1 == []
     last = dict(zip(("noise_scale", "noise_scale_low", "noise_scale_high"), found, strict=True))
@@ -97,7 +98,7 @@ def _joins(member: RankContext) -> int:
 
 
 def test_ranks_count_steps_from_the_one_whose_state_they_get() -> None:
-    assert run_job(_joins, 2, timeout_s=60.0) == [14, 14]
+    assert run_job(_joins, 2, timeout_s=PATIENCE_S) == [14, 14]
 
 
 def test_what_is_logged_without_a_session_is_told_to_nobody() -> None:

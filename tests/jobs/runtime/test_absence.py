@@ -8,6 +8,7 @@ import farandole.numpy as hvd
 from farandole.runtime.session.init import on_absence, rejoin, takes_part
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 
 
 def _revived(member: RankContext) -> tuple[float, bool]:
@@ -24,4 +25,4 @@ def _revived(member: RankContext) -> tuple[float, bool]:
 
 
 def test_an_operation_that_makes_the_session_takes_part_in_it() -> None:
-    assert run_job(_revived, 2, timeout_s=60.0) == [(2.0, True)] * 2
+    assert run_job(_revived, 2, timeout_s=PATIENCE_S) == [(2.0, True)] * 2

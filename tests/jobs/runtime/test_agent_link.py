@@ -11,8 +11,9 @@ import pytest
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError
 from farandole.runtime.relay.agent_link import AgentLink
+from tests.support.patience import PATIENCE_S
 
-DEADLINE_S = 30.0
+DEADLINE_S = PATIENCE_S
 SILENCE_S = 0.2
 
 

@@ -15,6 +15,7 @@ from farandole.errors import UsageError
 from farandole.runtime.session.init import aside, current, session_number
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 
 
 def _beside(member: RankContext) -> list[float]:
@@ -65,8 +66,8 @@ def _between(member: RankContext) -> list[float]:
 
 
 def test_an_accumulation_goes_on_after_a_task() -> None:
-    assert run_job(_between, 2, timeout_s=60.0) == [[3.5], [3.5]]
+    assert run_job(_between, 2, timeout_s=PATIENCE_S) == [[3.5], [3.5]]
 
 
 def test_a_thread_of_the_session_gets_no_numbers_of_the_task() -> None:
-    assert run_job(_beside, 2, timeout_s=60.0) == [[2.0, 2.0]] * 2
+    assert run_job(_beside, 2, timeout_s=PATIENCE_S) == [[2.0, 2.0]] * 2

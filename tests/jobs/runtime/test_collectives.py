@@ -22,6 +22,7 @@ from farandole.runtime.session.process_sets import ProcessSet
 from farandole.testing import reference
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 from tests.support.runtime.cases import play, require
 
 Case = Callable[[int, int], None]
@@ -125,7 +126,7 @@ def threads_may_wait_at_once(rank: int, size: int) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
 

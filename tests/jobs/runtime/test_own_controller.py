@@ -39,9 +39,10 @@ from farandole.runtime.selfstart.spawn import AGENT_MODULE, ControllerConfig, Ho
 from farandole.runtime.selfstart.spawn import CONTROLLER_MODULE as MODULE
 from farandole.testing.jobs import free_port
 from farandole.version import __version__
+from tests.support.patience import PATIENCE_S
 
 M = TypeVar("M")
-DEADLINE_S = 30.0
+DEADLINE_S = PATIENCE_S
 
 BUSY = """
 from farandole.runtime.session.stacks import stack_dump

@@ -22,6 +22,7 @@ from farandole.runtime.session.init import Session, current, global_process_set,
 from farandole.runtime.session.planned_collective import PlannedCollectives
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 
 PATIENT = {"FARANDOLE_STALL_SHUTDOWN_S": "60"}
 
@@ -77,7 +78,7 @@ def pairing_begins(thread: threading.Thread) -> None:
 
 
 def test_a_handler_on_top_of_a_round_is_refused_and_the_round_goes_on() -> None:
-    of_0, of_1 = run_job(_new_ones_in_a_handler, 2, environment=PATIENT, timeout_s=60.0)
+    of_0, of_1 = run_job(_new_ones_in_a_handler, 2, environment=PATIENT, timeout_s=PATIENCE_S)
     assert of_0 == ["a.0", "b.0", "UsageError"]
     assert of_1[:2] == ["a.0", "b.0"]
 
@@ -128,7 +129,7 @@ def _interrupt_when_wanted(one: Pairing, main: int, over: threading.Event) -> No
 
 
 def test_an_interrupt_in_the_wait_leaves_no_label_behind() -> None:
-    assert run_job(_interrupted, 2, environment=PATIENT, timeout_s=60.0) == ["done", "done"]
+    assert run_job(_interrupted, 2, environment=PATIENT, timeout_s=PATIENCE_S) == ["done", "done"]
 
 
 def _interrupted_leader(member: RankContext) -> str:
@@ -156,7 +157,7 @@ def _interrupted_leader(member: RankContext) -> str:
 
 
 def test_an_interrupt_in_a_round_is_told_to_all() -> None:
-    for text in run_job(_interrupted_leader, 2, environment=PATIENT, timeout_s=60.0):
+    for text in run_job(_interrupted_leader, 2, environment=PATIENT, timeout_s=PATIENCE_S):
         assert "connecting a.0" in text
 
 
@@ -167,7 +168,7 @@ class Meeting:
     def __init__(self) -> None:
         self.settings = SimpleNamespace(stall_warning_s=60.0)
         self.topology = SimpleNamespace(hosts=["a", "b"])
-        self._both, self._said = threading.Barrier(2, timeout=30.0), dict[str, dict[int, bytes]]()
+        self._both, self._said = threading.Barrier(2, timeout=PATIENCE_S), dict[str, dict[int, bytes]]()
         self._rank = threading.local()
 
     def planned(self, process_set: int, lane: str, sequence: int) -> PlannedCollectives:

@@ -36,8 +36,9 @@ from farandole.runtime.session.control_thread import ControlThread
 from farandole.runtime.session.link import Assignment, Link
 from farandole.settings import Settings
 from farandole.topology import Topology
+from tests.support.patience import PATIENCE_S
 
-DEADLINE_S = 30.0
+DEADLINE_S = PATIENCE_S
 RADIX, LOCAL = 2, 2
 
 AGENT_PROGRAM = """

@@ -19,6 +19,7 @@ from farandole.runtime.session import rendezvous
 from farandole.runtime.session.rendezvous import ProcessRole, meet
 from farandole.settings import Settings
 from farandole.testing.jobs import free_port
+from tests.support.patience import PATIENCE_S
 
 TASK = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_PROCID": "1",
@@ -44,7 +45,7 @@ def test_what_an_earlier_job_has_left_is_given_up_for_what_rank_0_says_now(
     with Router(JobKeys.from_secret(secret)) as router, concurrent.futures.ThreadPoolExecutor(1) as other_thread:
         assignment = other_thread.submit(meet, environment, ProcessRole(1, 2), settings)
         file.share(Contact([router.address], secret), 1.0)
-        assert (assignment.result(30).controller, assignment.result().key) == (router.address, secret)
+        assert (assignment.result(PATIENCE_S).controller, assignment.result().key) == (router.address, secret)
         file.path.unlink()
         assert meet(environment, ProcessRole(1, 2), settings) == assignment.result()  # it is found once
 
@@ -69,7 +70,7 @@ def test_one_process_of_a_host_has_the_name_and_answers_the_others(secret: str) 
         with concurrent.futures.ThreadPoolExecutor(1) as other_thread:
             asked = other_thread.submit(ask, secret, "a", 30.0)
             tell(first, "tcp://127.0.0.1:7000")
-            assert asked.result(30) == "tcp://127.0.0.1:7000"
+            assert asked.result(PATIENCE_S) == "tcp://127.0.0.1:7000"
         with pytest.raises(StartError, match=r"agent of host a, .* did not say within 0\.1 s .* --start-timeout"):
             ask(secret, "a", 0.1)
     with claim(secret, "a") as again:

@@ -34,6 +34,7 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 from farandole.testing.jobs import NumpyCalls, free_port, run_job
 from farandole.testing.leaks import ResourceSnapshot, no_leaks
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 
 
 def test_alone_everything_works_at_once() -> None:
@@ -166,7 +167,7 @@ def _resident_bytes() -> int:
 
 
 def test_two_hundred_generations_in_the_same_processes_leave_nothing() -> None:
-    for growth in run_job(_lives, 2, 200, timeout_s=240.0):
+    for growth in run_job(_lives, 2, 200, timeout_s=4 * PATIENCE_S):
         assert growth < 2 * 2**20
 
 
@@ -315,7 +316,7 @@ def test_the_others_go_on_when_the_process_of_rank_0_has_ended() -> None:
         for rank in range(2)
     )
     with first, second:
-        assert first.wait(60) == 0
+        assert first.wait(PATIENCE_S) == 0
         assert second.communicate("go on\n", 60)[0] == "[1.]\n"
 
 
@@ -335,7 +336,7 @@ def _shutdown_wakes_other_threads(member: RankContext) -> str:
     thread.start()
     current().barrier()
     shutdown()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     return str(raised[0])
 
@@ -398,7 +399,9 @@ def _surveyed_in_vain(member: RankContext) -> float:
     session.waits = waits  # type: ignore[method-assign]
     x = np.ones(1)
     if member.rank == 0:
-        assert asked.wait(60)  # this rank looks at its waits while it is in no collective, and the other one in one
+        assert asked.wait(
+            PATIENCE_S
+        )  # this rank looks at its waits while it is in no collective, and the other one in one
     NumpyCalls().allreduce("x", x)
     two, y = session.add_process_set([0, 1]), np.ones(100_000)
     assert two.process_set_id is not None
@@ -410,4 +413,4 @@ def _surveyed_in_vain(member: RankContext) -> float:
 
 
 def test_a_survey_of_waits_that_fails_stops_no_job() -> None:
-    assert run_job(_surveyed_in_vain, 3, timeout_s=60.0) == [5.0, 5.0, 3.0]
+    assert run_job(_surveyed_in_vain, 3, timeout_s=PATIENCE_S) == [5.0, 5.0, 3.0]

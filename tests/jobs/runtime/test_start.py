@@ -10,8 +10,9 @@ from farandole.cluster.environment import WORKER_ID, variables_for
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.topology import Topology
+from tests.support.patience import PATIENCE_S
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 FREE_THREADED = "import sys; sys._is_gil_enabled = lambda: False; "  # as such a build says under PYTHON_GIL=0
 WORKER = "from farandole.runtime.session.init import init; init()"
 

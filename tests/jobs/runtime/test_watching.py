@@ -42,8 +42,9 @@ from farandole.runtime.session.metric_sender import MOST_POINTS, SHORTEST_S, Met
 from farandole.runtime.session.step_gate import StepGate
 from farandole.runtime.session.training import Training
 from farandole.testing.jobs import free_port
+from tests.support.patience import PATIENCE_S
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 
 
 class Watched:

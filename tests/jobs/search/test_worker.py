@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.support.patience import PATIENCE_S
+
 LENT_WORKER = """
 import multiprocessing, os, pickle, signal
 from farandole.cluster.contact import Contact
@@ -35,7 +37,12 @@ for _ in range(2):
 
 def test_sigterm_ends_what_a_lent_worker_has_forked_and_fails_no_trial(tmp_path: object) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LENT_WORKER], cwd=str(tmp_path), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", LENT_WORKER],
+        cwd=str(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     said = "RuntimeError: x is too large"
     assert done.stdout.splitlines() == ["-15", f"raised {said}", f"lost {said}"], done.stderr

@@ -17,6 +17,7 @@ from farandole.control.writer_lock import WriterLock, local_locks
 from farandole.errors import UsageError
 from farandole.monitor.folder import RunInfo, RunWriter
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 
 NUMBERS = {"x86_64": 73, "aarch64": 32}
 
@@ -86,7 +87,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit status, and what was written to standard error."""
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     return process.returncode, errors
 
 
@@ -248,7 +249,7 @@ def test_a_search_says_once_that_there_are_no_locks(tmp_path: Path) -> None:
         f"farandole.search(o.value_only, {{'x': (0.0, 1.0)}}, 2, 1, 1, folder={str(tmp_path / 'run')!r})"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("without locks") == 1, done.stderr

@@ -13,6 +13,7 @@ import pytest
 from farandole import events
 from farandole.testing.faults import Fault, InjectedError, inject
 from farandole.testing.ledger import Begun, Brought, History, Record, Voted, read
+from tests.support.patience import PATIENCE_S
 
 
 def steps(generation: int, batches: dict[int, list[int]], rank: int = 0, voted: bool = True) -> list[Record]:
@@ -78,4 +79,4 @@ def test_faults_end_processes(tmp_path: Path, action: str, code: int) -> None:
         "events.emit(events.Milestone('vote', 1, 0, 0, 0.0))\n"
         "raise SystemExit('still here')\n"
     )
-    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == code
+    assert subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_S, check=False).returncode == code

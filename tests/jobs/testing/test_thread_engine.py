@@ -14,6 +14,7 @@ from farandole.testing import engine_contract, reference
 from farandole.testing.engine_contract import run_contract
 from farandole.testing.rank import RankContext
 from farandole.testing.thread_engine import ThreadWorld, run_threads
+from tests.support.patience import PATIENCE_S
 
 CASES = {name: case for name, case in engine_contract.CASES.items() if "leaves_nothing" not in name}
 """That one counts the threads of the process: here, the other members."""
@@ -26,7 +27,7 @@ def test_passes_the_contract(size: int) -> None:
     def program(member: RankContext) -> dict[str, str]:
         return run_contract(member, world.create, CASES)
 
-    for found in run_threads(program, size, timeout_s=120):
+    for found in run_threads(program, size, timeout_s=2 * PATIENCE_S):
         assert not any(found.values()), found
 
 

@@ -30,6 +30,7 @@ import pytest
 from tests.support.frameworks import LOADED_IF_THERE, lean
 from tests.support.launching import Finished, Launch, run_to_end
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 
 PAGES = [
     ROOT / "README.md",
@@ -92,7 +93,13 @@ def test_imports_of_all_pages_exist() -> None:
     ours = [each for each in wanted if each[1].partition(".")[0] in ("farandole", "workbench")]
     command = [sys.executable, "-m", "tests.support.imported_names"]  # as a file it would find tests/jax for jax
     done = subprocess.run(
-        command, input=json.dumps(ours), capture_output=True, text=True, check=False, timeout=200, cwd=ROOT
+        command,
+        input=json.dumps(ours),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=4 * PATIENCE_S,
+        cwd=ROOT,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 

@@ -26,6 +26,7 @@ from farandole.testing.harness import Died, run_ranks
 from farandole.testing.leaks import no_leaks
 from farandole.testing.rank import RankContext, error_of
 from farandole.testing.reference import Values
+from tests.support.patience import PATIENCE_S
 from workbench.cluster import Cluster
 from workbench.mpi import LAUNCHERS
 
@@ -171,13 +172,17 @@ def _everything(member: RankContext) -> tuple[dict[str, float], str, str, str, s
 @functools.cache
 def _launch() -> list[tuple[dict[str, float], str, str, str, str]]:
     """One for most of what is asked below: starting processes that import torch costs more than the rest."""
-    return run_ranks(_everything, 4, hosts="aabb", timeout_s=120)
+    return run_ranks(_everything, 4, hosts="aabb", timeout_s=2 * PATIENCE_S)
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "aaab", "abbca"])
 def test_everything_crosses_once_for_each_host(hosts: str) -> None:
     alone = hosts != "aabb"
-    crossed = run_ranks(_what_crosses, len(hosts), hosts=hosts, timeout_s=120) if alone else [c for c, *_ in _launch()]
+    crossed = (
+        run_ranks(_what_crosses, len(hosts), hosts=hosts, timeout_s=2 * PATIENCE_S)
+        if alone
+        else [c for c, *_ in _launch()]
+    )
     number, leaves = len(set(hosts)), {host: Counter[str]() for host in hosts}
     for host, sent in zip(hosts, crossed, strict=True):
         leaves[host].update(sent)
@@ -258,7 +263,7 @@ def test_mpi_may_cross() -> None:
     launcher = LAUNCHERS["mpich"]
     if lack := launcher.lack():
         pytest.skip(lack)
-    found = run_ranks(_contract_over_mpi, 4, hosts="aabb", timeout_s=200, start=launcher.start)
+    found = run_ranks(_contract_over_mpi, 4, hosts="aabb", timeout_s=4 * PATIENCE_S, start=launcher.start)
     assert not [wrong for rank in found for wrong in rank.values() if wrong]
 
 

@@ -14,6 +14,7 @@ from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
 from farandole.testing.rank import RankContext
 from tests.support.launching import run_to_end
+from tests.support.patience import PATIENCE_S
 from workbench.mpi import LAUNCHERS
 
 SIZES = {"mpich": (2, 3, 4), "openmpi": (2, 3, 4), "debian": (3,)}
@@ -58,7 +59,7 @@ def _need(launcher: str) -> None:
 
 @functools.cache
 def _launch(launcher: str, size: int) -> list[dict[str, str]]:
-    return run_ranks(_contract, size, timeout_s=200, start=LAUNCHERS[launcher].start)
+    return run_ranks(_contract, size, timeout_s=4 * PATIENCE_S, start=LAUNCHERS[launcher].start)
 
 
 def _contract(member: RankContext) -> dict[str, str]:

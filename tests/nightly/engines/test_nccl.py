@@ -14,6 +14,7 @@ from farandole.errors import UnsupportedError
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
 from farandole.testing.rank import RankContext, error_of
+from tests.support.patience import PATIENCE_S
 from workbench.attacks.arithmetic import CASES as CASES_OF_NUMBERS
 
 pytest.importorskip("torch")
@@ -57,7 +58,7 @@ def _over_nccl(member: RankContext) -> dict[str, str]:
 
 @functools.cache
 def _launch(size: int) -> list[dict[str, str]]:
-    return run_ranks(_over_gloo, size, timeout_s=200)
+    return run_ranks(_over_gloo, size, timeout_s=4 * PATIENCE_S)
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name not in NEEDS_ABORT])
@@ -80,7 +81,7 @@ def _attack_over_gloo(member: RankContext) -> list[str]:
 
 
 def test_not_a_number_infinities_signed_zeros_and_the_limits_of_integers() -> None:
-    assert run_ranks(_attack_over_gloo, 3, timeout_s=200) == [[], [], []]
+    assert run_ranks(_attack_over_gloo, 3, timeout_s=4 * PATIENCE_S) == [[], [], []]
 
 
 def test_who_is_interrupted_between_two_transfers_takes_part_in_nothing_more() -> None:
@@ -118,7 +119,7 @@ def test_an_operation_that_it_does_not_know_is_no_sum() -> None:
 def test_the_contract_on_one_gpu_with_tensors_of_the_host() -> None:
     if lack := CANDIDATES["nccl"].lack():
         pytest.skip(lack)
-    [found] = run_ranks(_over_nccl, 1, timeout_s=200)
+    [found] = run_ranks(_over_nccl, 1, timeout_s=4 * PATIENCE_S)
     assert not {case: text for case, text in found.items() if text}
 
 
@@ -143,4 +144,4 @@ def test_tensors_of_the_gpu_stay_there() -> None:
         engine.close()
         return results
 
-    assert run_ranks(program, 1, timeout_s=120) == [[6.0, 6.0, 6.0]]
+    assert run_ranks(program, 1, timeout_s=2 * PATIENCE_S) == [[6.0, 6.0, 6.0]]

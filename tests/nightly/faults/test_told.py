@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import SUPPORT
+from tests.support.patience import PATIENCE_S
 
 WORKER = SUPPORT / "elastic" / "told_worker.py"
-DEADLINE_S = 240.0
+DEADLINE_S = 4 * PATIENCE_S
 
 
 @pytest.mark.parametrize("every", [3, 1], ids="each-{}".format)

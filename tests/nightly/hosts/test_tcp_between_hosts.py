@@ -14,6 +14,7 @@ import pytest
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 from workbench.cluster import Cluster, UnavailableError
 from workbench.cluster.ranks import on_hosts
 
@@ -41,7 +42,7 @@ def _contract(member: RankContext) -> dict[str, str]:
 def _launch(by: str) -> list[dict[str, str]]:
     hosts = LAUNCHES[by]
     with _cluster(hosts, ipv4=by == "ipv4") as cluster:
-        return run_ranks(_contract, len(hosts), timeout_s=200, start=on_hosts(cluster, hosts), hosts=hosts)
+        return run_ranks(_contract, len(hosts), timeout_s=4 * PATIENCE_S, start=on_hosts(cluster, hosts), hosts=hosts)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -120,8 +121,10 @@ def test_hosts_between_which_one_way_is_cut_tell_it_in_a_collective_and_when_the
 
         cutter = threading.Thread(target=cut, daemon=True)
         cutter.start()
-        found = run_ranks(_is_parted, 2, str(moments), timeout_s=120, start=on_hosts(cluster, hosts), hosts=hosts)
-        cutter.join(60)
+        found = run_ranks(
+            _is_parted, 2, str(moments), timeout_s=2 * PATIENCE_S, start=on_hosts(cluster, hosts), hosts=hosts
+        )
+        cutter.join(PATIENCE_S)
     there_to_here = "rank 1 on node2 does not reach rank 0 on node1: no answer"
     lost = f"EngineError: not all of lane could connect to the others. {there_to_here}"
     for (told, errors), other in zip(found, ("node2", "node1"), strict=True):
@@ -145,8 +148,8 @@ def test_a_host_that_loses_its_power_is_noticed_at_the_deadline(tmp_path: Path) 
         puller.start()
         start = on_hosts(cluster, hosts)
         said, lost = run_ranks(
-            _waits_for_a_silent_host, 2, str(connected), timeout_s=120, start=start, hosts=hosts, may_die=[1]
+            _waits_for_a_silent_host, 2, str(connected), timeout_s=2 * PATIENCE_S, start=start, hosts=hosts, may_die=[1]
         )
-        puller.join(60)
+        puller.join(PATIENCE_S)
     assert isinstance(lost, Died)
     assert said == f"StallError: rank 1 on node2 did not come to a collective of lane in {DEADLINE_S:g} s"

@@ -16,6 +16,7 @@ from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.control.keys import new_secret
 from tests.support.cluster.ranks import FACTS, column, told
 from tests.support.cluster.running import ClusterJob
+from tests.support.patience import PATIENCE_S
 from workbench.cluster import HEAD, Cluster
 
 pytestmark = pytest.mark.parametrize("cluster", [3], indirect=True)
@@ -106,7 +107,7 @@ class Attacked:
         """Wait for the first result, and end the recordings."""
         self.jobs[0].until(lambda: len(told(self.stdout, "ready")) == 2, "for two ranks")
         for recorder in self._recorders:
-            recorder.communicate("", timeout=60)
+            recorder.communicate("", timeout=PATIENCE_S)
             assert recorder.returncode == 0
 
     @property
@@ -153,7 +154,7 @@ class Attacked:
         for job in self.jobs:
             if job.process.poll() is None:
                 job.process.kill()
-                job.process.wait(60)
+                job.process.wait(PATIENCE_S)
 
 
 @pytest.fixture

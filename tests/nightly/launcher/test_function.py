@@ -15,6 +15,7 @@ import pytest
 
 import farandole
 from farandole.errors import ControlError, RemoteError, SettingsError, UsageError
+from tests.support.patience import PATIENCE_S
 
 
 def test_results_come_in_rank_order_with_arguments_and_closures(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ except KeyboardInterrupt:
         pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
         process.send_signal(signal.SIGINT)
         assert process.stdout.read().strip() == "interrupted"
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     for pid in pids:
         assert not os.path.exists(f"/proc/{pid}")
 
@@ -219,7 +220,7 @@ except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
         assert process.stdout.read().strip() == "interrupted"
         assert process.stderr.read() == ""
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     for pid in pids:
         assert not os.path.exists(f"/proc/{pid}")
 

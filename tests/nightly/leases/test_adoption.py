@@ -20,6 +20,7 @@ from farandole.launch.hosts.lead_log import LeadLog
 from tests.nightly.leases.test_leases import Lend, lend
 from tests.support.launch.running import RunningJob
 from tests.support.paths import SUPPORT
+from tests.support.patience import PATIENCE_S
 
 __all__ = ["lend"]
 
@@ -80,7 +81,7 @@ class Run:
     def close(self) -> None:
         for each in self.leads:
             signal_all(each.left(), signal.SIGKILL)
-            each.process.wait(60)
+            each.process.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_workers_of_leases_are_adopted_by_the_next_lead_and_lose_no_step(run: Ca
     assert whole[0].step == whole[1].step == whole[2].step >= before[0].step + STEPS_ON
     own.goes_on(second, whole)
     own.end(second)
-    assert [agent.wait(60) for agent in agents] == [0, 0]
+    assert [agent.wait(PATIENCE_S) for agent in agents] == [0, 0]
     for pid in kept:
         assert are_contiguous(own.steps(pid)), "no step is lost, and none is committed twice"
     assert max(own.steps(before[0].process)) <= max(own.steps(whole[0].process))
@@ -182,7 +183,7 @@ def test_leases_end_where_no_lead_comes_in_time(run: Callable[..., Run], lend: L
     agent = lend(first, "812", 0)
     trains(first, 2)
     signal_all(tree(first), signal.SIGKILL)
-    agent.wait(60)
+    agent.wait(PATIENCE_S)
     first.until(lambda: not first.left(), "for the end of everything")
     assert agent.stderr is not None
     assert "is gone, and no other came in time" in agent.stderr.read()
@@ -197,7 +198,7 @@ def test_workers_of_another_training_are_not_adopted(run: Callable[..., Run], le
     second = own.lead(more="--changed")
     (alone,) = trains(second, 1)
     assert alone.step == 0
-    agent.wait(60)
+    agent.wait(PATIENCE_S)
     assert agent.stderr is not None
     assert "the next lead has begun anew" in agent.stderr.read()
     own.end(second)
@@ -257,7 +258,7 @@ def test_leases_that_never_lost_a_lead_follow_the_one_that_has_superseded_it(
     assert whole[0].step >= before[0].step + STEPS_ON
     own.end(second)
     assert are_contiguous(own.steps(whole[0].process))
-    assert agent.wait(60) == 0
+    assert agent.wait(PATIENCE_S) == 0
 
 
 def test_a_lead_without_leases_gives_way_to_a_second_one(run: Callable[..., Run]) -> None:
@@ -292,7 +293,7 @@ def test_workers_are_not_hung_whose_agents_have_not_missed_their_lead_yet(run: C
     kept = {each.process for each in before[1:]}
     assert {each.process for each in whole[:2]} == kept
     own.end(second)
-    assert [agent.wait(60) for agent in agents] == [0, 0]
+    assert [agent.wait(PATIENCE_S) for agent in agents] == [0, 0]
     assert " hangs: " not in second.stderr
 
 
@@ -312,4 +313,4 @@ def test_a_lead_that_stands_still_for_20_s_goes_on_and_no_other_comes(run: Calla
     assert LeadLog(own.path).last().epoch == 1
     own.end(running)
     assert are_contiguous(own.steps(before[0].process))
-    agent.wait(60)
+    agent.wait(PATIENCE_S)

@@ -28,6 +28,7 @@ from farandole.launch.leases.journal import LeaseRecord, read_records
 from tests.nightly.faults.test_controller_dies import kill_controller
 from tests.nightly.launcher.test_elastic_jobs import Train, end, generation, train
 from tests.support.launch.running import MARKER, RunningJob
+from tests.support.patience import PATIENCE_S
 
 __all__ = ["train"]
 
@@ -79,10 +80,10 @@ def test_two_leases_on_one_node_join_and_leave_by_announcement_when_they_are_tol
     agents[0].send_signal(signal.SIGTERM)
     agents[0].send_signal(signal.SIGTERM)  # as Slurm and a launcher in between may both do
     rest = generation(running, lambda number, size: size == 2 and number > whole[0].generation)
-    assert agents[0].wait(60) == 0, "its job ends by itself"
+    assert agents[0].wait(PATIENCE_S) == 0, "its job ends by itself"
     assert rest[0].step == rest[1].step >= whole[0].step
     assert end(running) == 0
-    assert agents[1].wait(60) == 0, "the training is over"
+    assert agents[1].wait(PATIENCE_S) == 0, "the training is over"
     assert "node1+812_0 leaves at the next commit: its scheduler wants it back (SIGTERM)" in running.stderr
     assert "Traceback" not in running.stderr
     assert not (folder(running) / CONTACT).exists()
@@ -94,13 +95,13 @@ def test_a_lease_that_dies_costs_a_step_and_its_successor_is_another_one(train: 
     generation(running, lambda _, size: size == 2)
     agent.kill()
     alone = generation(running, lambda number, size: size == 1 and number > 1)
-    agent.wait(60)
+    agent.wait(PATIENCE_S)
     again = lend(running, "812", 0)  # as if Slurm had queued the same job again, and not said so
-    assert again.wait(60) == 0
+    assert again.wait(PATIENCE_S) == 0
     running.until(lambda: "refused: node1+812_0 has been here before" in running.stderr)
     kill_controller(running)
     again = lend(running, "812", 0)
-    assert again.wait(60) == 0
+    assert again.wait(PATIENCE_S) == 0
     running.until(lambda: running.stderr.count("refused: node1+812_0 has been here before") == 2, "by the next one")
     lend(running, "812", 0, SLURM_RESTART_COUNT="1")
     generation(running, lambda number, size: size == 2 and number > alone[0].generation)
@@ -117,7 +118,7 @@ def test_leases_stay_when_the_controller_dies(train: Train, lend: Lend) -> None:
     assert [each.process for each in second] == [each.process for each in first]
     agent.send_signal(signal.SIGTERM)
     generation(running, lambda number, size: size == 1 and number > second[0].generation)
-    assert agent.wait(60) == 0
+    assert agent.wait(PATIENCE_S) == 0
     assert end(running) == 0
 
 
@@ -132,7 +133,7 @@ def test_a_notice_that_comes_while_the_controller_is_replaced_is_heard_by_the_ne
     running.until(lambda: not is_pending(agent.pid, signal.SIGTERM), "for the agent to hear it")
     kill_controller(running)
     generation(running, lambda number, size: size == 1 and number > first[0].generation)
-    assert agent.wait(60) == 0
+    assert agent.wait(PATIENCE_S) == 0
     assert end(running) == 0
 
 
@@ -147,14 +148,14 @@ def test_nothing_is_left_of_leases_when_the_lead_dies(train: Train, lend: Lend) 
     agent = lend(running, "812", 0)
     generation(running, lambda _, size: size == 2)
     os.kill(running.process.pid, signal.SIGKILL)
-    agent.wait(60)
+    agent.wait(PATIENCE_S)
     running.until(lambda: not running.left(), "for the end of everything")
 
 
 def person(*words: str) -> subprocess.CompletedProcess[str]:
     """What a person types."""
     command = [sys.executable, "-m", "farandole", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def ordered(running: RunningJob, verb: str, *words: str) -> str:
@@ -352,7 +353,9 @@ def test_a_node_that_cannot_join_says_why_and_ends_with_status_3(case: str, tmp_
     if case == "rubbish":
         path.write_text("{}")
     command = [sys.executable, "-m", "farandole", "join", str(tmp_path / "run")]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == CANNOT_JOIN
     assert said[case] in done.stderr
     assert "aaaa" not in done.stderr

@@ -16,6 +16,7 @@ from farandole.launch.leases.supply import POLICY
 from tests.nightly.launcher.test_elastic_jobs import generation
 from tests.nightly.leases.test_leases import Lend, folder, lend
 from tests.support.launch.running import RunningJob, StartJob
+from tests.support.patience import PATIENCE_S
 
 __all__ = ["lend"]
 
@@ -63,7 +64,7 @@ shutdown()
 def shown(running: RunningJob) -> str:
     """What ``farandole ps`` prints."""
     command = [sys.executable, "-m", "farandole", "ps", str(folder(running))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return " ".join(done.stdout.split())
 
@@ -80,7 +81,7 @@ def test_a_metric_is_shown_and_has_a_lease_leave_by_a_rule(job: StartJob, lend: 
     assert "from_rank_1" not in shown(running)
     (running.folder / "good").touch()
     generation(running, lambda number, size: size == 1 and number > grown[0].generation)
-    assert agent.wait(60) == 0
+    assert agent.wait(PATIENCE_S) == 0
     assert "a rule holds from now on: --when 'val_acc>=0.9' --then 'np=1'" in shown(running)
     (running.folder / "end").touch()
     assert running.end() == 0

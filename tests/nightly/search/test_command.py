@@ -10,6 +10,7 @@ import pytest
 
 from farandole.cli import main
 from tests.support.launching import Finished, run_to_end
+from tests.support.patience import PATIENCE_S
 
 SCRIPT = """
 def train(trial):
@@ -104,7 +105,7 @@ def test_the_pool_of_a_search_is_shown_not_scaled_and_stopped(tmp_path: Path) ->
         assert refused.code == 2
         assert "cancel some" in refused.stderr
         assert "the search ends" in farandole(tmp_path, "stop", "run/pool").ok().stdout
-        search.communicate(timeout=60)
+        search.communicate(timeout=PATIENCE_S)
     finally:
         search.kill()
         search.communicate()

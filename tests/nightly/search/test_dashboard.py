@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.unit.search.test_study import loss, make
 from workbench.ports import listening
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("optuna_dashboard") is None, reason="needs pip install optuna-dashboard"
 )
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 
 
 @contextmanager

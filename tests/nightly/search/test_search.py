@@ -18,6 +18,7 @@ from farandole.search.front import SearchResult
 from farandole.search.pools import LocalPool
 from tests.support.launching import run_to_end
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from tests.support.search import objectives
 
 
@@ -123,7 +124,7 @@ def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
         assert line
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()  # until the last worker has closed it, too
-        assert process.wait(60) in (1, -signal.SIGINT), rest
+        assert process.wait(PATIENCE_S) in (1, -signal.SIGINT), rest
         assert "KeyboardInterrupt" in rest
 
 

@@ -21,6 +21,7 @@ from farandole.runtime.lanes.active_collectives import ActiveCollectives
 from farandole.runtime.lanes.alone import LoneLane
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.thread_waits import survey
+from tests.support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.support.launching import Launch
@@ -267,6 +268,6 @@ thread.join()
 def test_a_survey_keeps_nothing_alive_that_a_script_drops() -> None:
     """Not even for a moment: an optimizer must be gone at the same line on every rank."""
     done = subprocess.run(
-        [sys.executable, "-c", KEEPS_NOTHING], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", KEEPS_NOTHING], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert done.stdout == "0\n"

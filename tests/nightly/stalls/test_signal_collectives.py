@@ -19,8 +19,9 @@ from farandole.runtime.session import init as sessions
 from farandole.runtime.session.init import current, global_process_set, init, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 ROUNDS = 3
 
 
@@ -158,7 +159,7 @@ def refused() -> None:
 
 
 def test_it_is_refused_and_the_others_are_told() -> None:
-    said, _ = run_job(in_the_lane, 2, timeout_s=400.0)
+    said, _ = run_job(in_the_lane, 2, timeout_s=6.66667 * PATIENCE_S)
     assert len(said) == ROUNDS * len(MOMENTS)
     assert all("'in the handler' was asked for in a signal handler" in text for text in said)
     assert all("set a flag in the handler" in text for text in said)
@@ -186,7 +187,7 @@ def in_a_planned_lane(member: RankContext) -> list[str]:
 
 
 def test_it_is_done_where_only_the_planned_lane_is_interrupted() -> None:
-    said, _ = run_job(in_a_planned_lane, 2, timeout_s=200.0)
+    said, _ = run_job(in_a_planned_lane, 2, timeout_s=4 * PATIENCE_S)
     assert said == ["done"] * ROUNDS
 
 
@@ -219,7 +220,7 @@ def in_the_same_planned_lane(member: RankContext) -> list[str]:
 
 
 def test_it_is_refused_in_the_middle_of_the_same_planned_lane() -> None:
-    said, _ = run_job(in_the_same_planned_lane, 2, timeout_s=200.0)
+    said, _ = run_job(in_the_same_planned_lane, 2, timeout_s=4 * PATIENCE_S)
     assert len(said) == ROUNDS
     assert all("in the handler was asked for in a signal handler" in text for text in said)
     assert all("the middle of another collective of the same lane" in text for text in said)
@@ -256,7 +257,7 @@ def init_in_the_handler(member: RankContext) -> list[str]:
 
 
 def test_a_handler_makes_no_session_while_one_is_made_or_left() -> None:
-    said, _ = run_job(init_in_the_handler, 2, timeout_s=200.0)
+    said, _ = run_job(init_in_the_handler, 2, timeout_s=4 * PATIENCE_S)
     assert sum("the middle of init()" in text for text in said) == ROUNDS
 
 
@@ -298,7 +299,7 @@ def under_fire(on: bool) -> Iterator[None]:
 
 
 def test_it_is_refused_while_a_session_is_made_and_left() -> None:
-    told, none = run_job(during_init_and_shutdown, 2, timeout_s=200.0)
+    told, none = run_job(during_init_and_shutdown, 2, timeout_s=4 * PATIENCE_S)
     assert told > 0
     assert none == 0
 

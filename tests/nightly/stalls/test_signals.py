@@ -18,8 +18,9 @@ from farandole.runtime.session import session as sessions
 from farandole.runtime.session.init import current, init, is_initialized, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 ROUNDS = 5
 
 
@@ -127,7 +128,7 @@ def _program(member: RankContext) -> tuple[int, int]:
 
 
 def test_a_handler_may_shut_down_wherever_the_signal_comes() -> None:
-    assert run_job(_program, 2, timeout_s=240.0) == [(1, 1), (1, 1)]
+    assert run_job(_program, 2, timeout_s=4 * PATIENCE_S) == [(1, 1), (1, 1)]
 
 
 def _long_handler(member: RankContext) -> list[str]:

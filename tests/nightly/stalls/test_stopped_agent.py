@@ -14,8 +14,9 @@ from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.runtime.controller.root import Root
 from farandole.settings import Settings
+from tests.support.patience import PATIENCE_S
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 SILENCE_S = 3.0
 """As long as a busy machine needs; heartbeats come four times as often."""
 

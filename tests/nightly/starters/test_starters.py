@@ -13,9 +13,10 @@ from farandole.control.keys import new_secret
 from farandole.testing.jobs import free_port
 from tests.support.cluster.ranks import FACTS, column, told
 from tests.support.launching import Finished, run_to_end
+from tests.support.patience import PATIENCE_S
 from workbench.mpi import LAUNCHERS, MpiLauncher
 
-DEADLINE_S = 120.0
+DEADLINE_S = 2 * PATIENCE_S
 
 WORLDS = (
     FACTS

@@ -16,6 +16,7 @@ from farandole.control.keys import new_secret
 from tests.support.cluster.ranks import FACTS, LOSES, column, told
 from tests.support.cluster.running import ClusterJob
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from workbench.cluster import Cluster, SlurmCluster
 from workbench.mpi import LAUNCHERS
 
@@ -55,7 +56,7 @@ class Ranks:
         for job in self.jobs:
             if job.process.poll() is None:
                 job.process.kill()
-            job.process.wait(60)
+            job.process.wait(PATIENCE_S)
 
     def __str__(self) -> str:
         return "\n".join(f"{job.stdout}\n{job.stderr}" for job in self.jobs)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.launching import Launch, run_to_end
 from tests.support.paths import SUPPORT
+from tests.support.patience import PATIENCE_S
 
 FOLDER = SUPPORT / "mxnet"
 ENGINE = {"MXNET_CPU_WORKER_NTHREADS": "4"}
@@ -64,7 +65,9 @@ def test_an_adapter_loads_no_binding_and_no_other_framework(mxnet_python: str, t
 
 def test_without_mxnet_it_says_what_to_install() -> None:
     script = "import sys; sys.modules['mxnet'] = None; import farandole.mxnet"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == 1
     assert "farandole.mxnet needs MXNet" in done.stderr
     assert "pip install 'farandole[mxnet]'" in done.stderr

@@ -11,9 +11,10 @@ from typing import final
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from workbench.cluster import HEAD, Cluster, Process
 
-DEADLINE_S = 120.0
+DEADLINE_S = 2 * PATIENCE_S
 LAUNCHER = rf"^{re.escape(sys.executable)} -m farandole run"
 
 

@@ -12,11 +12,12 @@ from typing import final
 from farandole.launch.leases.scheduler import Scheduler
 from farandole.launch.leases.slurm import SlurmScheduler
 from farandole.testing.scheduler.under_test import SchedulerUnderTest
+from tests.support.patience import PATIENCE_S
 from workbench.cluster import SlurmCluster
 
 USER = "nobody"
 PAUSE_S = 0.05
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 
 
 @final

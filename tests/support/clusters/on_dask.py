@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import farandole.dask
 from tests.support.clusters import scenarios
+from tests.support.patience import PATIENCE_S
 
 if __name__ == "__main__":
     import distributed
@@ -12,9 +13,9 @@ if __name__ == "__main__":
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-        scenarios.play(farandole.dask.run, 2, lambda: client.wait_for_workers(2, timeout=60))
+        scenarios.play(farandole.dask.run, 2, lambda: client.wait_for_workers(2, timeout=PATIENCE_S))
         done = distributed.Event("done")
-        other = client.submit(lambda: distributed.Event("done").wait(60))
+        other = client.submit(lambda: distributed.Event("done").wait(PATIENCE_S))
         scenarios.show("busy", **scenarios.raised(lambda: farandole.dask.run(len, ("",), np=2, start_timeout_s=2)))
         done.set()
-        scenarios.show("free_again", waited=other.result(60), results=farandole.dask.run(len, ("",), np=2))
+        scenarios.show("free_again", waited=other.result(PATIENCE_S), results=farandole.dask.run(len, ("",), np=2))

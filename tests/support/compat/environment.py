@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import final
 
 import farandole
+from tests.support.patience import PATIENCE_S
 
 PACKAGE = Path(farandole.__file__).parent
-DEADLINE_S = 100
+DEADLINE_S = 1.66667 * PATIENCE_S
 EDITABLE = "_editable_skbc_farandole"
 
 

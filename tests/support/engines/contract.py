@@ -10,6 +10,7 @@ from farandole.engines.engine import Engine, Group, Rendezvous
 from farandole.testing.engine_contract import run_contract
 from farandole.testing.harness import run_ranks
 from farandole.testing.rank import RankContext
+from tests.support.patience import PATIENCE_S
 
 
 def _lane(group: Group, rendezvous: Rendezvous) -> Engine:
@@ -35,8 +36,8 @@ def _program(member: RankContext, engine: str) -> dict[str, str]:
 def launched(engine: str, members: int | str) -> list[dict[str, str]]:
     """Per rank, what went wrong by case; ``members``: how many ranks, or a letter for the host of each."""
     if isinstance(members, int):
-        return run_ranks(_program, members, engine, timeout_s=120)
-    return run_ranks(_program, len(members), engine, timeout_s=180, hosts=members)
+        return run_ranks(_program, members, engine, timeout_s=2 * PATIENCE_S)
+    return run_ranks(_program, len(members), engine, timeout_s=3 * PATIENCE_S, hosts=members)
 
 
 def check(engine: str, members: int | str, case: str) -> None:

@@ -15,9 +15,10 @@ from typing import final
 import pytest
 
 from tests.support.frameworks import without_compiler
+from tests.support.patience import PATIENCE_S
 from workbench.controllers import controller_of
 
-DEADLINE_S = 120.0
+DEADLINE_S = 2 * PATIENCE_S
 MARKER = "LAUNCH_TEST_MARKER"
 
 

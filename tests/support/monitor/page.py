@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, final
 
 from farandole.control.monitor_messages import MODULE
+from tests.support.patience import PATIENCE_S
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 
 TRAINING = """
 import math, os, time

@@ -13,7 +13,9 @@ from typing import Any, final
 
 from jupyter_client.manager import KernelManager
 
-DEADLINE_S = 120.0
+from tests.support.patience import PATIENCE_S
+
+DEADLINE_S = 2 * PATIENCE_S
 SLOWNESS = float(os.environ.get("NOTEBOOK_SLOWNESS", "10"))
 """Factor of limits in seconds: 1 on a machine that does nothing else."""
 

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
-DEADLINE_S = 120.0
+from tests.support.patience import PATIENCE_S
+
+DEADLINE_S = 2 * PATIENCE_S
 
 
 @final

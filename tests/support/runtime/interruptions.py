@@ -21,8 +21,10 @@ from typing import Any, TypeVar, final
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 R = TypeVar("R")
-DEADLINE_S = 30.0
+DEADLINE_S = PATIENCE_S
 
 
 @final

@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import farandole
+from tests.support.patience import PATIENCE_S
 from tests.support.search.objectives import loss, ranks
 
 TRIALS, EPOCHS, POOL = 27, 27, 4
@@ -40,11 +41,11 @@ def search(folder: str) -> None:
 def check(folder: Path) -> None:
     """Run the search until it is killed, and once more; count what was trained."""
     command = [sys.executable, "-m", "tests.support.search.search_asha", str(folder)]
-    first = subprocess.run(command, check=False, timeout=240, capture_output=True, text=True)
+    first = subprocess.run(command, check=False, timeout=4 * PATIENCE_S, capture_output=True, text=True)
     assert first.returncode == -signal.SIGKILL, f"it was to be killed\n{first.stdout}{first.stderr}"
     assert (folder / "killed-worker").exists()
     assert "was killed by SIGKILL" in first.stderr
-    second = subprocess.run(command, check=False, timeout=240, capture_output=True, text=True)
+    second = subprocess.run(command, check=False, timeout=4 * PATIENCE_S, capture_output=True, text=True)
     assert second.returncode == 0, second.stdout + second.stderr
     trained, again = 0, 0
     for trial in sorted((folder / "checkpoints").iterdir()):
@@ -54,7 +55,7 @@ def check(folder: Path) -> None:
     # The worker costs its trial one epoch, the search each of its trials what lies behind the last rung.
     assert again <= 1 + POOL * (EPOCHS - EPOCHS // 3), again
     assert trained <= 0.45 * TRIALS * EPOCHS, trained
-    third = subprocess.run(command, check=False, timeout=240, capture_output=True, text=True)
+    third = subprocess.run(command, check=False, timeout=4 * PATIENCE_S, capture_output=True, text=True)
     assert third.returncode == 0, third.stderr  # nothing is left to be done
     print(f"{trained} of {TRIALS * EPOCHS} epochs, {again} of them again")
 

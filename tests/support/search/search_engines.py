@@ -21,6 +21,7 @@ import farandole
 import farandole.notebook
 from farandole.errors import ControlError, UsageError
 from farandole.search.front import SearchResult
+from tests.support.patience import PATIENCE_S
 from tests.support.search.objectives import await_file, loses_rank_1, loss, note, once, ranks
 
 SESSION = "[hvd.size(), hvd.allreduce(np.ones(1), op=hvd.Sum).item(), kept]"
@@ -136,7 +137,7 @@ def check_cell(folder: Path, attached: Any) -> None:
     assert search(alone, folder, attached, trials=3, epochs=3).is_over
     assert not cell.done()
     gate.touch()
-    cell.get(timeout=60)
+    cell.get(timeout=PATIENCE_S)
 
 
 def check_kill(folder: Path, attached: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from workbench.cluster import Cluster, ClusterError
 
 LISTENER = """
@@ -69,7 +70,7 @@ def after(cluster: Cluster, host: str, peer: str, fault: Callable[[], object]) -
         assert process.stdout is not None
         assert process.stdout.readline() == "connected\n"
         fault()
-        return process.communicate("\n", timeout=60)[0].strip()
+        return process.communicate("\n", timeout=PATIENCE_S)[0].strip()
 
 
 def test_power_loss_is_silence_and_a_killed_process_is_not(make_cluster: Callable[..., Cluster]) -> None:
@@ -82,7 +83,7 @@ def test_power_loss_is_silence_and_a_killed_process_is_not(make_cluster: Callabl
         assert sleeper.stdout is not None
         assert sleeper.stdout.readline() == "there\n"
         assert after(cluster, "node1", "node2", lambda: cluster.kill("node2")) == "silent"
-        assert sleeper.wait(60) == -9
+        assert sleeper.wait(PATIENCE_S) == -9
     with pytest.raises(ClusterError, match=r"node2 has no power: boot\('node2'\)"):
         cluster.run("node2", ["true"])
     cluster.boot("node2")

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from farandole.control import process
+from tests.support.patience import PATIENCE_S
 from workbench.cluster import HOME, Cluster, ClusterError, Process, helpers, hosts
 
 SSH_PORT = 22
-DEADLINE_S = 30.0
+DEADLINE_S = PATIENCE_S
 
 
 def test_hosts_have_names_and_identities_of_their_own(cluster: Cluster) -> None:
@@ -84,9 +85,9 @@ def test_signals_reach_a_command(cluster: Cluster) -> None:
         assert process.stdout is not None
         process.send_signal(signal.SIGUSR1)
         assert process.stdout.read() == "heard\n"
-        assert process.wait(60) == 5
+        assert process.wait(PATIENCE_S) == 5
     with started(cluster, "node1", "echo up; kill -SEGV $$") as process:
-        assert process.wait(60) == -signal.SIGSEGV
+        assert process.wait(PATIENCE_S) == -signal.SIGSEGV
     with started(cluster, "node1", "echo up; exec sleep 1000") as process:
         assert ["sleep 1000" in words for words in cluster.processes("node1").values()] == [True]
     gone(cluster, "node1")

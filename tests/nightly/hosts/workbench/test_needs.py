@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from workbench.cluster import Cluster, UnavailableError
 from workbench.cluster.needs import require
 
@@ -29,7 +30,7 @@ def test_others_than_root_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_root_without_capabilities_is_told_so(cluster: Cluster) -> None:
     attempt = "from workbench.cluster import Cluster; Cluster(1)"
     bare = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", attempt]
-    done = subprocess.run(bare, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(bare, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (
         "UnavailableError: this root may not make namespaces (unshare: unshare failed: Operation not permitted)"
         in done.stderr

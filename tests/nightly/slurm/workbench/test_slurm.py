@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from workbench.cluster import SlurmCluster, needs
 
 
@@ -47,7 +48,7 @@ def test_a_cancelled_job_is_gone_from_its_nodes(slurm: SlurmCluster) -> None:
         assert [job.stdout.readline() for _ in slurm.cluster.nodes] == ["up\n", "up\n"]
         assert all(sleeps(slurm, node) for node in slurm.cluster.nodes)
         slurm.run(["scancel", "--signal=TERM", "--name=long"])
-        assert job.wait(60) == 128 + signal.SIGTERM
+        assert job.wait(PATIENCE_S) == 128 + signal.SIGTERM
         job.stdout.read()
     slurm.run(["srun", "-N2", "--exclusive", "true"])  # waits for the nodes to be free again
     assert not any(sleeps(slurm, node) for node in slurm.cluster.nodes)

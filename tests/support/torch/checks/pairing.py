@@ -12,6 +12,7 @@ import torch
 import farandole.torch as hvd
 from farandole import DivergenceError
 from farandole.torch import optim
+from tests.support.patience import PATIENCE_S
 
 
 def distribute(*named: tuple[str, torch.nn.Parameter], **more: Any) -> Any:
@@ -165,7 +166,7 @@ def check_threads_that_come_in_another_order() -> None:
     errors: list[BaseException] = []
 
     def work(i: int, before: threading.Event, after: threading.Event) -> None:
-        before.wait(60)
+        before.wait(PATIENCE_S)
         after.set()
         try:
             ((1 + hvd.rank()) * (1 + i) * params[i].sum()).backward()

@@ -17,9 +17,10 @@ from farandole.graphs.library import GraphCall, Library, _Buffer, _Origin, _Requ
 from farandole.runtime.collectives.verbs import Pending
 from farandole.runtime.session import init as sessions
 from farandole.runtime.session.init import init, shutdown
+from tests.support.patience import PATIENCE_S
 from tests.support.runtime.interruptions import at_every_call
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 
 
 class Framework:
