@@ -60,7 +60,7 @@ class WrongTierError(AssertionError):
 def tier_of(path: Path) -> Tier:
     """The tier of a test's file; raises ``ValueError`` for one that lies in none."""
     parts = path.relative_to(TESTS).parts
-    if parts[0] in {each.value for each in Tier} and len(parts) > 1:
+    if parts[0] in {each.value for each in Tier} and len(parts) > (2 if parts[0] == Tier.NIGHTLY.value else 1):
         return Tier(parts[0])
     raise ValueError(
         f"tests/{'/'.join(parts)} lies in no tier: move it to tests/unit (no process, no socket), tests/jobs (ranks "

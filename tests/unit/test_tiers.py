@@ -109,7 +109,7 @@ def test_nightly_tests_may_do_all() -> None:
     assert tiers.leave() == []
 
 
-@pytest.mark.parametrize("name", ["test_floors.py", "runtime/test_stall.py"])
+@pytest.mark.parametrize("name", ["test_floors.py", "runtime/test_stall.py", "nightly/test_soak.py"])
 def test_a_file_in_no_tier_is_told_where_it_might_lie(name: str) -> None:
     with pytest.raises(ValueError, match="lies in no tier: move it to tests/unit"):
         tiers.tier_of(TESTS / name)

@@ -17,9 +17,7 @@ from workbench.nightly.retrial import AloneVerdict
 from workbench.nightly.slices import ROOT, SLICES
 
 LONGEST_S = 1500.0
-"""A command that takes twice as long as a whole slice may hangs."""
-NO_TESTS = 5
-"""Exit status of pytest where it ran none."""
+"""A command that takes twice as long as a whole slice may is taken to hang."""
 
 
 def play(name: str, console: Console) -> bool:

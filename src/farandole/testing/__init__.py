@@ -1,6 +1,7 @@
 """Helpers for tests that use Farandole, and for tests of extensions to it.
 
     from farandole.testing.harness import run_ranks              # a function on N real processes, without a launcher
+    from farandole.testing.fork_server import fork_server        # ranks of many short runs start in milliseconds
     from farandole.testing.jobs import run_job                   # the same in a job; collectives on NumPy arrays
     from farandole.testing.engine_contract import run_contract   # the suite every engine passes; run it over yours
     from farandole.testing.binding.contract import run_contract  # what every framework's module owes; run it over yours
