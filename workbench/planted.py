@@ -66,9 +66,9 @@ DEFECTS = {
         ["tests/unit/search"],
     ),
     "lease policy": PlantedDefect(
-        "src/farandole/launch/leases/decide.py",
-        "    if turn.closes_s > turn.now_s + turn.margin_s:",
-        "    if turn.closes_s > turn.now_s:",
+        "src/farandole/launch/leases/shedding.py",
+        "    if turn.closes_s - turn.margin_s <= turn.now_s:",
+        "    if turn.closes_s <= turn.now_s:",
         ["tests/unit/launch/leases"],
     ),
     "Keras optimizer": PlantedDefect(
