@@ -452,6 +452,21 @@ def test_leases_run_in_their_hours_only() -> None:
     assert all(lease.phase is LeasePhase.HELD for lease in world.leases.values())
 
 
+def test_a_lease_that_may_run_on_leaves_before_its_hours_are_over() -> None:
+    """One of a policy that had other hours, say: it leaves as long before as it would before the end of its job."""
+    midnight_s = START_S - START_S % 86400 + 86400
+    member = Lease("8_0", 1, LeasePhase.MEMBER, midnight_s - 3600.0, midnight_s + 3600.0, 1, length_s=7200.0)
+    limits = LeaseLimits(hours=("22-24",), leave_s=30.0)
+
+    def ended(before_s: float) -> list[LeaseDecision]:
+        seen = LeaseSeen(midnight_s - before_s, 2, 1, (member,))
+        return only(EndLease, decide(limits, LeasePlan(goal=2, reached=2), seen)[1])
+
+    assert not ended(before_s=31.0)
+    [end] = ended(before_s=29.0)
+    assert end.reason == "leases may run in the hours 22-24 only"
+
+
 # -- people ------------------------------------------------------------------------------------------------------------
 
 
