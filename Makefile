@@ -119,11 +119,12 @@ demo: $(CORE) ## train a network on handwritten digits on two workers (FRAMEWORK
 
 # By file, as the tests of a file share their jobs; those that take long first (tests/durations.json). Ranks wait for each
 # other for a third of the time: hence three processes on two cores, where tests start some.
-TEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 
 test: bytecode ## run the gate: all that has to pass before a change lands (8 minutes on two cores)
-	@$(TEST) -n 2 tests/unit $(RECORD)
-	@$(TEST) -n 3 tests/jobs tests/frameworks $(RECORD)
+	@$(PYTEST) -n 2 tests/unit $(RECORD)
+	@$(PYTEST) -n 3 tests/jobs $(RECORD)
+	@$(PYTEST) -n 3 tests/frameworks $(RECORD)
 
 durations: ## run the gate, and record how long its files take
 	@$(MAKE) --no-print-directory test RECORD=--record-durations
@@ -132,7 +133,7 @@ nightly: bytecode ## run what the gate leaves out, in slices of twelve minutes (
 	@$(BIN)/python -m workbench.nightly $(SLICE)
 
 prove: bytecode ## run tests 50 times under load, as all of tests/jobs have been (TEST=tests/jobs/native/test_fork.py)
-	@$(BIN)/python -m workbench.prove $(TEST)
+	@$(BIN)/python -m workbench.prove $(or $(TEST),$(error name the tests: make prove TEST=tests/jobs/native/test_fork.py))
 
 planted: bytecode ## plant a defect in each of ten rooms, and see that the gate or a slice turns red (20 minutes)
 	@$(BIN)/python -m workbench.planted

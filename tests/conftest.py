@@ -17,12 +17,13 @@ from farandole.testing.leaks import ResourceSnapshot, no_leaks
 from tests.support import durations, patience, tiers
 from tests.support.frameworks import loaded_here
 from tests.support.launching import Launch
+from tests.support.tiers import Tier
 
 sys.dont_write_bytecode = False
 """Each process of ``make test`` reads all tests, and rewrites them unless the last run has kept them."""
 
 LEFT = pytest.StashKey[Counter[Path]]()
-"""How many tests of each file are still to be run."""
+"""How many tests of each file are still to be run, where whole files are."""
 
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
 hypothesis.settings.register_profile("dev", max_examples=40, deadline=None)
@@ -49,7 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take long: the process that got one last would be alone with it at the end."""
-    config.stash[LEFT] = Counter(item.path for item in items)
+    is_whole = not any("::" in argument for argument in config.args) and not config.getoption("lf", default=False)
+    config.stash[LEFT] = Counter(item.path for item in items if is_whole)
     durations.longest_first(items)
 
 
@@ -66,7 +68,10 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        tiers.leave()
+        broken = tiers.leave()
+        tiers.needs_its_tier()  # what is done at import says nothing of the tests
+        if broken:
+            raise pytest.UsageError("\n".join(broken))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -83,11 +88,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         broken = tiers.leave()
-        item.config.stash[LEFT][item.path] -= 1
-        if item.config.stash[LEFT][item.path] == 0 and not tiers.needs_its_tier() and "jobs" in item.path.parts:
-            broken.append(
-                f"nothing in {item.path.name} starts a process, opens a socket or waits: it belongs in tests/unit"
-            )
+        left = item.config.stash[LEFT]
+        left[item.path] -= 1
+        if left[item.path] == 0 and tiers.tier_of(item.path) is Tier.JOBS and not tiers.needs_its_tier():
+            lacks = "starts a process, opens a socket or waits"
+            broken.append(f"nothing in {item.path.name} {lacks}: it belongs in tests/unit")
         if broken:
             pytest.fail("\n".join(broken), pytrace=False)
 

@@ -15,6 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, final
 
+LONGEST_S = 900.0
+PASSED, FAILED = 0, (1, 2)
+"""Exit status of pytest; 2 where ``-x`` has ended pytest-xdist."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -117,7 +120,12 @@ def found_by(defect: PlantedDefect) -> str:
     """The folder whose tests fail with it; "" if none do."""
     for folder in defect.tests:
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "-p", "no:cacheprovider", folder]
-        if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
+        code = subprocess.run(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=LONGEST_S
+        ).returncode
+        if code not in (PASSED, *FAILED):
+            raise SystemExit(f"{' '.join(command)} exited with {code}")
+        if code != PASSED:
             return folder
     return ""
 

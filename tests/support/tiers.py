@@ -12,6 +12,9 @@ CONTRIBUTING.md says how a test comes into the gate, which is the first three.
 # the sentence: a product's ``except`` may take the error for one of its own. The hook cannot be removed from a process,
 # so it looks at ``_now.tier``, which is None between tests. ZeroMQ makes sockets in C, which is no event of Python's,
 # and neither is a sleep before Python 3.13: these are wrapped, once.
+#
+# What it does not see: ranks that ``-H``, an MPI or ``farandole.run`` start, and waits for a lock, a thread or a
+# descriptor until a time is over.
 
 from __future__ import annotations
 
@@ -75,6 +78,7 @@ class _Held:
     tier: Tier | None = None
     broken: list[str] = []  # noqa: RUF012 (one for the process)
     is_more_than_unit = False
+    loaded: frozenset[str] = frozenset()
 
 
 _now = _Held()
@@ -84,11 +88,14 @@ def enter(tier: Tier) -> None:
     """Hold what runs from now on to the rules of ``tier``."""
     _install()
     _now.broken.clear()
+    _now.loaded = FRAMEWORKS & sys.modules.keys()
     _now.tier = tier
 
 
 def leave() -> list[str]:
     """Hold nobody to anything; returns what was broken since ``enter``, in words."""
+    if _now.tier in (Tier.UNIT, Tier.JOBS) and (new := FRAMEWORKS & sys.modules.keys() - _now.loaded):
+        _now.broken.append(_sentence(f"import {', '.join(sorted(new))}", "tests/frameworks"))
     _now.tier = None
     broken = list(dict.fromkeys(_now.broken))
     _now.broken.clear()
@@ -102,10 +109,14 @@ def needs_its_tier() -> bool:
 
 
 def _refuse(what: str, where: str) -> None:
-    assert _now.tier is not None
-    sentence = f"a test in tests/{_now.tier.value} must not {what}: it belongs in {where}"
+    sentence = _sentence(what, where)
     _now.broken.append(sentence)
     raise WrongTierError(sentence)
+
+
+def _sentence(what: str, where: str) -> str:
+    assert _now.tier is not None
+    return f"a test in tests/{_now.tier.value} must not {what}: it belongs in {where}"
 
 
 def _process(command: object) -> None:
@@ -145,6 +156,7 @@ def _imported(module: str, *_: object) -> None:
 _RULES: dict[str, Callable[..., None]] = {
     "subprocess.Popen": _popen,
     "os.fork": lambda: _process("os.fork"),
+    "os.forkpty": lambda: _process("os.forkpty"),
     "os.posix_spawn": lambda path, *_: _process(path),
     "os.system": _process,
     "socket.__new__": _socket,

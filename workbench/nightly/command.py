@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 
@@ -26,6 +27,7 @@ def main() -> None:
     asked = parser.parse_args()
     if unknown := set(asked.slices) - SLICES.keys() - {TOUCHED}:
         parser.error(f"there is no slice {', '.join(sorted(unknown))}: use {', '.join(SLICES)}, or {TOUCHED}")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what is played, too
     console = Console()
     if asked.list:
         console.print(_listed())
@@ -34,7 +36,7 @@ def main() -> None:
     if TOUCHED in names:
         chosen, why = choose(SLICES, last_change())
         console.print(f"the slice is {chosen}: {why}", soft_wrap=True)
-        names = [chosen]
+        names = list(dict.fromkeys(chosen if name == TOUCHED else name for name in names))
     failed = [name for name in names if not play(name, console)]
     console.print(f"{len(names) - len(failed)} slices passed, {len(failed)} failed {' '.join(failed)}".rstrip())
     sys.exit(bool(failed))
@@ -48,12 +50,12 @@ def _listed() -> Table:
 
 
 def last_change() -> Change:
-    """Change that the commits of the last ``CHANGE_S`` made: lines by path."""
+    """Change that the commits of the last ``CHANGE_S`` made: lines by path; none are known of a shallow clone."""
     at_s = int(_git("log", "-1", "--format=%ct"))
-    base = _git("rev-list", "-1", f"--before={at_s - CHANGE_S}", "HEAD") or _git(
-        "hash-object", "-t", "tree", "/dev/null"
-    )
+    base = _git("rev-list", "-1", "--first-parent", f"--before={at_s - CHANGE_S}", "HEAD")
     lines: dict[str, int] = {}
+    if not base:
+        return Change(at_s, lines)
     for row in _git("diff", "--numstat", "--no-renames", base, "HEAD").splitlines():
         added, removed, path = row.split("\t")
         lines[path] = sum(int(number) for number in (added, removed) if number.isdecimal())

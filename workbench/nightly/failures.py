@@ -1,7 +1,11 @@
-"""Plugin of pytest that writes what failed to a file: ``pytest -p workbench.nightly.failures --failures FILE``."""
+"""Plugin of pytest that writes to a file what failed, and how many tests passed.
+
+pytest -p workbench.nightly.failures --failures FILE
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import final
 
@@ -18,12 +22,18 @@ class FailedTest(msgspec.Struct, frozen=True):
     text: str
 
 
-def read(path: Path) -> list[FailedTest]:
-    """The failures in a file, one for each test; none where pytest has not come to write it."""
-    if not path.exists():
-        return []
-    found = msgspec.json.decode(path.read_bytes(), type=list[FailedTest])
-    return list({failure.test: failure for failure in reversed(found)}.values())[::-1]
+@final
+class TestRun(msgspec.Struct, frozen=True):
+    """Run of pytest: the tests that failed, each once with its first failure, and how many passed and were skipped."""
+
+    failed: list[FailedTest] = []
+    passed: int = 0
+    skipped: int = 0
+
+
+def read(path: Path) -> TestRun:
+    """Read what a run has written; an empty one where pytest has not come to write it."""
+    return msgspec.json.decode(path.read_bytes(), type=TestRun) if path.exists() else TestRun()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,17 +50,21 @@ def pytest_configure(config: pytest.Config) -> None:
 @final
 class _Recorder:
     def __init__(self, path: Path) -> None:
-        self._path, self._found = path, list[FailedTest]()
+        self._path, self._failed = path, dict[str, FailedTest]()
+        self._count = Counter[str]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._count[report.outcome] += report.when == "call" or report.skipped
         self._take(report, str(report.when))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self._take(report, "collection")
 
     def _take(self, report: pytest.TestReport | pytest.CollectReport, phase: str) -> None:
-        if not report.failed:
-            return
-        sections = "".join(f"\n--- {title}\n{text}" for title, text in report.sections)
-        self._found.append(FailedTest(report.nodeid, phase, report.longreprtext + sections))
-        self._path.write_bytes(msgspec.json.encode(self._found))
+        if report.failed and report.nodeid not in self._failed:
+            sections = "".join(f"\n--- {title}\n{text}" for title, text in report.sections)
+            self._failed[report.nodeid] = FailedTest(report.nodeid, phase, report.longreprtext + sections)
+
+    def pytest_sessionfinish(self) -> None:
+        run = TestRun(list(self._failed.values()), self._count["passed"], self._count["skipped"])
+        self._path.write_bytes(msgspec.json.encode(run))

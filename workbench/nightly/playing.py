@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,8 @@ from workbench.nightly import failures, retrial
 from workbench.nightly.retrial import AloneVerdict
 from workbench.nightly.slices import ROOT, SLICES
 
+SOME_FAILED = 1
+"""Exit status of pytest where tests have failed, and it has run all."""
 LONGEST_S = 1500.0
 """A command that takes twice as long as a whole slice may is taken to hang."""
 
@@ -23,10 +27,13 @@ LONGEST_S = 1500.0
 def play(name: str, console: Console) -> bool:
     """Whether the slice ``name`` passed; prints what it does and, at the end, what failed."""
     begin_s = time.monotonic()
+    if missing := [tool for tool in SLICES[name].tools if shutil.which(tool) is None]:
+        console.print(f"{name}: not possible here, as {', '.join(missing)} is missing")
+        return True
     if (target := SLICES[name].needs) and _run(["make", target]) != 0:
         console.print(f"{name}: make {target} FAILED")
         return False
-    passed = _tests(ROOT / "tests" / "nightly" / name, console)
+    passed = play_tests(ROOT / "tests" / "nightly" / name, console)
     for command in SLICES[name].also:
         console.print(f"{name}: {' '.join(command)}", soft_wrap=True)
         passed &= _run(command) == 0
@@ -34,35 +41,44 @@ def play(name: str, console: Console) -> bool:
     return passed
 
 
-def _tests(folder: Path, console: Console) -> bool:
-    """Run the tests of a slice, two files at a time, and those that failed alone."""
+def play_tests(folder: Path, console: Console, root: Path = ROOT) -> bool:
+    """Run the tests of a slice, two files at a time, and those that failed alone; node ids begin at ``root``."""
     if not folder.exists():
         return True
-    with tempfile.TemporaryDirectory(prefix="nightly-") as directory:
-        written = Path(directory, "failures.json")
-        code = _pytest(
-            "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--failures", str(written), str(folder)
-        )
-        found = failures.read(written)
+    code, run = _pytest(root, "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-rs", str(folder))
     if code == 0:
+        if not run.passed:
+            console.print(f"{folder.name}: nothing ran, {run.skipped} tests were skipped for the reasons above")
         return True
-    if not found:  # pytest itself failed
+    if code != SOME_FAILED or not run.failed:  # pytest itself failed, or was killed: what else would have failed?
         return False
-    retried = retrial.retry(found, lambda test: _pytest("-q", "--no-header", test) == 0)
+    retried = retrial.retry(run.failed, lambda test: _passes_alone(root, test))
     retrial.report(retried, console)
     return all(each.verdict is AloneVerdict.FLAKY for each in retried)
 
 
-def _pytest(*arguments: str) -> int:
-    return _run([sys.executable, "-m", "pytest", "-p", "workbench.nightly.failures", *arguments])
+def _passes_alone(root: Path, test: str) -> bool:
+    code, run = _pytest(root, "-q", "--no-header", "-rs", test)
+    return code == 0 and run.passed > 0  # one that is skipped has not passed
 
 
-def _run(command: Sequence[str]) -> int:
-    """Run a command in the repository; ends it and all that it started after ``LONGEST_S``."""
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+def _pytest(root: Path, *arguments: str) -> tuple[int, failures.TestRun]:
+    """Exit status, and what was written of the run."""
+    with tempfile.TemporaryDirectory(prefix="nightly-") as directory:
+        path = Path(directory, "run.json")
+        plugin = ["-p", "workbench.nightly.failures", "--failures", str(path)]
+        code = _run([sys.executable, "-m", "pytest", *plugin, *arguments], root)
+        return code, failures.read(path)
+
+
+def _run(command: Sequence[str], cwd: Path = ROOT) -> int:
+    """Run a command; ends its session after ``LONGEST_S``, and when this process is to end."""
+    with subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             return process.wait(LONGEST_S)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
             print(f"not done after {LONGEST_S:.0f} s: {' '.join(command)}", flush=True)
-            os.killpg(process.pid, 9)
             return process.wait()

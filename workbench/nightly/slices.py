@@ -18,18 +18,19 @@ class Slice(msgspec.Struct, frozen=True):
     """Part of the nightly tests.
 
     Its own tests are those in ``tests/nightly/NAME``; ``also`` are commands that are run after them, ``needs`` a
-    target of make that comes before. ``about`` are the sources that it puts to the test: paths of the repository, by
-    how they begin.
+    target of make that comes before, ``tools`` commands without which it cannot be played. ``about`` are the sources
+    that it puts to the test: paths of the repository, by how they begin.
     """
 
     about: Sequence[str] = ()
     also: Sequence[Sequence[str]] = ()
     needs: str = ""
+    tools: Sequence[str] = ()
 
 
-def _of(*rooms: str, also: Sequence[Sequence[str]] = (), needs: str = "") -> Slice:
+def _of(*rooms: str, also: Sequence[Sequence[str]] = (), needs: str = "", tools: Sequence[str] = ()) -> Slice:
     """A slice about rooms of the package, and whatever of the repository begins with "/"."""
-    return Slice([room[1:] if room.startswith("/") else _SRC + room for room in rooms], also, needs)
+    return Slice([room[1:] if room.startswith("/") else _SRC + room for room in rooms], also, needs, tools)
 
 
 def _module(name: str, *arguments: str) -> Sequence[str]:
@@ -67,7 +68,11 @@ SLICES = {
     ),
     "stalls": _of("runtime/coordination/", "runtime/lanes/", "runtime/session/"),
     "engines": _of("engines/", "/native/"),
-    "native": _of("/native/", also=[["make", "sanitize"], ["make", "portable"]]),
+    "native": _of(
+        "/native/",
+        also=[["make", "sanitize"], ["make", "portable"]],
+        tools=["clang++", "aarch64-linux-gnu-g++", "qemu-aarch64-static"],
+    ),
     "checkpoints": _of("checkpoint/"),
     "torch": _of("torch/", "gradients/", "largebatch/"),
     "torch_16": _of("torch/", "engines/hybrid/", "runtime/relay/"),

@@ -86,7 +86,7 @@ LOOPS = (
     ),
     StressLoop("traffic", _traffic, 180.0),
     StressLoop(
-        "sessions", _tests("tests/jobs/runtime/test_collectives.py", "tests.unit.runtime.test_process_sets.py"), 600.0
+        "sessions", _tests("tests/jobs/runtime/test_collectives.py", "tests/unit/runtime/test_process_sets.py"), 600.0
     ),
 )
 

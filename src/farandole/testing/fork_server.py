@@ -58,7 +58,10 @@ class ForkedProcess:
     def __init__(self, status: socket.socket) -> None:
         self._status, self.returncode = status, None  # type: tuple[socket.socket, int | None]
         status.settimeout(_FIRST_S)
-        number, (self._pidfd, *_), _, _ = socket.recv_fds(status, 8, 1)
+        number, descriptors, _, _ = socket.recv_fds(status, 8, 1)
+        if not number:
+            raise RuntimeError("the fork server has ended: what it wrote to standard error says why")
+        [self._pidfd] = descriptors
         self.pid = int.from_bytes(number, "little")
 
     def kill(self) -> None:
@@ -102,11 +105,11 @@ class ForkServer:
 
     def start(self, connection: Connection, output: IO[bytes], environment: Mapping[str, str]) -> ForkedProcess:
         """Fork a rank that talks over ``connection`` and writes to ``output``."""
+        request = msgspec.msgpack.encode(_Request(dict(environment), os.getcwd()))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            request = msgspec.msgpack.encode(_Request(dict(environment), os.getcwd()))
-            socket.send_fds(self._socket, [request], [connection.fileno(), output.fileno(), theirs.fileno()])
         try:
+            with theirs:
+                socket.send_fds(self._socket, [request], [connection.fileno(), output.fileno(), theirs.fileno()])
             return ForkedProcess(ours)
         except BaseException:
             ours.close()

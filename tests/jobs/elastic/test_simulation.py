@@ -1,4 +1,4 @@
-"""Thousands of jobs in virtual time; ``ELASTIC_SEED=4711 pytest tests/elastic/test_simulation.py`` repeats one."""
+"""Thousands of jobs in virtual time; ``ELASTIC_SEED=4711 pytest tests/jobs/elastic/test_simulation.py`` repeats one."""
 
 from __future__ import annotations
 

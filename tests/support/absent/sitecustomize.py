@@ -1,4 +1,4 @@
-"""Python loads this first where ``tests.frameworks.lean`` says so: packages in ``TESTS_WITHOUT`` are not found.
+"""Python loads this first where ``tests.support.frameworks.lean`` says so: packages in ``TESTS_WITHOUT`` are not found.
 
 ``torch._dynamo`` may be one of them: then ``uncompiled.py`` stands for it, as PyTorch asks it when nothing is compiled.
 """

@@ -17,7 +17,8 @@ from tests.support.frameworks import QUICK_XLA, lean
 class Row:
     """One binding, the module ``farandole.NAME`` of a ``framework``, whose package is ``NAME``.
 
-    ``under_test``: its class, in ``tests/bindings/NAME_under_test.py``. ``variables`` are those of its processes.
+    ``under_test``: its class, in ``tests/support/bindings/NAME_under_test.py``. ``variables`` are those of
+    its processes.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The contract of bindings over ``farandole.mxnet``, in every rank of a job: ``python contract_job.py [np]``.
 
 With ``np`` under the rules of ``mx.np``, whose arrays are the other kind that MXNet has. Also what
-``tests/bindings/test_bindings.py`` asks of a binding, as MXNet is in an environment of its own.
+``tests/frameworks/bindings/test_bindings.py`` asks of a binding, as MXNet is in an environment of its own.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ void an_operation_that_no_kernel_knows_is_refused() {
     }
 }
 
-// tests/native/test_digest.py has the definition.
+// tests/unit/native/test_digest.py has the definition.
 void a_digest_is_the_same_everywhere() {
     std::byte memory[101];
     for (const int offset : {0, 1}) {

@@ -122,7 +122,7 @@ def px_diverge(kernel: Kernel) -> None:
     # A cell queued behind a failure is skipped where that was, and must not sum without that rank.
     kernel.run(px("if hvd.rank() == 0:\n    raise OSError('disk')\ntime.sleep(0.3)", "--noblock -o one")).ok()
     kernel.run(px("z = hvd.allreduce(torch.ones(4), op=hvd.Sum)", "--noblock -o two")).ok()
-    told = kernel.run("two.wait(PATIENCE_S)\ntwo.get()").fails("[1:execute]", "[2:execute]").error
+    told = kernel.run("two.wait(60)\ntwo.get()").fails("[1:execute]", "[2:execute]").error
     assert told.count("was sent before") + told.count("OSError: disk") >= 2, told  # before or after rank 0 had failed
     same_on_all(kernel, "('z' in dir(), hvd.allreduce(torch.ones(1), op=hvd.Sum).item())")
 
@@ -332,7 +332,7 @@ def run_cell(kernel: Kernel) -> None:
     assert len(kernel.processes()) <= before, kernel.processes()
     kernel.run("farandole.run(fail, np=1)").fails("raise ValueError('told so')  # the line of the cell")
     kernel.run("job = farandole.launch(talk, np=2)\nassert not job.done").ok().within(1.0)
-    assert "[0, 1]" in kernel.run("print(job.result(PATIENCE_S))").ok().stdout
+    assert "[0, 1]" in kernel.run("print(job.result(60))").ok().stdout
 
 
 CHECKS: list[Callable[[Kernel], None]] = [

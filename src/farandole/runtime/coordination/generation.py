@@ -96,6 +96,7 @@ class Generation:
         if rank not in self._away:
             if following:
                 self._following.add(rank)
+            self._farewells.pop(rank, None)
             self._away[rank] = reason or f"{self.name(rank)} has called shutdown(), or its script has ended"
             self._present -= RankSet.only(rank)
             self.negotiation.leave(rank, self._away[rank])

@@ -35,6 +35,7 @@ from farandole.control.messages import Hello
 from farandole.control.process import dump_stack
 from farandole.control.watch_messages import WatchOrder
 from farandole.errors import ControlError, UsageError
+from farandole.runtime.controller.controller import FAREWELL_S
 from farandole.runtime.controller.controller_host import ControllerHost
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.rank_names import name_numbers
@@ -94,16 +95,13 @@ class OwnController(ControllerHost):
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._claimed is not None and self._claimed.fileno() in ready:
             tell(self._claimed, f"tcp://127.0.0.1:{self._router.address.rpartition(':')[2]}")
-        self._report_ends(ready)
-        if STDIN in ready and not os.read(STDIN, 4096):
-            self._starter_has_gone = True
-            self._see_out()
-
-    def _report_ends(self, ready: set[int]) -> None:
         # Closed after the turn, never in it: ``_watch_worker`` might be given a number there that is in ``ready``.
         for fd in ready & set(self._workers):
             self._let_go(fd)
             self._report_end(self._config.host, self._workers.pop(fd))
+        if STDIN in ready and not os.read(STDIN, 4096):
+            self._starter_has_gone = True
+            self._see_out()
 
     def _say(self, text: str) -> None:
         say(text)
@@ -166,10 +164,12 @@ class OwnController(ControllerHost):
     def _see_out(self) -> None:
         """Tell the others that the starter has gone, unless it has said so itself: its ``Leave`` may be on its way."""
         self._report_end(self._config.host, self._starter)
-        # The controller has other deadlines, which may be a minute away; and what has ended would wake each turn.
-        while (until_s := self._controller.farewell_s) is not None and time.monotonic() < until_s:
+        # Until its ``Leave`` has come or is overdue, or its ``Hello``, where that is under way, too. The controller has
+        # other deadlines, which may be a minute away; and what has ended would wake each turn.
+        came_s = time.monotonic() + FAREWELL_S
+        while (until_s := self._controller.farewell_s if self._came else came_s) and time.monotonic() < until_s:
             self._watch()
-            self._report_ends(self._root.turn(until_s))
+            self._on_descriptors(self._root.turn(until_s))
         self._controller.tick(time.monotonic())
 
     def _request_stack(self, hello: Hello) -> None:
