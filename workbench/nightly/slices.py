@@ -59,7 +59,7 @@ SLICES = {
         "keras/", "gradients/", also=[_module("differential", "--framework", "keras", "--seconds", "600")]
     ),
     "stress": _of("runtime/lanes/", "engines/", "/native/", also=[_module("stress", "--seconds", "660")]),
-    "models": _of("runtime/coordination/", also=[_module("peers.searches"), _module("leads.search")]),
+    "models": _of("runtime/coordination/", "launch/leases/", also=[_module("peers.searches"), _module("leads.search")]),
     "attacks": _of("control/channel", "control/keys", "runtime/session/", "/workbench/attacks/"),
     "attacks_long": _of(
         "engines/",
