@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import SUPPORT
+from tests.support.paths import ROOT, SUPPORT
 from tests.support.patience import PATIENCE_S
 
 WORKER = SUPPORT / "elastic" / "told_worker.py"
@@ -24,7 +24,7 @@ def test_at_every_moment_it_ends_and_leaves_nothing_that_something_waits_for(
     words = ["-np", "1", "--min-np", "1", "--max-np", "1", sys.executable, "-m", "tests.support.elastic.told_worker"]
     done = subprocess.run(
         [sys.executable, "-m", "farandole", "run", *words, number, str(every)],
-        cwd=WORKER.parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

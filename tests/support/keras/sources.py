@@ -1,6 +1,6 @@
 """Where the scripts of these tests lie."""
 
-from pathlib import Path
+from tests.support.paths import ROOT, SUPPORT
 
-FOLDER = Path(__file__).parent
-ROOT = FOLDER.parent.parent
+FOLDER = SUPPORT / "keras"
+__all__ = ["FOLDER", "ROOT"]
