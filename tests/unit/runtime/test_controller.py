@@ -218,8 +218,10 @@ def test_an_end_without_a_word_ends_it_for_all_unless_the_word_is_on_its_way() -
         job = Job()
         job.form()
         job.controller.worker_exited(WorkerExited(1, 0, "rank 1 on a exited with 0", pid=101))
+        assert job.controller.farewell_s is not None
         if farewell:
             job.say("y", Leave(1))
+            assert job.controller.farewell_s is None  # it is waited for no longer
         job.wait(FAREWELL_S)
         told = {message.reason for _, message in job.only(Abort)}
         assert told == (set() if farewell else {"rank 1 on a exited with 0 without calling shutdown()"})

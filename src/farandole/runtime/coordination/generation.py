@@ -125,15 +125,11 @@ class Generation:
 
     def unsaid(self, now: float) -> str:
         """Reason to abort: ranks that have ended and whose ``Leave`` did not come in time; "" if there is none."""
-        if not self._farewells:
-            return ""
         reasons = []
         for rank, (until_s, description) in list(self._farewells.items()):
             if until_s <= now:
-                del self._farewells[rank]
-                if rank not in self._away:
-                    reasons.append(f"{description} without calling shutdown()")
-                    self.leave(rank, reasons[-1])
+                reasons.append(f"{description} without calling shutdown()")
+                self.leave(rank, reasons[-1])
         return list_some(reasons, "; ")
 
     def name(self, rank: int) -> str:
