@@ -380,7 +380,8 @@ class Dealer:
         with self._receiving:
             while (answer := self._next_frame(deadline)) != KNOCK:
                 if answer is None or time.monotonic() > deadline:  # messages may come without an end
-                    self._socket.linger = 0
+                    if not self._interrupted:  # else a last message may follow, and somebody may be there
+                        self._socket.linger = 0
                     raise ControlError(
                         f"no controller answered at {self.address} within {timeout_s:g} s: is the launcher that gave "
                         "this address still running, and is FARANDOLE_CONTROLLER passed on unchanged?"

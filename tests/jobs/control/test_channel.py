@@ -260,6 +260,22 @@ def test_interrupt_wakes_the_receiver(host: Host) -> None:
         dealer.send(Leave(0))
 
 
+def test_what_is_sent_after_an_interrupted_knock_is_delivered() -> None:
+    with Router(KEYS) as router, Dealer(router.address, b"w0u", KEYS, None) as dealer:
+        dealer.interrupt()  # while the controller has not yet let it in
+        with pytest.raises(ControlError, match="no controller answered"):
+            dealer.flush(DEADLINE_S)
+        dealer.send(Leave(1))
+        closing = threading.Thread(target=dealer.close)
+        closing.start()
+        received, deadline = None, time.monotonic() + DEADLINE_S
+        while received is None and time.monotonic() < deadline:
+            router.wait(0.1)
+            received = router.recv()
+        closing.join()
+    assert received == (b"w0u", Leave(1))
+
+
 def test_a_loop_of_ones_own_is_woken_although_sending_took_in_the_signal(host: Host) -> None:
     with Dealer(host.address, b"peer", KEYS, timeout_s=DEADLINE_S) as dealer:
         socket_fd = dealer.fds[0]
