@@ -21,6 +21,7 @@ import numpy as np
 
 from farandole import events
 from farandole.collective import ReduceOp
+from farandole.control.channel import Dealer
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.runtime.session.init import current, init, is_initialized, shutdown
@@ -131,6 +132,19 @@ def withdraw_slowly() -> None:
     events.subscribe(tell)
 
 
+def withdraw_while_connecting() -> None:
+    """The same, while the controller has not yet let this worker in."""
+    flush = Dealer.flush
+
+    def told(dealer: Dealer, timeout_s: float) -> None:
+        Dealer.flush = flush  # type: ignore[method-assign]
+        os.kill(os.getpid(), signal.SIGTERM)
+        dealer.flush(timeout_s)
+
+    LAST.extend([(FOLDER / "go").touch, until_end])
+    Dealer.flush = told  # type: ignore[method-assign]
+
+
 def told_outside() -> None:
     """Be told to end in no generation."""
     while is_initialized():
@@ -166,6 +180,7 @@ ACTIONS = {
     "fail slowly": fail_slowly,
     "leave slowly": leave_slowly,
     "withdraw slowly": withdraw_slowly,
+    "withdraw while connecting": withdraw_while_connecting,
     "expect notice slowly": expect_notice_slowly,
     "pause": signal.pause,
     "finish": finish,

@@ -151,7 +151,7 @@ def test_the_others_go_on_while_the_process_of_a_worker_that_was_told_to_end_is_
     assert end(running) == 0
 
 
-@pytest.mark.parametrize("expects", ["expect notice slowly", "withdraw slowly"], ids=["leaving", "waiting"])
+@pytest.mark.parametrize("expects", ["expect notice slowly", "withdraw while connecting", "withdraw slowly"])
 def test_the_others_go_on_without_a_worker_that_was_told_to_end_between_two_generations(
     train: Train, expects: str
 ) -> None:
