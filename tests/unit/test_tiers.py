@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from farandole.testing.harness import run_ranks
+from farandole.testing.leaks import no_leaks
 from tests.support import tiers
 from tests.support.paths import TESTS
 from tests.support.tiers import Tier, WrongTierError
@@ -62,6 +63,24 @@ def test_a_rule_that_was_broken_in_a_thread_and_caught_is_told_too() -> None:
     thread.start()
     thread.join()
     assert len(tiers.leave()) == 1
+
+
+def test_the_look_for_leaks_may_wait_for_the_end_of_a_thread() -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    looks: list[str] = []
+
+    def is_allowed(line: str) -> bool:
+        looks.append(line)
+        end.set()
+        thread.join()
+        return False
+
+    tiers.enter(Tier.UNIT)
+    with no_leaks(allowed=is_allowed):
+        thread.start()
+    assert looks
+    assert tiers.leave() == []
 
 
 def test_a_wait_that_is_answered_may_have_a_limit() -> None:
