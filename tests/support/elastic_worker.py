@@ -135,14 +135,16 @@ def withdraw_slowly() -> None:
 def withdraw_while_connecting() -> None:
     """The same, while the controller has not yet let this worker in."""
     flush = Dealer.flush
+    told: list[bool] = []
 
-    def told(dealer: Dealer, timeout_s: float) -> None:
-        Dealer.flush = flush  # type: ignore[method-assign]
-        os.kill(os.getpid(), signal.SIGTERM)
-        dealer.flush(timeout_s)
+    def told_first(self: Dealer, timeout_s: float) -> None:
+        if not told:
+            told.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        flush(self, timeout_s)
 
     LAST.extend([(FOLDER / "go").touch, until_end])
-    Dealer.flush = told  # type: ignore[method-assign]
+    Dealer.flush = told_first  # type: ignore[method-assign]
 
 
 def told_outside() -> None:

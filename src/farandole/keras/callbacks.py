@@ -54,6 +54,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)])
 
+    What layers keep beside variables goes along: vocabularies, boundaries of bins, buffers of PyTorch's modules.
     ``local_variables`` stay what they are on each rank, as do the states of random layers. ``device`` means nothing.
     """
 
@@ -72,6 +73,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """See ``Callback``."""
         shared = [v for v in variables.of_both(self.model) if id(v) not in self._local]
         variables.broadcast_variables(shared, self._root_rank, self._process_set)
+        variables.broadcast_tables(self.model, self._root_rank, self._process_set)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -299,6 +301,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             return
         shared, local = variables.shared_of(self.model), variables.local_of(self.model)
         variables.broadcast_variables(shared, 0)
+        variables.broadcast_tables(self.model, 0)
         found = self._checkpoints.restore()
         self.model._initial_epoch = None  # ``fit`` takes it instead of its own
         if found is not None:
@@ -309,9 +312,9 @@ class CheckpointCallback(keras.callbacks.Callback):
                     "optimizer: give CheckpointCallback another folder"
                 )
             self._refuse_another_method(found.step, found.state.get("methods"))
-            variables.write(shared, kept)
+            variables.load(shared, kept)
             if local:
-                variables.write(local, self._own_part(found.state["local"]))
+                variables.load(local, self._own_part(found.state["local"]))
             progress.load_state_dict(found.state.get("progress", {}))
             self.model._initial_epoch = found.step
             if elastic is not None:

@@ -116,7 +116,7 @@ class _VariablesPart(StatePart):
 
     def load(self, tree: Any) -> None:
         """See ``StatePart``."""
-        variables.write(self.variables(), list(tree.values()))
+        variables.load(self.variables(), list(tree.values()))
 
 
 @final
@@ -138,7 +138,7 @@ class ModelPart(_VariablesPart):
     def restore(self) -> None:
         """See ``StateHandler``."""
         super().restore()
-        variables.write(variables.own_of(self.value), self._own)
+        variables.load(variables.own_of(self.value), self._own)
 
     def variables(self) -> list[Any]:
         """See ``_VariablesPart``."""

@@ -1,4 +1,4 @@
-"""Progress of a model's training beside its variables: the samples that a schedule has counted, its elastic state.
+"""Progress of a model's training beside its variables: samples that a schedule has counted, tables of its layers.
 
 progress = progress_of(model)                   # one for each model, for whichever callbacks it gets
 progress.measure(position)                      # where a schedule is, with the steps that the optimizer has made
@@ -16,7 +16,7 @@ from typing import Any, Protocol, final
 import keras
 
 from farandole.errors import UsageError
-from farandole.keras import variables
+from farandole.keras import layer_tables, variables
 from farandole.largebatch.schedule import Position, Schedule
 
 COUNTS_BATCHES = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 11)
@@ -120,8 +120,11 @@ class ModelProgress:
         return self._steps() - self._iterations
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, for a state or a checkpoint."""
+        """Plain values, for a state or a checkpoint."""
         state: dict[str, Any] = {"is_restored": self.is_restored}
+        model = self._model()
+        if model is not None and (tables := layer_tables.read(model)):
+            state["tables"] = tables
         if self._position is not None:
             state |= {"schedule": self._schedule, "global_batch": self._global_batch, "iterations": self._iterations}
             state["position"] = self._position.state()
@@ -129,6 +132,9 @@ class ModelProgress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there, with variables of the same moment."""
+        model = self._model()
+        if model is not None:
+            layer_tables.write(model, state.get("tables", {}))  # a checkpoint of an older version has none
         self._optimizer, self._is_given = None, "position" in state
         self._position = Position.of(state["position"]) if self._is_given else None
         self._schedule, self._global_batch = state.get("schedule", ""), int(state.get("global_batch", 0))

@@ -13,6 +13,8 @@ from farandole.adapters.numpy import verbs
 from farandole.collective import Kind
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.identity import without_numbers
+from farandole.keras import layer_tables
+from farandole.runtime.collectives.objects import broadcast_object
 from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
@@ -139,21 +141,37 @@ def read(variables: Sequence[Any]) -> list[AnyArray]:
 
 
 def write(variables: Sequence[Any], arrays: Sequence[AnyArray]) -> None:
-    """Assign the values."""
+    """Assign the values; what layers have made of the old ones stays, see ``load``."""
     for variable, array in zip(variables, arrays, strict=True):
         variable.assign(array)
+
+
+def load(variables: Sequence[Any], arrays: Sequence[AnyArray]) -> None:
+    """Assign values of another process or moment."""
+    write(variables, arrays)
+    layer_tables.refresh(variables)
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Give the variables on every rank of ``process_set`` the values that they have on ``root_rank``. Collective.
 
     >>> hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+
+    Vocabularies, and boundaries of ``Discretization``, are no variables: ``BroadcastGlobalVariablesCallback`` takes
+    them along.
     """
     if takes_part(process_set, "broadcast") and len(process_set.ranks) > 1:
         with verbs.telling(Kind.BROADCAST, "keras.variables", process_set):
             values = read(variables)
         verbs.broadcast(values, root_rank, "keras.variables", process_set, in_place=True).run()
-        write(variables, values)
+        load(variables, values)
+
+
+def broadcast_tables(model: keras.Model, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Have the layers of ``model`` keep, beside their variables, what they keep on ``root_rank``. Collective."""
+    if layer_tables.has_any(model) and takes_part(process_set, "broadcast") and len(process_set.ranks) > 1:
+        found = broadcast_object(layer_tables.read(model), root_rank, "keras.tables", process_set)
+        layer_tables.write(model, found)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from farandole.adapters.numpy import verbs
 from farandole.errors import UsageError
 from farandole.gradients.shard_reducer import Shard
-from farandole.keras import variables
+from farandole.keras import layer_tables, variables
 from farandole.keras.backends import backend
 from farandole.keras.variables import AnyArray
 from farandole.numpy.gradients import DistributedGradients
@@ -56,8 +56,15 @@ class VirtualWorkersCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See ``Callback``."""
+        self._take_step()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """See ``Callback``; one that came after this one may have had the step traced anew."""
+        self._take_step()
+
+    def _take_step(self) -> None:
         model = self.model
-        compiled = model, model.optimizer, getattr(model, "_compile_loss", None)
+        compiled = model, model.optimizer, getattr(model, "_compile_loss", None), layer_tables.traces(model)
         if self._step is None or any(a is not b for a, b in zip(compiled, self._made, strict=True)):
             _require_plain(model)
             self._step = _ShardedStep(model, self._count, self._seed, self._process_set)

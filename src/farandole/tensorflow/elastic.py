@@ -15,6 +15,7 @@ train(state)
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, final
 
@@ -29,6 +30,7 @@ from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageE
 from farandole.graphs.library import original
 from farandole.largebatch.report import report
 from farandole.runtime.collectives.leaves import Leaves
+from farandole.tensorflow.functions import refresh_layers
 
 __all__ = [
     "ElasticSampler",
@@ -102,6 +104,11 @@ class VariablesPart(ReplaceablePart):
 class KerasPart(VariablesPart):
     """Variables of a model or an optimizer of Keras; those of an optimizer are made first."""
 
+    def restore(self) -> None:
+        """See ``StateHandler``; what layers make of their variables is made anew."""
+        super().restore()
+        refresh_layers(self._variables())
+
     def _variables(self) -> Sequence[Any]:
         found: Sequence[Any] = self.value.variables
         return found
@@ -168,7 +175,17 @@ class TensorFlowKerasState(_TensorFlowStates):
         if optimizer is not None and hasattr(optimizer, "build") and not getattr(optimizer, "built", True):
             optimizer.build(model.trainable_variables)
         self._kept = tuple(parts.values())
+        tables: Any = importlib.import_module("farandole.keras.layer_tables")
+        if tables.has_any(model):
+            values["layer_tables"] = tables.LayerTables(model)
         super().__init__(**parts, **values)
 
     def _handler(self, value: Any) -> Any:
         return KerasPart(value) if any(value is each for each in self._kept) else super()._handler(value)
+
+    def sync(self) -> None:
+        """See ``State``; what layers make of variables that were handed over is made anew."""
+        super().sync()
+        for part in self._parts.values():
+            if isinstance(part, KerasPart):
+                refresh_layers(part.value.variables)

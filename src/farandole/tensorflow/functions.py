@@ -7,7 +7,9 @@ hooks = [hvd.BroadcastGlobalVariablesHook(0)]
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import tensorflow as tf
@@ -49,7 +51,17 @@ def broadcast_variables(
     assigned = []
     for variable, tensor, value in zip(listed, tensors, copied, strict=True):
         assigned.append(variable.assign(tf.bitcast(value, tensor.dtype) if tensor.dtype in _CARRIED else value))
+    if not in_graph():
+        refresh_layers(listed)
     return tf.group(*assigned) if is_session else None
+
+
+def refresh_layers(variables: Sequence[Any]) -> None:
+    """Have layers of Keras compute with what their variables are now; see ``farandole.keras.layer_tables``."""
+    keras: Any = sys.modules.get("keras")
+    if keras is not None and any(isinstance(variable, keras.Variable) for variable in variables):
+        tables: Any = importlib.import_module("farandole.keras.layer_tables")
+        tables.refresh(variables)
 
 
 def broadcast_object(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 
 import farandole.keras as hvd
-from tests.support.keras import callback_cases, optimizer_cases, state_cases, virtual_cases
+from tests.support.keras import callback_cases, layer_cases, optimizer_cases, state_cases, virtual_cases
 from tests.support.keras.cases import CASES
 
 assert callback_cases
+assert layer_cases
 assert optimizer_cases
 assert state_cases
 assert virtual_cases

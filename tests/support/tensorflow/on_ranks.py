@@ -396,6 +396,29 @@ def states_and_checkpoints() -> None:
 
 
 @case
+def layers_of_keras_compute_with_what_was_handed_over() -> None:
+    rows = np.array([[0.0, 1.0], [4.0, 5.0]], np.float32) + 3 * hvd.rank()
+
+    def adapted() -> Any:
+        norm, bins = tf.keras.layers.Normalization(), tf.keras.layers.Discretization(num_bins=2)
+        norm.adapt(rows)
+        bins.adapt(rows)
+        return tf.keras.Sequential([tf.keras.layers.Input((2,)), norm, bins])
+
+    for handed_over in (False, True):
+        model = adapted()
+        norm, bins = model.layers
+        own = hvd.allgather_object(list(bins.bin_boundaries))
+        assert own[0] != own[-1]
+        if handed_over:
+            hvd.elastic.TensorFlowKerasState(model).sync()
+            assert list(bins.bin_boundaries) == own[0]
+        else:
+            hvd.broadcast_variables(model.variables, root_rank=0)
+        assert norm(tf.constant([[2.0, 5.0]])).numpy().tolist() == [[0.0, 1.0]]
+
+
+@case
 def checkpoints_give_tensors_back() -> None:
     mean = tf.Variable([2.0, 2.0])
     folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None)

@@ -1,0 +1,218 @@
+"""State of layers that is in no variable: vocabularies, boundaries of bins, buffers, and constants made of variables.
+
+found = tables.read(model)          # plain values by layer, {} where all is in variables
+tables.write(model, found)          # on another rank, or in another process, for the same model
+tables.refresh(variables)           # after an assignment: constants that layers have made of these are made anew
+
+``Normalization`` computes with constants that it makes of its variables, ``Discretization`` with a list, lookups and
+``TextVectorization`` with a vocabulary, modules of PyTorch with buffers too. Keras takes care of them in its own
+loading of files only. A step that was traced before has the old ones in it, so it is traced anew where they differ.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, final
+
+import keras
+import numpy as np
+
+Table: TypeAlias = dict[str, Any]
+"""State of one layer: plain values, and arrays."""
+
+
+class _Kind(NamedTuple):
+    """A way in which layers keep something beside variables."""
+
+    has: Callable[[Any], bool]
+    read: Callable[[Any], Table]
+    write: Callable[[Any, Table], None]
+
+
+def read(model: keras.Model) -> dict[str, Table]:
+    """Copies of what the layers of a model keep, by their places in it."""
+    return {f"{i}.{kind}": _KINDS[kind].read(layer) for i, layer, kind in _keepers(model)}
+
+
+def write(model: keras.Model, tables: Mapping[str, Table]) -> None:
+    """Have the layers of a model keep that. Places that ``tables`` does not name keep what they have."""
+    changed = False
+    for i, layer, kind in _keepers(model):
+        table = tables.get(f"{i}.{kind}")
+        if table is None:
+            continue
+        if not _are_alike(table, _KINDS[kind].read(layer)):
+            _KINDS[kind].write(layer, table)
+        changed |= _is_new(layer, table)
+    if changed:
+        _trace_anew(model)
+
+
+def has_any(model: keras.Model) -> bool:
+    """True if some layer keeps something beside its variables."""
+    return any(True for _ in _keepers(model))
+
+
+@final
+class LayerTables:
+    """State of one model's layers that is in no variable, as a value of an elastic state."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+
+    def state_dict(self) -> dict[str, Table]:
+        """See ``read``."""
+        return read(self._model)
+
+    def load_state_dict(self, tables: Mapping[str, Table]) -> None:
+        """See ``write``."""
+        write(self._model, tables)
+
+
+def refresh(variables: Iterable[Any]) -> None:
+    """Make what layers have made of ``variables`` anew, in every model of this process that has these layers."""
+    assigned = {id(variable) for variable in variables}
+    layers, models = [], []
+    for found in gc.get_objects():  # a variable does not know its layer
+        if issubclass(type(found), keras.layers.Layer):
+            if _derives(found) and any(id(v) in assigned for v in _own_variables(found)):
+                layers.append(found)
+            if issubclass(type(found), keras.Model):
+                models.append(found)
+    for layer in layers:
+        layer.finalize_state()
+    changed = {id(layer) for layer in layers if _is_new(layer, _constants(layer))}
+    for model in models:
+        if changed and any(id(layer) in changed for layer in model._flatten_layers()):
+            _trace_anew(model)
+
+
+def _derives(layer: Any) -> bool:
+    return callable(getattr(type(layer), "finalize_state", None)) and getattr(layer, "built", False)
+
+
+_given: weakref.WeakKeyDictionary[Any, Table] = weakref.WeakKeyDictionary()
+"""By layer, what it was given last. Steps that were traced since may have that in them, and nothing newer."""
+
+
+def _is_new(layer: Any, table: Table) -> bool:
+    """Note that a layer has got ``table``; returns whether that is something else than the last time.
+
+    Not whether it is something else than the layer had: a script that adapts it between two fits leaves Keras's own
+    programs as they are.
+    """
+    before, _given[layer] = _given.get(layer), table
+    return before is None or not _are_alike(before, table)
+
+
+def _constants(layer: Any) -> Table:
+    return {name: np.array(keras.ops.convert_to_numpy(x)) for name, x in vars(layer).items() if keras.ops.is_tensor(x)}
+
+
+def _own_variables(layer: Any) -> Sequence[Any]:
+    return [*getattr(layer, "_trainable_variables", ()), *getattr(layer, "_non_trainable_variables", ())]
+
+
+def traces(model: keras.Model) -> int:
+    """Number of times that steps of ``model`` had to be traced anew."""
+    return _traces.get(model, 0)
+
+
+_traces: weakref.WeakKeyDictionary[keras.Model, int] = weakref.WeakKeyDictionary()
+
+
+def _trace_anew(model: Any) -> None:
+    """Forget compiled steps that have constants in them; ``fit``, which may have begun, finds the function renewed."""
+    _traces[model] = traces(model) + 1
+    for name in ("train", "test", "predict"):
+        if getattr(model, f"{name}_function", None) is not None:
+            getattr(model, f"make_{name}_function")(force=True)
+
+
+def _keepers(model: keras.Model) -> Iterator[tuple[int, Any, str]]:
+    for i, layer in enumerate(model._flatten_layers()):
+        for name, kind in _KINDS.items():
+            if kind.has(layer):
+                yield i, layer, name
+                break
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_are_alike(value, other[name]) for name, value in one.items())
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)
+
+
+# -- kinds ------------------------------------------------------------------------------------------------------------
+
+
+def _read_boundaries(layer: Any) -> Table:
+    return {"boundaries": None if layer.bin_boundaries is None else list(map(float, layer.bin_boundaries))}
+
+
+def _write_boundaries(layer: Any, table: Table) -> None:
+    layer.bin_boundaries = table["boundaries"]
+
+
+def _read_vocabulary(layer: Any) -> Table:
+    words = layer.get_vocabulary()
+    weights = getattr(getattr(layer, "_lookup_layer", layer), "idf_weights_const", None)
+    plain = [word.item() if isinstance(word, np.generic) else word for word in words]
+    return {"words": plain, "weights": None if weights is None else np.array(weights)}
+
+
+def _write_vocabulary(layer: Any, table: Table) -> None:
+    if table["weights"] is None:
+        layer.set_vocabulary(table["words"])
+    else:
+        layer.set_vocabulary(table["words"], idf_weights=table["weights"][: len(table["words"])])
+
+
+def _buffers_of(layer: Any) -> Table:
+    return dict(layer.named_buffers()) if hasattr(layer, "named_buffers") else {}
+
+
+def _read_buffers(layer: Any) -> Table:
+    return {name: np.array(keras.ops.convert_to_numpy(buffer)) for name, buffer in _buffers_of(layer).items()}
+
+
+def _write_buffers(layer: Any, table: Table) -> None:
+    for name, buffer in _buffers_of(layer).items():
+        buffer.copy_(keras.ops.convert_to_tensor(table[name]))
+
+
+def _read_files(layer: Any) -> Table:
+    with tempfile.TemporaryDirectory() as folder:
+        layer.save_assets(folder)
+        files = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
+        return {os.fspath(file.relative_to(folder)): file.read_bytes() for file in sorted(files)}
+
+
+def _write_files(layer: Any, table: Table) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in table.items():
+            file = Path(folder, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        layer.load_assets(folder)
+
+
+def _has_methods(layer: Any, *names: str) -> bool:
+    return all(callable(getattr(layer, name, None)) for name in names)
+
+
+_KINDS: dict[str, _Kind] = {
+    "bins": _Kind(lambda layer: isinstance(layer, keras.layers.Discretization), _read_boundaries, _write_boundaries),
+    "vocabulary": _Kind(
+        lambda layer: _has_methods(layer, "get_vocabulary", "set_vocabulary"), _read_vocabulary, _write_vocabulary
+    ),
+    "files": _Kind(lambda layer: _has_methods(layer, "save_assets", "load_assets"), _read_files, _write_files),
+    "buffers": _Kind(lambda layer: bool(_buffers_of(layer)), _read_buffers, _write_buffers),
+}
