@@ -22,6 +22,7 @@ from farandole.errors import UsageError
 from farandole.keras import variables
 from farandole.keras.model_progress import progress_of, require_counted
 from farandole.keras.noise import NoiseScaleCallback
+from farandole.keras.optimizer_tree import leaves, passes_of
 from farandole.keras.virtual_workers import VirtualWorkersCallback
 from farandole.largebatch.progress import ScheduleProgress
 from farandole.largebatch.schedule import Schedule
@@ -93,22 +94,28 @@ class MetricAverageCallback(keras.callbacks.Callback):
         """See ``Callback``."""
         if logs is None or not takes_part(self._process_set, "MetricAverageCallback"):
             return
-        own = {name: float(value) for name, value in sorted(logs.items()) if np.ndim(value) == 0}
+        own = {name: np.asarray(value, np.float64) for name, value in sorted(logs.items())}
         each = allgather_object(own, "metrics", self._process_set)
         for rank, other in zip(self._process_set.ranks, each, strict=True):
-            if other.keys() != each[0].keys():
+            if _shapes(other) != _shapes(each[0]):
                 raise UsageError(
                     "MetricAverageCallback where ranks have other metrics than others: rank "
-                    f"{self._process_set.ranks[0]} has {', '.join(each[0])} and rank {rank} has {', '.join(other)}. "
+                    f"{self._process_set.ranks[0]} has {_shapes(each[0])} and rank {rank} has {_shapes(other)}. "
                     "Give fit() validation_data on all ranks or on none, and compile() the same metrics"
                 )
-        means = {name: sum(other[name] for other in each) / len(each) for name in own}
-        logs.update(means)
+        averages = {name: sum(other[name] for other in each) / len(each) for name in own}
+        means = {name: float(mean) for name, mean in averages.items() if np.ndim(mean) == 0}
+        logs.update(averages | means)
         rank = current("MetricAverageCallback").topology.rank
         if self._process_set.rank() == 0:  # they are the same on all
             training.logs += 1
             if training.is_heard:
                 training.log(None, None, means, rank)
+
+
+def _shapes(metrics: dict[str, Any]) -> str:
+    """Names of metrics, and the shapes of those that are arrays."""
+    return ", ".join(f"{name}{list(value.shape) or ''}" for name, value in metrics.items())
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
@@ -222,7 +229,8 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
     >>> model.fit(x, y, callbacks=[hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=len(x))])
 
     ``epoch_samples``: how many samples all ranks together see in an epoch. ``batch``: how many a step has, all ranks
-    together; by default what the schedule says. A change of the number of ranks makes no jump, nor does a schedule that
+    together; by default what the schedule says of a step, shared among the batches that an optimizer accumulates for
+    it. A change of the number of ranks makes no jump, nor does a schedule that
     has another ``global_batch`` than before, as one made of ``hvd.size()``, or another ``epoch_samples``. What was
     counted belongs to the model: a ``KerasState`` of it (with this before ``CommitStateCallback``) and a
     ``CheckpointCallback`` keep it, and a ``fit`` goes on from there; one with an ``initial_epoch`` goes on with that.
@@ -233,13 +241,14 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
     def __init__(self, schedule: Schedule, epoch_samples: int, batch: int | None = None) -> None:
         keras.callbacks.Callback.__init__(self)
         ScheduleProgress.__init__(self, schedule, epoch_samples, None, ", which this callback has not")
-        self._batch = batch
+        self._batch, self._passes = batch, 1
         self._is_known, self._is_beginning = False, True
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """See ``Callback``."""
         self._is_beginning = True
         require_counted(self.model, "SamplesScheduleCallback")
+        self._passes = passes_of(self.model.optimizer, "SamplesScheduleCallback")
         each = self.model.steps_per_execution
         if each > 1 and hasattr(self.model.optimizer, "inner_optimizer"):
             raise UsageError(
@@ -251,9 +260,21 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
         """See ``Callback``."""
         if self._is_beginning:
             variables.settle(self.model)
-            asked = self.position.epoch_samples, epoch, self._batch, self._is_known
+            asked = self.position.epoch_samples, epoch, self._batch_now(), self._is_known
             self.position = progress_of(self.model).begin(self.schedule, *asked)
             self._is_known, self._is_beginning = True, False
+
+    def _batch_now(self) -> int | None:
+        """Samples of the next batch of Keras, of which several may make a step."""
+        if self._batch is not None or self._passes == 1:
+            return self._batch
+        step = self.schedule.batch(self.position)
+        if step % self._passes:
+            raise UsageError(
+                f"SamplesScheduleCallback with steps of {step} samples and an optimizer that accumulates "
+                f"{self._passes} batches: say how many samples a batch has on all ranks together, by batch="
+            )
+        return step // self._passes
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
@@ -267,7 +288,7 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
         # A call of several steps may have had fewer, as the last of an epoch, and ``batch`` does not say so.
         done = progress.steps_since if self.model.steps_per_execution > 1 else 1
         for _ in range(done):
-            self.advance(self._batch)
+            self.advance(self._batch_now())
         progress.measure(self.position)
 
 
@@ -399,11 +420,18 @@ def set_rate(model: Any, rate: float, corrects_momentum: bool) -> None:
     """Set the learning rate of the model's optimizer, and correct what holds the old one."""
     variables.settle(model)
     optimizer = model.optimizer
+    stepping = leaves(optimizer)
+    if len(stepping) != 1 or not hasattr(stepping[0]._learning_rate, "assign"):
+        what = "several optimizers with rates of their own" if len(stepping) != 1 else "a schedule as learning_rate"
+        raise UsageError(
+            f"a callback sets the learning rate of a {type(optimizer).__name__} that has {what}: compile the model "
+            "with one optimizer and a number, or leave the callback away"
+        )
     before = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
     if before == np.float32(rate):
         return
     optimizer.learning_rate = rate
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = stepping[0]
     has_velocities = isinstance(inner, keras.optimizers.SGD) and inner.built and inner.momentum
     if corrects_momentum and before > 0 and has_velocities:
         for velocity in inner.momentums:

@@ -10,6 +10,7 @@ import keras
 
 from farandole.errors import UsageError
 from farandole.keras.optimizer import DistributedOptimizer
+from farandole.keras.optimizer_tree import leaves
 
 
 def load_model(
@@ -39,8 +40,8 @@ def load_model(
 
 def _refuse_to_guess(optimizer: Any) -> None:
     """Raise ``UsageError`` for an optimizer that accumulates: whether it stepped with sums is not in the file."""
-    passes = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
-    if passes:
+    passes = max((leaf.gradient_accumulation_steps or 1 for leaf in leaves(optimizer)), default=1)
+    if passes > 1:
         own = f"wrap=lambda optimizer: hvd.DistributedOptimizer(optimizer, backward_passes_per_step={passes}"
         raise UsageError(
             f"load_model() of a model whose optimizer accumulates {passes} batches: the file does not say whether it "

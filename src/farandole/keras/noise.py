@@ -17,6 +17,7 @@ from farandole.gradients.noise import GradientNoise
 from farandole.graphs.gradients import GraphGradients, squared_norm
 from farandole.keras.backends import backend
 from farandole.keras.distribution import Distribution
+from farandole.keras.optimizer_tree import leaves
 from farandole.largebatch.noise import Estimated, NoEstimate
 
 
@@ -84,9 +85,9 @@ class NoiseScaleCallback(keras.callbacks.Callback):
             )
         if hasattr(optimizer, "inner_optimizer"):
             raise UsageError("NoiseScaleCallback with scaled losses: norms would be those of the scale; use bfloat16")
-        if optimizer.gradient_accumulation_steps:
+        if (passes := max(leaf.gradient_accumulation_steps or 1 for leaf in leaves(optimizer))) > 1:
             raise UsageError(
-                f"NoiseScaleCallback with an optimizer that accumulates {optimizer.gradient_accumulation_steps} "
+                f"NoiseScaleCallback with an optimizer that accumulates {passes} "
                 "batches: each is reduced by itself and would be taken for a step, so its advice would be about a "
                 "batch that is too small; measure with an optimizer that steps with each batch"
             )

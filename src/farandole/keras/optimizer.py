@@ -26,6 +26,7 @@ from farandole.gradients.terms import Terms, checked_passes, gradient_reduction,
 from farandole.keras.backends import backend
 from farandole.keras.compression import CompressorLike, NoneCompressor
 from farandole.keras.distribution import Distribution, KerasTerms
+from farandole.keras.optimizer_tree import leaves
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
 Optimizer = TypeVar("Optimizer", bound=keras.optimizers.Optimizer)
@@ -136,13 +137,20 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, passes: int, averages: 
     """Have Keras accumulate, which makes means; returns the factor that makes of these what was asked for."""
     if checked_passes(passes) == 1:
         return 1.0
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # with scaled losses, that one accumulates
-    if inner.gradient_accumulation_steps != passes and (inner.built or inner.gradient_accumulation_steps):
+    found = leaves(optimizer)
+    if not found:
         raise UsageError(
-            f"backward_passes_per_step={passes} of an optimizer that is built, or accumulates another number by "
-            f"itself: pass gradient_accumulation_steps={passes} to the optimizer, too"
+            f"backward_passes_per_step={passes} of a {type(optimizer).__name__} that chooses its optimizers by a "
+            f"function: give each of them gradient_accumulation_steps={passes} there, for steps with the mean"
         )
-    inner.gradient_accumulation_steps = passes
+    for leaf in found:
+        if leaf.gradient_accumulation_steps != passes and (leaf.built or leaf.gradient_accumulation_steps):
+            raise UsageError(
+                f"backward_passes_per_step={passes} of an optimizer ({type(leaf).__name__}) that is built, or "
+                f"accumulates another number by itself: pass gradient_accumulation_steps={passes} to it, too"
+            )
+    for leaf in found:
+        leaf.gradient_accumulation_steps = passes
     return 1.0 if averages else float(passes)
 
 
@@ -156,7 +164,7 @@ def _variables_of(
             raise UsageError(
                 f"local_layers: {layer.name} is not built, and has no variables yet: build the model first"
             )
-    if listed and getattr(optimizer, "inner_optimizer", optimizer).global_clipnorm:
+    if listed and any(leaf.global_clipnorm for leaf in leaves(optimizer)):
         raise UsageError(_CLIPS_LOCAL)
     if listed and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise UsageError(_SCALES_LOCAL)

@@ -14,6 +14,7 @@ from farandole.collective import Kind
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.identity import without_numbers
 from farandole.keras import layer_tables
+from farandole.keras.optimizer_tree import leaves
 from farandole.runtime.collectives.objects import broadcast_object
 from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
@@ -98,14 +99,15 @@ def _local_ids(optimizer: Any) -> set[int]:
     """``id`` of variables that are one rank's own, and of what the optimizer keeps for them."""
     distribution = getattr(optimizer, "_farandole", None)
     local = {id(v) for v in distribution.local} if distribution is not None else set()
-    if local and optimizer.built:
-        trained = optimizer._trainable_variables
+    own = set(local)
+    for leaf in leaves(optimizer) if local and optimizer.built else ():
+        trained = getattr(leaf, "_trainable_variables", ())
         # Optimizers keep momenta and so on in lists, in the order of the variables.
-        kept = [each for each in vars(optimizer).values() if isinstance(each, list) and len(each) == len(trained)]
+        kept = [each for each in vars(leaf).values() if isinstance(each, list) and len(each) == len(trained)]
         for slots in kept:
-            if slots is not optimizer._variables:
-                local |= {id(slot) for slot, v in zip(slots, trained, strict=True) if id(v) in local}
-    return local
+            if slots is not leaf._variables:
+                own |= {id(slot) for slot, v in zip(slots, trained, strict=True) if id(v) in local}
+    return own
 
 
 def _optimizers_of(model: keras.Model) -> dict[str, Any]:
@@ -125,8 +127,7 @@ def _optimizers_of(model: keras.Model) -> dict[str, Any]:
 
 def methods_of(model: keras.Model) -> list[str]:
     """Names of the classes of a model's optimizers: of several that keep arrays of the same shapes, the method."""
-    found = [getattr(each, "inner_optimizer", each) for each in _optimizers_of(model).values()]
-    return [type(each).__name__ for each in found]
+    return [type(leaf).__name__ for each in _optimizers_of(model).values() for leaf in leaves(each)]
 
 
 def steps_of(optimizer: Any) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 
 import farandole.keras as hvd
-from tests.support.keras import callback_cases, layer_cases, optimizer_cases, state_cases, virtual_cases
+from tests.support.keras import callback_cases, layer_cases, optimizer_cases, state_cases, tree_cases, virtual_cases
 from tests.support.keras.cases import CASES
 
 assert callback_cases
 assert layer_cases
 assert optimizer_cases
 assert state_cases
+assert tree_cases
 assert virtual_cases
 
 

@@ -1,0 +1,34 @@
+"""Optimizers that hold others, as ``LossScaleOptimizer`` and ``MultiOptimizer`` of Keras do: who of them steps.
+
+>>> from farandole.keras.optimizer_tree import leaves
+>>> [type(leaf).__name__ for leaf in leaves(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))]
+['SGD']
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from farandole.errors import UsageError
+
+
+def leaves(optimizer: Any) -> list[keras.optimizers.Optimizer]:
+    """The optimizers that change variables: the one that is given, or those that it holds."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    several = getattr(optimizer, "optimizers", None)
+    if inner is None and not isinstance(several, list | tuple):
+        return [optimizer]
+    return [leaf for each in ([inner] if inner is not None else several) for leaf in leaves(each)]
+
+
+def passes_of(optimizer: Any, asks: str) -> int:
+    """Number of batches that make one step; raises ``UsageError`` in the name of ``asks`` where leaves differ in it."""
+    found = {leaf.gradient_accumulation_steps or 1 for leaf in leaves(optimizer)}
+    if len(found) > 1:
+        raise UsageError(
+            f"{asks} with a {type(optimizer).__name__} whose optimizers accumulate "
+            f"{', '.join(map(str, sorted(found)))} batches: give all of them the same gradient_accumulation_steps"
+        )
+    return next(iter(found), 1)
