@@ -8,7 +8,8 @@
     model.fit(x[hvd.rank()::hvd.size()], y[hvd.rank()::hvd.size()], verbose=hvd.verbose(1),
               callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
 
-The collectives are those of the backend's own module: ``farandole.torch``, ``farandole.tensorflow``, ``farandole.jax``.
+``allreduce``, ``allgather``, ``broadcast`` and ``reducescatter`` take their arguments in the order of
+``horovod.keras``; the other collectives are those of the backend's own module, as ``farandole.torch``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from farandole.keras import callbacks as callbacks
+from farandole.keras import collectives as _keras_collectives
 from farandole.keras import elastic as elastic
 from farandole.keras.backends import collectives as _collectives
 from farandole.keras.callbacks import verbose as verbose
@@ -35,12 +37,17 @@ from farandole.keras.variables import broadcast_variables as broadcast_variables
 from farandole.runtime.collectives.ops import PUBLIC as _PUBLIC
 
 if _TYPE_CHECKING:
-    from farandole.torch.mpi_ops import *  # noqa: F403
+    from farandole.keras.collectives import allgather as allgather
+    from farandole.keras.collectives import allreduce as allreduce
+    from farandole.keras.collectives import broadcast as broadcast
+    from farandole.keras.collectives import reducescatter as reducescatter
+    from farandole.torch.mpi_ops import *  # type: ignore[assignment]  # noqa: F403
     from farandole.torch.mpi_ops import Compression as Compression
 else:
     _binding = _collectives()
     globals().update({name: getattr(_binding, name) for name in _PUBLIC})
     globals()["Compression"] = _KerasCompression
+    globals().update({name: getattr(_keras_collectives, name) for name in _keras_collectives.__all__})
     _own = (
         "DistributedOptimizer", "PartialDistributedOptimizer", "broadcast_global_variables", "broadcast_variables",
         "callbacks", "elastic", "load_model", "verbose",

@@ -17,10 +17,8 @@ from farandole.errors import UsageError
 def leaves(optimizer: Any) -> list[keras.optimizers.Optimizer]:
     """The optimizers that change variables: the one that is given, or those that it holds."""
     inner = getattr(optimizer, "inner_optimizer", None)
-    several = getattr(optimizer, "optimizers", None)
-    if inner is None and not isinstance(several, list | tuple):
-        return [optimizer]
-    return [leaf for each in ([inner] if inner is not None else several) for leaf in leaves(each)]
+    held = getattr(optimizer, "optimizers", None) if inner is None else [inner]
+    return [leaf for each in held for leaf in leaves(each)] if isinstance(held, list | tuple) else [optimizer]
 
 
 def passes_of(optimizer: Any, asks: str) -> int:

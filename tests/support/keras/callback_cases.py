@@ -325,9 +325,25 @@ def one_rank_speaks() -> None:
 
 @case
 def collectives_take_values() -> None:
-    mean = hvd.allreduce(value(keras.ops.ones(3)) * hvd.rank()) if BACKEND != "torch" else None
-    if mean is not None:
-        np.testing.assert_allclose(value(mean), [(hvd.size() - 1) / 2] * 3)
+    """In the order that ``horovod.keras`` has: value, name, average, factors, op."""
+    rank, size = hvd.rank(), hvd.size()
+    total = sum(range(size))
+    own = keras.ops.ones(3) * rank
+    for found, expected in (
+        (hvd.allreduce(own), total / size),
+        (hvd.allreduce(value=own, name="m"), total / size),
+        (hvd.allreduce(own, "x", False), total),
+        (hvd.allreduce(own, "y", None, 10.0), 10 * total / size),
+        (hvd.allreduce(own, "z", None, 1.0, 2.0, hvd.Sum), 2 * total),
+        (hvd.allreduce([float(rank)] * 3), total / size),
+        (hvd.allreduce(keras.Variable(own), "v", op=hvd.Sum, compression=hvd.Compression.fp16), total),
+        (hvd.broadcast([float(rank + 7)] * 3, 0, "b"), 7),
+    ):
+        np.testing.assert_allclose(value(found), [expected] * 3)
+    assert value(hvd.allgather([rank], "g")).tolist() == list(range(size))
+    assert value(hvd.reducescatter(np.ones(size), "r", hvd.Sum)).tolist() == [size]
+    with raises(UsageError, "average='x': it is True or False"):
+        hvd.allreduce(own, average="x")  # type: ignore[arg-type]
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
 
 

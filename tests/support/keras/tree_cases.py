@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def several(**how: Any) -> Any:
 @case
 def a_step_of_several_optimizers_is_made_of_all_passes() -> None:
     """Two passes with a gradient of 1 and a rate of 1."""
-    kinds = [lambda: K.SGD(1.0), lambda: K.MultiOptimizer(K.OptimizerMap(K.SGD(1.0)))]
+    kinds: list[Callable[[], Any]] = [lambda: K.SGD(1.0), lambda: K.MultiOptimizer(K.OptimizerMap(K.SGD(1.0)))]
     for kind in kinds if HAS_SEVERAL else kinds[:1]:
         for averages, expected in (False, [0.0, -2.0]), (True, [0.0, -1.0]):
             variable = keras.Variable(np.zeros(1, np.float32))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+
 from farandole.collective import Kind, ReduceOp, Reduction
 
 REDUCTIONS: dict[Kind, frozenset[ReduceOp]] = {
@@ -24,8 +26,11 @@ def reduction(
     """Make a reduction of a user's arguments: ``op``, or Horovod's older ``average``; without both, the average."""
     if average is not None and op is not None:
         return Reduction(wrong="both average= and op= are given: keep op=, average= is its older form")
+    given: object = average
+    if not isinstance(given, bool | int | np.bool_ | None):
+        return Reduction(wrong=f"average={average!r}: it is True or False, and a name goes by name=")
     if op is None:
-        op = ReduceOp.SUM if average is False else ReduceOp.AVERAGE
+        op = ReduceOp.AVERAGE if average is None or average else ReduceOp.SUM
     if op not in REDUCTIONS[Kind.ALLREDUCE]:
         return Reduction(wrong=f"op={op!r} is no reduction: use one of {', '.join(o.label for o in ReduceOp)}")
     return Reduction(ReduceOp(op), float(prescale_factor), float(postscale_factor))
