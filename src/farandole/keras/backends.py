@@ -8,6 +8,7 @@ Only the framework of the backend in use is imported.
 from __future__ import annotations
 
 import importlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -69,6 +70,9 @@ class Backend(ABC):
 
     def await_values(self, variables: Sequence[Any]) -> None:  # noqa: B027 (most have them at once)
         """Wait until the values are computed; raises what that has ended with."""
+
+    def build(self, model: Any) -> None:  # noqa: B027 (the others build a model when ``fit`` begins)
+        """Build a model that is not built, from a batch of the ``fit`` that calls, if there is one."""
 
     def await_step(self, model: Any) -> None:  # noqa: B027
         """Wait until the last step of a ``fit`` is done."""
@@ -149,6 +153,16 @@ class TensorFlowBackend(Backend):
 
         kept: F = tf.autograph.experimental.do_not_convert(function)
         return kept
+
+    def build(self, model: Any) -> None:
+        """See ``Backend``; with symbols, as Keras does under a strategy of TensorFlow and on the other backends."""
+        frame = None if model.built else sys._getframe(1)
+        while frame is not None and not (frame.f_code.co_name == "fit" and "epoch_iterator" in frame.f_locals):
+            frame = frame.f_back
+        if frame is not None:  # its first batch is lost where the data can be read once only
+            iterator = frame.f_locals["epoch_iterator"]
+            model._symbolic_build(iterator=iterator)
+            iterator.reset()
 
     def present(self, value: Any) -> Any:
         """See ``Backend``."""

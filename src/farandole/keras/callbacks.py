@@ -20,6 +20,7 @@ import numpy as np
 from farandole.checkpoint.checkpoints import OnError
 from farandole.errors import UsageError
 from farandole.keras import variables
+from farandole.keras.backends import backend
 from farandole.keras.model_progress import progress_of, require_counted
 from farandole.keras.noise import NoiseScaleCallback
 from farandole.keras.optimizer_tree import leaves, passes_of
@@ -72,6 +73,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """See ``Callback``."""
+        backend.build(self.model)
         shared = [v for v in variables.of_both(self.model) if id(v) not in self._local]
         variables.broadcast_variables(shared, self._root_rank, self._process_set)
         variables.broadcast_tables(self.model, self._root_rank, self._process_set)
@@ -315,6 +317,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """See ``Callback``."""
         self._done = -1
+        backend.build(self.model)
         progress = progress_of(self.model)
         elastic = progress.elastic
         if elastic is not None and progress.is_restored:  # the same on all ranks, and so are the variables

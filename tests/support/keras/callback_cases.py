@@ -73,16 +73,21 @@ def a_broadcast_gives_all_ranks_the_model_and_the_optimizer_of_one() -> None:
 
 
 @case
-def a_model_that_is_built_by_its_first_step_is_broadcast_or_refused() -> None:
-    """On TensorFlow ``fit`` builds no model before; the other two give a batch of symbols to it."""
+def a_model_that_is_built_by_its_first_step_is_broadcast_before() -> None:
+    """On TensorFlow ``fit`` builds none by itself, but with its first step."""
     for callback in (hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.CheckpointCallback("unbuilt")):
         keras.utils.set_random_seed(1 + hvd.rank())
         model = keras.Sequential([keras.layers.Dense(2)])
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
-        expected = raises(UsageError, "is not built") if BACKEND == "tensorflow" else contextlib.nullcontext()
-        with expected:
-            fit(model, epochs=1, callbacks=[callback])
-            are_same_everywhere(model)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse", metrics=["mae"])
+        history = fit(model, epochs=1, callbacks=[callback, counter := Rates()])
+        are_same_everywhere(model)
+        assert len(counter.seen) == STEPS  # no batch is lost
+        assert np.isfinite(history.history["mae"]).all()
+    unbuilt = keras.Sequential([keras.layers.Dense(2)])
+    alone = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    alone.set_model(unbuilt)
+    with raises(UsageError, "is not built"):
+        alone.on_train_begin()
 
 
 @case
@@ -230,7 +235,8 @@ def rates_by_samples_go_on_with_the_model() -> None:
 
     def rates(model: Any, state: Any = None, stop: int = -1, every: int = 2, **how: Any) -> list[float]:
         seen = Rates()
-        callbacks = [hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=ROWS), seen, *stopping(stop)]
+        counts = hvd.callbacks.SamplesScheduleCallback(found.schedule, ROWS, batch=GLOBAL_BATCH)
+        callbacks = [counts, seen, *stopping(stop)]
         if state is not None:
             callbacks.insert(2, hvd.elastic.CommitStateCallback(state, batches_per_commit=every))
         with contextlib.suppress(InterruptedError):
