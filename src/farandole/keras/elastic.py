@@ -39,8 +39,8 @@ from farandole.errors import FarandoleError, HorovodInternalError, HostsUpdatedI
 from farandole.graphs.library import original
 from farandole.keras import variables
 from farandole.keras.backends import backend
-from farandole.keras.callbacks import Logs
 from farandole.keras.model_progress import progress_of, require_counted
+from farandole.keras.rates import Logs
 from farandole.largebatch.report import report
 from farandole.numpy.elastic import registry as arrays
 from farandole.runtime.collectives.leaves import Leaves
