@@ -340,18 +340,43 @@ def refusal(command: Sequence[str], error: OSError) -> tuple[int, str]:
 
 
 def dump_stack(pid: int, number: int, fd: int, deadline_s: float = 2.0, quiet_s: float = 0.1) -> str:
-    """The text a process writes to its descriptor ``fd`` when signal ``number`` comes (see ``faulthandler.register``).
+    """The text a process writes to its descriptor ``fd`` when signal ``number`` comes (see ``runtime/session/stacks``).
 
-    Works while the process computes, waits or holds the GIL. Raises ``ControlError`` if nothing comes in time.
+    Works while the process computes, waits or holds the GIL: where its main thread sleeps in C code, or computes there
+    for half of ``deadline_s``, the signal before comes, too. Raises ``ControlError`` if nothing comes in time.
     """
     try:
         with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
             before = file.seek(0, os.SEEK_END)  # earlier stacks are there, too; this position is ours, not the writer's
             os.kill(pid, number)
-            _until_quiet(lambda: os.fstat(file.fileno()).st_size, before, deadline_s, quiet_s)
+            size = lambda: os.fstat(file.fileno()).st_size  # noqa: E731
+            if not _answers(pid, size, before, deadline_s / 2):
+                os.kill(pid, number - 1)
+            _until_quiet(size, before, deadline_s, quiet_s)
             return file.read().decode(errors="replace")
     except OSError as error:
         raise ControlError(f"no stack of process {pid}: {error.strerror}") from error
+
+
+def _answers(pid: int, size: Callable[[], int], before: int, patience_s: float) -> bool:
+    """Wait until ``size`` has grown; false where the main thread of the process stands still, or time is over."""
+    begin = time.monotonic()
+    while size() == before:
+        waited_s = time.monotonic() - begin
+        if waited_s >= patience_s or (waited_s >= _SETTLED_S and _is_asleep(pid)):
+            return False
+        time.sleep(0.005)
+    return True
+
+
+_SETTLED_S = 0.05
+"""Time after which a thread that sleeps has taken in a signal that woke it."""
+
+
+def _is_asleep(pid: int) -> bool:
+    """True if the main thread of a process sleeps: what is behind the name in brackets begins with its state."""
+    with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] in (b"S", b"D")
 
 
 def _until_quiet(size: Callable[[], int], before: int, deadline_s: float, quiet_s: float) -> None:

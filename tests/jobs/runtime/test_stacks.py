@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 THREADED = """
 import threading
 from farandole.runtime.session.stacks import stack_dump
@@ -29,11 +31,28 @@ def work():
 
 work()
 """
+CALLED_BY_C = """
+from farandole.runtime.session.stacks import stack_dump
+
+class Session:
+    @property
+    def broken(self):
+        return False
+
+def work():
+    session = Session()
+    print(*stack_dump(), flush=True)
+    while not session.broken:
+        pass
+
+work()
+"""
 TIMES, DEADLINE_S = 1500, 60.0
 
 
-def test_a_process_with_busy_threads_survives_being_asked_again_and_again() -> None:
-    with subprocess.Popen([sys.executable, "-c", THREADED], stdout=subprocess.PIPE, text=True) as child:
+@pytest.mark.parametrize("script", [THREADED, CALLED_BY_C], ids=["busy threads", "calls out of C code"])
+def test_a_busy_process_survives_being_asked_again_and_again(script: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
             fd, number = map(int, child.stdout.readline().split())
