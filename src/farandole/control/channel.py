@@ -33,6 +33,7 @@ Threads. A ``Router`` has one. Of a ``Dealer`` any thread sends, also a signal h
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -278,7 +279,7 @@ class Dealer:
         with self._lock:
             if self._closed:
                 raise ControlError(f"a {type(message).__name__} was sent after close(), to {self.address}")
-            self._socket.send(frame, NOBLOCK)
+            self._queue(frame)
             # Sending may take in the signal of a message that has just come; then nothing else wakes the receiver,
             # be it in `recv` or in a loop of its own.
             if (self._has_loop or self._receiving.locked()) and is_readable(self._socket):
@@ -376,7 +377,7 @@ class Dealer:
         """Send a knock and wait until it comes back; what was sent before has been received then."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            self._socket.send(KNOCK, NOBLOCK)
+            self._queue(KNOCK)
         with self._receiving:
             while (answer := self._next_frame(deadline)) != KNOCK:
                 if answer is None or time.monotonic() > deadline:  # messages may come without an end
@@ -386,6 +387,11 @@ class Dealer:
                         f"no controller answered at {self.address} within {timeout_s:g} s: is the launcher that gave "
                         "this address still running, and is FARANDOLE_CONTROLLER passed on unchanged?"
                     )
+
+    def _queue(self, frame: bytes) -> None:
+        """Queue a frame; nothing where the controller has refused us already, of which ``recv`` tells."""
+        with contextlib.suppress(zmq.Again):  # ZeroMQ has no connection left to queue it for
+            self._socket.send(frame, NOBLOCK)
 
     def _next_frame(self, deadline: float | None) -> bytes | None:
         while not self._interrupted:

@@ -260,6 +260,16 @@ def test_interrupt_wakes_the_receiver(host: Host) -> None:
         dealer.send(Leave(0))
 
 
+def test_who_was_refused_before_it_knocks_is_told_so_too(host: Host) -> None:
+    mixed = JobKeys(KEYS.server, JobKeys.from_secret(new_secret()).client)
+    with Dealer(host.address, b"w0u", mixed, None) as dealer:
+        with pytest.raises(ControlError, match="refused this process's key"):
+            dealer.recv(DEADLINE_S)
+        dealer.send(Leave(1))  # there is nobody to send it to
+        with pytest.raises(ControlError, match="refused this process's key"):
+            dealer.flush(DEADLINE_S)
+
+
 def test_what_is_sent_after_an_interrupted_knock_is_delivered() -> None:
     with Router(KEYS) as router, Dealer(router.address, b"w0u", KEYS, None) as dealer:
         dealer.interrupt()  # while the controller has not yet let it in
