@@ -102,7 +102,16 @@ private:
     TF_Status* status_;
 };
 
+constexpr int kFailedPrecondition = 9;
 constexpr int kInternal = 13;
+
+// Horovod's code for what ranks disagree about, or ask for and cannot have, which scripts catch.
+int code_of(const char* error) {
+    for (const char* kind : {"farandole.errors.MismatchError", "farandole.errors.UsageError"}) {
+        if (std::strncmp(error, kind, std::strlen(kind)) == 0) return kFailedPrecondition;
+    }
+    return kInternal;
+}
 constexpr int kMostNested = 8;
 
 struct Kernel {
@@ -184,7 +193,7 @@ public:
         std::unique_ptr<TensorFlowCall> over(this);
         if (error != nullptr) {
             const Status status;
-            tf().TF_SetStatus(status, kInternal, error);
+            tf().TF_SetStatus(status, code_of(error), error);
             tf().TF_OpKernelContext_Failure(context_, status);
         }
         const std::function<void()> done = std::move(done_);

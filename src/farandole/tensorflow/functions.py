@@ -20,7 +20,7 @@ from farandole.errors import UsageError
 from farandole.runtime.collectives import objects
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.gradients import ops
-from farandole.tensorflow.graph import apart, as_written, in_graph
+from farandole.tensorflow.graph import apart, as_written, in_graph, in_session_graph
 
 _CARRIED = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 """Dtypes of variables that do not travel, such as the seeds of Keras, and those as which their bits do."""
@@ -45,7 +45,7 @@ def broadcast_variables(
     with contextlib.nullcontext() if in_graph() else verbs.telling(Kind.BROADCAST, None, process_set):
         tensors = [tf.convert_to_tensor(variable) for variable in listed]
         carried = [tf.bitcast(t, _CARRIED[t.dtype]) if t.dtype in _CARRIED else t for t in tensors]
-    is_session = in_graph() and not tf.compat.v1.get_default_graph().building_function
+    is_session = in_session_graph()
     with apart() if is_session else contextlib.nullcontext():
         copied = ops.collectives.broadcast([tf.stop_gradient(t) for t in carried], root_rank, None, process_set)
     assigned = []

@@ -130,6 +130,11 @@ def in_graph() -> bool:
     return not tf.executing_eagerly()
 
 
+def in_session_graph() -> bool:
+    """True while a graph of TensorFlow 1 is built: it runs what its results depend on, and nothing else."""
+    return in_graph() and not tf.compat.v1.get_default_graph().building_function
+
+
 @final
 class _Book:
     """Notes on one graph: how many calls without a name it has, its resources by name, and its last calls by name."""

@@ -14,13 +14,13 @@ import tensorflow as tf
 from farandole.adapters.tensorflow import AnyTensor, is_variable, verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UnsupportedError
-from farandole.gradients.factors import DERIVATIVE, Factors
+from farandole.gradients.factors import DERIVATIVE, HOROVOD, Factors
 from farandole.runtime.collectives.compression import CompressorLike, NoneCompressor
 from farandole.runtime.collectives.ops import Ops
 from farandole.runtime.lanes.reduction import reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.collectives import Collectives, as_tensors
-from farandole.tensorflow.graph import as_written, in_graph
+from farandole.tensorflow.graph import as_written, in_graph, in_session_graph, traced_name
 from farandole.tensorflow.topology import members
 
 
@@ -31,6 +31,7 @@ class TensorFlowOps(Ops[AnyTensor]):
     def __init__(self, module: str, factors: Factors = DERIVATIVE) -> None:
         super().__init__(verbs, tf.Variable, module)
         self.collectives = Collectives(factors)
+        self._divides_integers = factors is HOROVOD  # an average of ``tf.IndexedSlices``: else it truncates, as others
 
     @as_written
     def allreduce(  # type: ignore[override]
@@ -81,9 +82,18 @@ class TensorFlowOps(Ops[AnyTensor]):
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
         """
         how = reduction(average, op, prescale_factor, postscale_factor)
-        compressed = [compression.compress(tensor) for tensor in as_tensors(tensors)]
-        reduced = self._reduced([t for t, _ in compressed], name, how, process_set)
-        return [compression.decompress(t, context) for t, (_, context) in zip(reduced, compressed, strict=True)]
+        label = traced_name() if name is None and in_graph() else name
+        results: dict[int, AnyTensor] = {}
+        for i, tensor in enumerate(tensors):
+            if isinstance(tensor, tf.IndexedSlices):
+                own = None if label is None else f"{label}.{i}"
+                results[i] = self._slices(tensor, own, how, compression, process_set)
+        dense = [i for i in range(len(tensors)) if i not in results]
+        compressed = [compression.compress(tensor) for tensor in as_tensors([tensors[i] for i in dense])]
+        reduced = self._reduced([t for t, _ in compressed], label, how, process_set)
+        for i, tensor, (_, context) in zip(dense, reduced, compressed, strict=True):
+            results[i] = compression.decompress(tensor, context)
+        return [results[i] for i in range(len(tensors))]
 
     @as_written
     def reducescatter(  # type: ignore[override]
@@ -181,16 +191,17 @@ class TensorFlowOps(Ops[AnyTensor]):
         """``broadcast`` in place, of a variable or a list of variables, which is returned.
 
         >>> hvd.broadcast_(model.variables, root_rank=0)
+
+        A graph of TensorFlow 1 returns what to run for it, which has the values as its result.
         """
-        if not isinstance(tensor, list | tuple):
-            if in_graph() and is_variable(tensor):
-                tensor.assign(self._copied(tensor, root_rank, name, process_set))
-                return tensor
+        is_one = not isinstance(tensor, list | tuple)
+        if is_one and not (in_graph() and is_variable(tensor)):
             return super().broadcast_(tensor, root_rank, name, process_set)
-        copied = self.collectives.broadcast(as_tensors(tensor), root_rank, name, process_set)
-        for variable, value in zip(tensor, copied, strict=True):
-            variable.assign(value)
-        return tensor
+        variables = [tensor] if is_one else tensor
+        copied = self.collectives.broadcast(as_tensors(variables), root_rank, name, process_set)
+        assigned = [variable.assign(value) for variable, value in zip(variables, copied, strict=True)]
+        found = [tf.convert_to_tensor(each) for each in assigned] if in_session_graph() else variables
+        return found[0] if is_one else found
 
     @as_written
     def alltoall(  # type: ignore[override]
@@ -225,7 +236,13 @@ class TensorFlowOps(Ops[AnyTensor]):
         values = self._gathered([travelling], None if name is None else f"{name}.values", process_set)[0]
         indices = self._gathered([slices.indices], None if name is None else f"{name}.indices", process_set)[0]
         values = compression.decompress(values, context)
-        return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, slices.dense_shape)
+        if not values.dtype.is_integer or (isinstance(factor, float) and factor.is_integer()):
+            scaled = values * tf.cast(factor, values.dtype)
+        else:
+            exact = tf.cast(values, tf.float64) * tf.cast(factor, tf.float64)
+            horovods = tf.float64 if values.dtype.size >= 4 else tf.float32  # TensorFlow's own of a division
+            scaled = tf.cast(exact, horovods if self._divides_integers else values.dtype)
+        return tf.IndexedSlices(scaled, indices, slices.dense_shape)
 
     def _reduced(
         self, tensors: Sequence[AnyTensor], name: str | None, how: Reduction, process_set: ProcessSet

@@ -54,6 +54,7 @@ NAMES = {
     "horovod.data": "BaseDataLoader AsyncDataLoaderMixin",
     "horovod.data.data_loader_base": "BaseDataLoader AsyncDataLoaderMixin",
     "horovod.runner": "run",
+    "horovod.runner.common.util.env": "get_env_rank_and_size",
     "horovod.runner.util.threads": "in_thread on_event execute_function_multithreaded",
 }
 

@@ -112,6 +112,29 @@ def arguments_stand_where_horovods_do() -> None:
         assert list(several)[3:] == ["op", "process_set", "prescale_factor", "postscale_factor", "name"]
 
 
+def values_of_integers_in_slices() -> None:
+    """Horovod divides, and gets no integers."""
+    rank, size = derivatives.rank(), derivatives.size()
+    for dtype, horovods_own in (tf.int64, tf.float64), (tf.int32, tf.float64), (tf.int8, tf.float32):
+        given = tf.IndexedSlices(tf.constant([[rank + 1]], dtype), tf.constant([rank]))
+        mean = horovods.allreduce(given, name="slices")
+        assert mean.values.dtype == horovods_own
+        np.testing.assert_allclose(mean.values, [[(i + 1) / size] for i in range(size)], rtol=1e-6)
+        (ours,) = derivatives.grouped_allreduce([given], name="slices")
+        assert ours.values.dtype == dtype
+        assert ours.values.numpy().tolist() == [[(i + 1) // size] for i in range(size)]
+
+
+def names_beside_the_collectives() -> None:
+    from horovod.runner.common.util.env import get_env_rank_and_size
+    from horovod.tensorflow.util import _executing_eagerly, _has_eager
+
+    assert get_env_rank_and_size() == (derivatives.rank(), derivatives.size())
+    assert _has_eager
+    assert _executing_eagerly()
+    assert not graph(lambda: tf.constant(_executing_eagerly()))()
+
+
 def it_is_said_once() -> None:
     """By rank 0, with the first gradient that is not the derivative, and with none that is."""
     said: list[str] = []
@@ -135,6 +158,8 @@ def main() -> None:
     rank, size = horovods.rank(), horovods.size()
     arguments_stand_where_horovods_do()
     it_is_said_once()
+    values_of_integers_in_slices()
+    names_beside_the_collectives()
     second_derivatives()
     mpi_ops = horovod.tensorflow.mpi_ops
     assert (mpi_ops.allgather, mpi_ops.reducescatter) == (horovods.allgather, horovods.reducescatter)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
@@ -307,6 +308,36 @@ def sparse_and_local_gradients() -> None:
             assert isinstance(found, tf.IndexedSlices) is not sparse
             np.testing.assert_allclose(tf.convert_to_tensor(found), dense, rtol=1e-6)
             np.testing.assert_allclose(own, [(rank + 1.0) / size])
+
+
+@case
+def slices_in_a_group_and_of_integers_are_gathered() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    values = tf.constant([[2 * rank + 1, 3]], tf.int64)
+
+    def grouped() -> Any:
+        rows = tf.IndexedSlices(tf.cast(values, tf.float32), tf.constant([rank]))  # without dense_shape
+        dense, found = hvd.grouped_allreduce([mine(2), rows], op=hvd.Sum, name="mixed")
+        (alone,) = hvd.grouped_allreduce([rows], name="alone")
+        return dense, found.values, found.indices, alone.values
+
+    expected = [[2.0 * i + 1, 3.0] for i in range(size)]
+    for run in (grouped, graph(grouped)):
+        dense, gathered, indices, average = (each.numpy().tolist() for each in run())
+        assert dense == [size * (size + 1) / 2] * 2
+        assert (gathered, indices) == (expected, list(range(size)))
+        assert average == [[value / size for value in row] for row in expected]
+    integers = hvd.allreduce(tf.IndexedSlices(values, tf.constant([rank])), name="integers")
+    assert integers.values.dtype == tf.int64
+    assert integers.values.numpy().tolist() == [[int(value / size) for value in row] for row in expected]
+
+
+@case
+def what_ranks_disagree_about_has_horovods_code_in_a_graph() -> None:
+    step = graph(lambda: hvd.allreduce(tf.ones(2 + hvd.rank()), name="unlike"))
+    if hvd.size() > 1 and native().module:
+        with pytest.raises(tf.errors.FailedPreconditionError, match="unlike"):
+            step()
 
 
 @case

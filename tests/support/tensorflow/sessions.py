@@ -93,7 +93,24 @@ def collectives_of_a_session() -> None:
         assert session.run(gathered, {x: [hvd.rank(), 0]})[:, 0].tolist() == list(range(hvd.size()))
 
 
+def a_broadcast_in_place_changes_variables_and_gives_their_values() -> None:
+    for by_reference in (False, True):
+        with tf.Graph().as_default(), tf.Session() as session:
+            variables = [
+                tf.get_variable(
+                    name, initializer=tf.ones([3], tf.float32) * (hvd.rank() + i), use_resource=not by_reference
+                )
+                for i, name in enumerate("ab")
+            ]
+            one = tf.get_variable("c", initializer=float(hvd.rank()), use_resource=not by_reference)
+            copied = [*hvd.broadcast_(variables, hvd.size() - 1), hvd.broadcast_(one, 0)]
+            session.run(tf.global_variables_initializer())
+            for found in (session.run(copied), session.run([*variables, one])):
+                assert [np.ravel(each)[0] for each in found] == [hvd.size() - 1, hvd.size(), 0.0]
+
+
 CASES = [
+    a_broadcast_in_place_changes_variables_and_gives_their_values,
     a_hook_broadcasts_beside_what_has_to_be_fed,
     an_optimizer_steps_with_the_gradients_of_three_passes,
     an_accumulation_begins_anew_after_shutdown_and_init,

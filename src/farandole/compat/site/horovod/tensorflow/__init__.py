@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import farandole.tensorflow as _derivatives
 from horovod.tensorflow import mpi_ops as mpi_ops
 from horovod.tensorflow.mpi_ops import allgather as allgather
+from horovod.tensorflow.mpi_ops import allreduce as allreduce
 from horovod.tensorflow.mpi_ops import broadcast as broadcast
 from horovod.tensorflow.mpi_ops import grouped_allgather as grouped_allgather
+from horovod.tensorflow.mpi_ops import grouped_allreduce as grouped_allreduce
 from horovod.tensorflow.mpi_ops import grouped_reducescatter as grouped_reducescatter
 from horovod.tensorflow.mpi_ops import reducescatter as reducescatter
 

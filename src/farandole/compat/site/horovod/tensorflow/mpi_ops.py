@@ -1,7 +1,8 @@
 """The collectives and basics, as in ``farandole.tensorflow``, with the gradients of Horovod 0.28.1.
 
 Gradients of ``allgather`` and ``broadcast`` are averages over the members, and those of ``reducescatter`` lack the
-division that makes an average; scripts that make up for it get what they expect. Values are the same.
+division that makes an average; scripts that make up for it get what they expect. Values are the same, but for an
+average of integers in ``tf.IndexedSlices``, which is no integer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ if not TYPE_CHECKING:
     __all__ = _derivatives.__all__
 
 ops = TensorFlowOps(__name__, HOROVOD)
+allreduce = ops.allreduce
+grouped_allreduce = ops.grouped_allreduce
 allgather = ops.allgather
 grouped_allgather = ops.grouped_allgather
 broadcast = ops.broadcast
