@@ -3,7 +3,7 @@
 import uPlot from "uplot";
 import { band, line } from "./curves.js";
 import { h, s, text } from "./dom.js";
-import { clock, number, span, title } from "./format.js";
+import { clock, number, plural, span, title } from "./format.js";
 
 // Okabe and Ito: told apart by all common kinds of colour vision; beyond colour, curves differ by their dashes.
 const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b37700", "#2f8fc4", "#5c5c5c", "#7a5195"];
@@ -28,12 +28,13 @@ export class Chart {
     this.dirty = true;
     this.seen = true;
     this.now = h("output", { class: "now", "aria-live": "off" });
+    this.whose = h("span", { class: "whose" });
     this.logButton = h("button", {
       class: "small", type: "button", "aria-pressed": "false", title: "logarithmic scale",
       onclick: () => this.toggle(),
     }, "log");
     this.plot = h("div", { class: "plot", tabindex: "0", role: "img", onkeydown: (event) => this.key(event) });
-    this.head = h("header", {}, h("h3", {}, title(name)), this.now, this.logButton);
+    this.head = h("header", {}, h("h3", {}, title(name)), this.now, this.whose, this.logButton);
     this.element = h("section", { class: "card chart", "data-name": name }, this.head, this.plot);
   }
 
@@ -94,13 +95,16 @@ export class Chart {
   }
 
   tell() {
-    const last = this.view.curves.last(this.name);
-    text(this.now, number(last, this.name));
-    const first = this.banded ? `a band over ${this.view.most} ranks` : `${this.ranks.length} ranks`;
-    const all = data0(this.uplot.data[1]);
+    const { value, of, rank } = this.view.curves.now(this.name, this.ranks);
+    const last = of && value == null ? "not finite" : number(value, this.name);
+    const whose = of > 1 ? `mean of ${of} ranks` : rank == null || this.view.curves.ranks(this.name).length < 2 ? "" : `rank ${rank}`;
+    text(this.now, last);
+    text(this.whose, whose);
+    const first = this.banded ? `a band over ${this.view.most} ranks` : plural(this.ranks.length, "rank");
+    const all = extent(this.uplot.data.slice(1));
     this.plot.setAttribute(
       "aria-label",
-      `${title(this.name)} by ${this.view.byTime ? "time" : "step"}, ${first}; now ${number(last, this.name)}` +
+      `${title(this.name)} by ${this.view.byTime ? "time" : "step"}, ${first}; now ${last}${whose && `, ${whose}`}` +
         (all ? `, from ${number(all[0], this.name)} to ${number(all[1], this.name)}` : "") +
         ". Arrow keys move along the curve.",
     );
@@ -219,14 +223,15 @@ export function comfortable(_, low, high) {
   return [from, high + pad * 0.08];
 }
 
-function data0(column) {
-  if (!column) return null;
+function extent(columns) {
   let low = Infinity;
   let high = -Infinity;
-  for (const value of column) {
-    if (value == null) continue;
-    low = Math.min(low, value);
-    high = Math.max(high, value);
+  for (const column of columns) {
+    for (const value of column) {
+      if (value == null) continue;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
   }
   return high >= low ? [low, high] : null;
 }

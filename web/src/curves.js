@@ -20,6 +20,7 @@ export class Curves {
       curve[name].length = Math.min(curve[name].length, message.from);
       for (const value of fresh) curve[name].push(value);
     }
+    for (const name of ["now", "of", "formed"]) curve[name] = message[name];
     ranks.set(message.rank, curve);
   }
 
@@ -35,10 +36,16 @@ export class Curves {
     return this.get(name, BAND);
   }
 
-  last(name) {
-    const curves = [...(this.names.get(name)?.values() ?? [])];
-    const values = curves.map((curve) => curve.m.at(-1)).filter((value) => value != null);
-    return values.length ? values.reduce((a, b) => a + b) / values.length : null;
+  // The latest value, null where it is not finite, and of how many ranks it is the mean: of all where they are a band, else
+  // of those that are shown. Never of ranks that have said nothing since a generation was formed in which others did.
+  now(name, shown) {
+    const all = this.band(name);
+    if (all) return { value: all.now, of: all.of };
+    const newest = Math.max(...this.ranks(name).map((rank) => this.get(name, rank).formed));
+    const ranks = shown.filter((rank) => this.get(name, rank).formed === newest);
+    const values = ranks.map((rank) => this.get(name, rank).now);
+    const isSound = values.length && values.every((value) => value != null);
+    return { value: isSound ? values.reduce((a, b) => a + b) / values.length : null, of: values.length, rank: ranks[0] };
   }
 }
 

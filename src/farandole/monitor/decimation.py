@@ -101,21 +101,21 @@ class Series:
         told: dict[str, list[float | int | None]] = {
             "s": [each.number * self.width for each in bins],
             "w": [round(each.time_s, 2) for each in bins],
-            "m": [_short(each.mean) for each in bins],
+            "m": [short(each.mean) for each in bins],
         }
         if any(each.low < each.high for each in bins):
-            told["l"] = [_short(each.low) for each in bins]
-            told["h"] = [_short(each.high) for each in bins]
+            told["l"] = [short(each.low) for each in bins]
+            told["h"] = [short(each.high) for each in bins]
         return told
 
     def __len__(self) -> int:
         return len(self.bins)
 
 
-def _short(value: float) -> float | None:
+def short(value: float) -> float | None:
     """A number in as few characters as a picture needs; ``None`` for one that is not finite.
 
-    >>> _short(0.12345678901), _short(float("inf"))
+    >>> short(0.12345678901), short(float("inf"))
     (0.1234568, None)
     """
     return float(f"{value:.7g}") if math.isfinite(value) else None

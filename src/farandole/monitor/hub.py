@@ -20,8 +20,9 @@ from typing import Any, final
 import msgspec
 
 from farandole.control.watch_messages import OrderNews
-from farandole.monitor.decimation import Series
+from farandole.monitor.decimation import Series, short
 from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, Record, RunInfo, TrialRecord
+from farandole.monitor.latest import Latest
 
 MOST_CURVES = 8
 BAND = -1
@@ -55,6 +56,7 @@ class Hub:
         """Messages of workers that were too many, and are nowhere."""
         self._series: dict[tuple[str, int], Series] = {}
         self._names: dict[str, None] = {}
+        self._latest = Latest()
         self._marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self._tail: deque[dict[str, Any]] = deque(maxlen=TAIL_LINES)
         self._trials: dict[int, TrialRecord] = {}
@@ -79,6 +81,7 @@ class Hub:
 
     def take(self, record: Record) -> None:
         """Take in a record."""
+        self._latest.take(record)
         if isinstance(record, PointRecord):
             self._take_points(record)
         elif isinstance(record, MemberRecord):
@@ -220,8 +223,14 @@ class Hub:
         self._news.append(message)
 
     def _columns(self, key: tuple[str, int], begin: int) -> dict[str, Any]:
-        series = self._series[key]
-        return {"t": "curve", "name": key[0], "rank": key[1], "from": begin, **series.columns(begin)}
+        name, rank = key
+        if rank == BAND:
+            value, count = self._latest.mean(name)
+            now = {"now": short(value), "of": count}
+        else:
+            formed, value = self._latest.of(name, rank)
+            now = {"now": short(value), "formed": formed}
+        return {"t": "curve", "name": name, "rank": rank, "from": begin, **now, **self._series[key].columns(begin)}
 
     def _member(self, record: MemberRecord) -> dict[str, Any]:
         hosts = list(dict.fromkeys(record.hosts))

@@ -42,6 +42,7 @@ from farandole.monitor.folder import (
     read_records,
 )
 from farandole.monitor.hub import Hub
+from farandole.monitor.latest import Latest
 
 RUNS, LINK = "farandole-runs", "live.link"
 
@@ -110,6 +111,13 @@ def curves(folder: str | os.PathLike[str]) -> dict[str, Series]:
     return found
 
 
+def _latest(folder: str | os.PathLike[str]) -> Latest:
+    found = Latest()
+    for record in read_records(folder):
+        found.take(record)
+    return found
+
+
 def trial_curves(folder: str | os.PathLike[str]) -> dict[int, Series]:
     """Curves of the trials of a search, by their numbers."""
     found: dict[int, Series] = {}
@@ -135,12 +143,13 @@ def _list(args: argparse.Namespace) -> int:
         if info.search:
             searches.add_row(run.name, _began(info), _lasted(info), *_trials_told(run, info), _end(info))
             continue
-        size, step, last = 0, 0, None
+        size, step, latest = 0, 0, Latest()
         for record in read_records(run):
+            latest.take(record)
             size = max(size, len(record.hosts)) if isinstance(record, MemberRecord) else size
             for point in record.points if isinstance(record, PointRecord) else ():
-                step, last = max(step, point.step), point.values.get("loss", last)
-        loss = "" if last is None else f"{last:.4g}"
+                step = max(step, point.step)
+        loss = f"{latest.mean('loss').value:.4g}" if "loss" in latest else ""
         table.add_row(run.name, _began(info), _lasted(info), str(size), str(step), loss, _end(info))
     for each in (table, searches):
         if each.row_count:
@@ -150,7 +159,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     infos = [read_info(run) for run in args.runs]
-    last = [{name: _final(series) for name, series in curves(run).items()} for run in args.runs]
+    last = [{name: f"{latest.mean(name).value:.6g}" for name in latest} for latest in map(_latest, args.runs)]
     facts: list[tuple[str, list[str]]] = [
         ("command", [" ".join(info.command) for info in infos]),
         ("commit", [info.git[:12] + "+" * info.git.endswith("+") for info in infos]),
@@ -304,7 +313,3 @@ def _lasted(info: RunInfo) -> str:
 
 def _end(info: RunInfo) -> str:
     return "goes on, or was killed" if info.status is None else "well" if info.status == 0 else f"status {info.status}"
-
-
-def _final(series: Series) -> str:
-    return f"{series.bins[-1].mean:.6g}" if series.bins else ""

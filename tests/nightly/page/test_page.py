@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
 import time
 from pathlib import Path
@@ -141,6 +142,49 @@ FRAMES = """async (element) => {
   }
   return times;
 }"""
+
+
+def test_the_number_over_a_chart_is_the_mean_of_the_ranks_that_are_there(page: Any, tmp_path: Path) -> None:
+    with opened(said(tmp_path / "many", {1: [float(rank) for rank in range(12)]})) as link:
+        page.goto(link)
+        headline(page, "loss", "5.5", "mean of 12 ranks")
+        page.get_by_label("ranks whose own curves are shown").fill("0")
+        page.get_by_role("button", name="show").click()
+        page.locator("[data-name=loss] .u-legend", has_text="rank 0").wait_for()
+        headline(page, "loss", "5.5", "mean of 12 ranks")
+        picture(page, "live-band-headline")
+    with opened(said(tmp_path / "left", {1: [1000.0] * 3, 2: [1.0]})) as link:
+        page.goto(link)
+        headline(page, "loss", "1", "rank 0")
+    with opened(said(tmp_path / "few", {1: [1.0, 2.0, 6.0]})) as link:
+        page.goto(link)
+        headline(page, "loss", "3", "mean of 3 ranks")
+        page.get_by_role("button", name="rank 2").click()
+        headline(page, "loss", "1.5", "mean of 2 ranks")
+        picture(page, "live-headline")
+    with opened(said(tmp_path / "one", {1: [1.0, math.nan]})) as link:
+        page.goto(link)
+        headline(page, "loss", "not finite", "mean of 2 ranks")
+
+
+def headline(page: Any, name: str, value: str, whose: str) -> None:
+    over = page.locator(f"[data-name={name}] header")
+    over.locator(".now", has_text=re.compile(f"^{re.escape(value)}$")).wait_for()
+    over.locator(".whose", has_text=re.compile(f"^{whose}$")).wait_for()
+
+
+def said(folder: Path, generations: dict[int, list[float]]) -> Path:
+    """A run that is over: the losses of all ranks in each generation."""
+    now = time.time() - 600
+    with RunWriter.create(folder, RunInfo(now, ["python", "train.py"], str(folder), "host")) as writer:
+        for generation, losses in generations.items():
+            writer.append(MemberRecord(now, generation, ["a"] * len(losses)))
+            for rank, loss in enumerate(losses):
+                point = MetricPoint(now + generation, generation, 0, {"loss": loss})
+                writer.append(PointRecord(rank, generation, [point]))
+        writer.info.status, writer.info.ended_s = 0, now + 500
+        writer.describe()
+    return folder
 
 
 def test_it_fits_a_phone_in_the_dark_and_can_be_used_by_keys(page: Any, tmp_path: Path) -> None:
