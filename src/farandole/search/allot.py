@@ -18,6 +18,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, final
 
+from farandole.search.rungs import sound
+
 
 @final
 class Noise(NamedTuple):
@@ -106,7 +108,7 @@ def _extra(trial: Running, left: int, limits: tuple[int, int]) -> tuple[int, str
 
 def _order(trial: Running) -> tuple[int, float, int]:
     """Key by which the best trial comes first."""
-    return -trial.rung, math.inf if math.isnan(trial.value) else trial.value, trial.number
+    return -trial.rung, sound(trial.value), trial.number
 
 
 def _may_begin(time: Time) -> bool:

@@ -7,7 +7,7 @@
 Asynchronous successive halving (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020, algorithm 2):
 of all trials that have come to a rung, whenever that was, the best ``1/reduction`` go on; nobody waits for a rung to be
 full. A trial that does not go on rests, with its state in a checkpoint, and goes on later if others prove worse. Only
-the end of the search makes it a loser. Values are to be minimised.
+the end of the search makes it a loser. Values are to be minimised; one that is not finite is worse than all others.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def after_rung(rungs: Rungs, standings: Sequence[Standing], number: int) -> tupl
 def promote(rungs: Rungs, standings: Sequence[Standing], *, is_more: bool) -> tuple[int | None, str]:
     """Trial that rests and is to go on now, or ``None``, and the reason. ``is_more``: new trials are to come.
 
-    When no more are to come, none is going and none has trained all epochs, the best of the highest rung goes on:
-    a search of few trials completes one of them, too.
+    When no more are to come, none is going and none is sound after all epochs, the best goes on of the highest rung
+    where a sound one rests: a search of few trials completes one of them, too, and one whose best have diverged.
     """
     for rung in range(len(rungs.levels) - 2, -1, -1):
         order = _order(standings, rung)
@@ -95,23 +95,32 @@ def promote(rungs: Rungs, standings: Sequence[Standing], *, is_more: bool) -> tu
                 return each.number, f"trial {each.number} is {place} of {len(order)} at epoch {rungs.levels[rung]}"
     if is_more or any(each.is_going for each in standings):
         return None, "none is good enough among those of its rung"
-    highest = max((len(each.values) for each in standings if not each.is_over), default=0)
-    if 0 < highest < len(rungs.levels) and not any(len(each.values) == len(rungs.levels) for each in standings):
-        resting = [each for each in _order(standings, highest - 1) if _rests_at(each, highest - 1)]
-        if resting and math.isfinite(resting[0].values[highest - 1]):
-            level = rungs.levels[highest - 1]
-            return resting[0].number, f"trial {resting[0].number} is the best at epoch {level}, where no other comes"
+    top = len(rungs.levels)
+    resting = [
+        (each.number, rungs.levels[rung])
+        for rung in range(top - 2, -1, -1)
+        for each in _order(standings, rung)
+        if _rests_at(each, rung) and math.isfinite(each.values[rung])
+    ]
+    if resting and not any(len(each.values) == top and math.isfinite(each.values[-1]) for each in standings):
+        number, level = resting[0]
+        return number, f"trial {number} is the best that rests at epoch {level}, and none comes further"
     return None, "no trial is left that could go on"
 
 
 def _order(standings: Sequence[Standing], rung: int) -> list[Standing]:
     """Trials that have come to a rung, the best first; of equal ones the first that was begun."""
     there = [each for each in standings if len(each.values) > rung]
-    return sorted(there, key=lambda each: (_sound(each.values[rung]), each.number))
+    return sorted(there, key=lambda each: (sound(each.values[rung]), each.number))
 
 
-def _sound(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+def sound(value: float) -> float:
+    """Value by which trials are compared: infinite where it is not finite, which is a trial that has diverged.
+
+    >>> sound(float("-inf")), sound(0.5)
+    (inf, 0.5)
+    """
+    return value if math.isfinite(value) else math.inf
 
 
 def _rests_at(standing: Standing, rung: int) -> bool:

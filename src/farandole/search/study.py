@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, final, get_args
 import msgspec
 
 from farandole.search.advisor import Advisor, Parameters, Phase, TrialResult
-from farandole.search.rungs import Next, Rungs, Standing, after_rung, promote
+from farandole.search.rungs import Next, Rungs, Standing, after_rung, promote, sound
 from farandole.search.space import Space
 
 if TYPE_CHECKING:  # it is Optuna's, which may not be installed: then ``search`` is to say so, and not an import
@@ -328,7 +328,5 @@ class Study:
         return tuple(found)
 
     def _loss(self, value: float | None) -> float:
-        """Value as something to be minimised."""
-        if value is None or math.isnan(value):
-            return math.inf
-        return value if self.plan.minimize else -value
+        """Value as something to be minimised; infinite where it is not finite, whichever way it left the numbers."""
+        return math.inf if value is None else sound(value if self.plan.minimize else -value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,6 +101,7 @@ def test_none_begins_that_cannot_come_to_its_first_rung() -> None:
     assert why == "10 s are left, and a trial takes 30 s to its first rung"
 
 
-def test_nan_is_the_worst() -> None:
-    shares, _, _ = allot([Running(1, 1, math.nan), Running(2, 1, 0.5)], 0, 3, (1, 2))
+@pytest.mark.parametrize("diverged", [math.nan, math.inf, -math.inf])
+def test_one_that_has_diverged_is_the_worst(diverged: float) -> None:
+    shares, _, _ = allot([Running(1, 1, diverged), Running(2, 1, 0.5)], 0, 3, (1, 2))
     assert [share.size for share in shares] == [1, 2]

@@ -88,12 +88,29 @@ def test_twenty_seven_equal_trials_take_an_eighth_of_the_epochs() -> None:
     assert sum(rungs.levels[len(v) - 1] for v in reached.values()) <= 0.45 * 27 * 27
 
 
-def test_a_diverged_trial_never_goes_on() -> None:
+DIVERGED = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("diverged", DIVERGED)
+def test_a_diverged_trial_never_goes_on(diverged: float) -> None:
     rungs = Rungs.of(1, 4, 2)
-    standings = [Standing(n, (math.nan,)) for n in range(4)]
+    standings = [Standing(n, (diverged,)) for n in range(4)]
     assert promote(rungs, standings, is_more=True)[0] is None
     assert promote(rungs, standings, is_more=False)[0] is None
     assert after_rung(rungs, standings, 0)[0] is Next.PAUSE
+
+
+@pytest.mark.parametrize("diverged", DIVERGED)
+def test_a_diverged_trial_takes_the_place_of_no_other(diverged: float) -> None:
+    rungs = Rungs.of(1, 9, 3)
+    lowest = [Standing(0, (diverged,)), Standing(1, (0.2,)), Standing(2, (0.3,))]
+    assert promote(rungs, lowest, is_more=True)[0] == 1
+    assert after_rung(rungs, lowest, 1)[0] is Next.GO_ON
+    higher = [Standing(0, (0.1, diverged)), Standing(1, (0.2, 0.2)), Standing(2, (0.3,))]
+    assert promote(rungs, higher, is_more=False)[0] == 1
+    assert promote(rungs, [higher[0], lowest[2]], is_more=False)[0] == 2
+    over = Standing(0, (0.1, 0.1, diverged), is_over=True)
+    assert promote(rungs, [over, lowest[1]], is_more=False)[0] == 1
 
 
 def test_one_that_failed_is_not_promoted_and_another_is() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from pathlib import Path
+from typing import final
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole.search.advisor import Advisor, Parameters, TrialResult
 from farandole.search.optuna_advisor import OptunaAdvisor
 from farandole.search.rungs import Rungs
 from farandole.search.space import Space
@@ -24,6 +28,20 @@ def make(path: Path, plan: StudyPlan = PLAN) -> tuple[Study, TrialLog]:
     """A study of what the log has, and the log."""
     log = TrialLog(path / "trials.log", "test", minimize=plan.minimize)
     return Study(plan, log, OptunaAdvisor(plan.space, "random", plan.seed)), log
+
+
+@final
+class Told(Advisor):
+    """Advisor of chosen trials that keeps what it is told."""
+
+    def __init__(self, trials: list[Parameters]) -> None:
+        self.trials, self.told = trials, list[TrialResult]()
+
+    def ask(self, number: int) -> Parameters | None:
+        return self.trials[number]
+
+    def tell(self, outcome: TrialResult) -> None:
+        self.told.append(outcome)
 
 
 def loss(study: Study, number: int, epoch: int) -> float:
@@ -64,6 +82,27 @@ def test_a_study_that_crashes_again_and_again_has_each_trial_once(
     assert again.is_over
     assert [(row.phase, row.values) for row in again.rows] == [(row.phase, row.values) for row in study.rows]
     log.close()
+
+
+@pytest.mark.parametrize("minimize", [True, False])
+@pytest.mark.parametrize("diverged", [math.nan, math.inf, -math.inf])
+def test_a_trial_that_diverges_takes_the_place_of_no_other(tmp_path: Path, diverged: float, minimize: bool) -> None:
+    """The second and best of nine diverges at its second epoch: the best of the others trains to the end."""
+    values = [0.9, 0.1, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
+    advisor = Told([{"x": value} for value in values])
+    plan = msgspec.structs.replace(PLAN, minimize=minimize)
+    with TrialLog(tmp_path / "trials.log", "test", minimize=minimize) as log:
+        study = Study(plan, log, advisor)
+        while (number := study.next()[0]) is not None:
+            for epoch in range(study.rows[number].epoch + 1, 10):
+                value = (values[number] + 1 / epoch) * (1 if minimize else -1)
+                if not study.report(number, epoch, diverged if (number, epoch >= 2) == (1, True) else value)[0]:
+                    break
+            study.released(number)
+        assert study.best is study.rows[8]
+    assert all(
+        value == math.inf for each in advisor.told if each.number == 1 for value in list(each.values.values())[1:]
+    )
 
 
 def test_a_trial_that_loses_its_workers_too_often_has_failed(tmp_path: Path) -> None:
