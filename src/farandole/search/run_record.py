@@ -6,6 +6,7 @@ record.keep(folder / "run.json")
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any, final
@@ -67,7 +68,9 @@ class RunRecord(msgspec.Struct, frozen=True):
         if path.exists():
             before = msgspec.json.decode(path.read_bytes(), type=RunRecord)
             mine = msgspec.json.decode(msgspec.json.encode(self.asked))
-            names = [name for name in {**before.asked, **mine} if before.asked.get(name) != mine.get(name)]
+            names = [
+                name for name in {**before.asked, **mine} if _text(before.asked.get(name)) != _text(mine.get(name))
+            ]
             if names:
                 name = names[0]
                 raise UsageError(
@@ -81,3 +84,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     def write(self, path: Path, **changes: Any) -> None:
         """Write the record with these ``changes``."""
         write_private(path, msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(self, **changes))) + b"\n")
+
+
+def _text(value: Any) -> str:
+    """Text of something asked, which tells apart what is equal: 1 and true."""
+    return json.dumps(value, sort_keys=True)

@@ -56,6 +56,10 @@ class Range(msgspec.Struct, frozen=True):
             return False
         return not self.whole or float(value).is_integer()
 
+    def of(self, value: Value) -> Value:
+        """A value that it contains, as the log of a search gives it back: whole, or a float."""
+        return int(value) if self.whole else float(value)
+
 
 @final
 class Choices(msgspec.Struct, frozen=True):
@@ -66,6 +70,10 @@ class Choices(msgspec.Struct, frozen=True):
     def contains(self, value: object) -> bool:
         """True for a value that a trial may have."""
         return any(type(value) is type(each) and value == each for each in self.choices)
+
+    def of(self, value: Value) -> Value:
+        """The choice that a value is equal to."""
+        return next(each for each in self.choices if type(value) is type(each) and value == each)
 
 
 Parameter: TypeAlias = Range | Choices
@@ -81,7 +89,7 @@ class Space(msgspec.Struct, frozen=True):
     def of(cls, told: Space | Mapping[str, Any]) -> Space:
         """Make a space of what a user gives; raises ``UsageError`` for what is none, with what to write."""
         if isinstance(told, Space):
-            return told
+            return cls.of(told.parameters)
         if not isinstance(told, Mapping) or not told:
             raise UsageError(f"the space of a search has a name for each hyper-parameter, found {told!r}: {_advice()}")
         return cls({str(name): _parameter(str(name), value) for name, value in told.items()})
@@ -97,8 +105,12 @@ class Space(msgspec.Struct, frozen=True):
             raise UsageError(f"the space {path} is no TOML: {error}; {_advice()}") from error
         return cls.of(told)
 
-    def check(self, values: Mapping[str, object]) -> None:
-        """Raise ``UsageError`` unless these are values of all hyper-parameters and of nothing else."""
+    def check(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Values as trials have them, the same when a search goes on.
+
+        Raises ``UsageError`` unless they are values of all hyper-parameters and of nothing else.
+        """
+        values = {name: _plain(value) for name, value in values.items()}
         if missing := [name for name in self.parameters if name not in values]:
             raise UsageError(f"a trial has no value for {', '.join(missing)}, found {dict(values)}")
         for name, value in values.items():
@@ -107,11 +119,14 @@ class Space(msgspec.Struct, frozen=True):
                 raise UsageError(f"{name} is no hyper-parameter of this search; it has {legal}")
             if not self.parameters[name].contains(value):
                 raise UsageError(f"{name}={value!r} is not in {self.parameters[name]}")
+        return {name: self.parameters[name].of(value) for name, value in values.items()}
 
 
 def _parameter(name: str, told: Any) -> Parameter:
-    if isinstance(told, Range | Choices):
+    if isinstance(told, Range):
         return told
+    if isinstance(told, Choices):
+        return _choice(name, told.choices)
     if isinstance(told, list):
         return _choice(name, told)
     if isinstance(told, tuple) and len(told) == 2:
@@ -131,7 +146,25 @@ def _choice(name: str, told: Any) -> Choices:
     is_plain = isinstance(told, list | tuple) and all(isinstance(each, bool | int | float | str) for each in told)
     if not is_plain or not told:
         raise UsageError(f"the choices of {name} are {told!r}: give a list of numbers, strings, or true and false")
-    return Choices(tuple(told))
+    choices = [_plain(each) for each in told]
+    for i, each in enumerate(choices):
+        if other := [one for one in choices[:i] if one == each and repr(one) != repr(each)] or [each] * (each != each):
+            raise UsageError(
+                f"the choices of {name} are {told!r}: a log cannot tell {other[0]!r} from {each!r}. Leave one out, or "
+                'write it as a string, such as "true"'
+            )
+    return Choices(tuple(choices))
+
+
+def _plain(value: Any) -> Any:
+    """A value without a class of its own, such as NumPy's for floats, which no log of trials keeps.
+
+    >>> import enum
+    >>> _plain(enum.IntEnum("Depth", "two")(1))
+    1
+    """
+    kind = next((each for each in (bool, int, float) if isinstance(value, each)), None)
+    return kind(value) if kind else str.__str__(value) if isinstance(value, str) else value
 
 
 def _range(name: str, told: Mapping[str, Any]) -> Range:

@@ -265,8 +265,7 @@ class Study:
         if parameters is None:
             self._is_exhausted = True
             return None
-        self.plan.space.check(parameters)
-        return self._add(parameters)
+        return self._add(self.plan.space.check(parameters))
 
     def _add(self, parameters: Parameters, again: int = -1) -> Row:
         number = len(self.rows)

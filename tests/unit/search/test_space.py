@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from farandole.errors import UsageError
-from farandole.search.space import EXAMPLE, Choices, Range, Space
+from farandole.search.advisor import FixedList
+from farandole.search.run_record import RunRecord
+from farandole.search.rungs import Rungs
+from farandole.search.space import EXAMPLE, Choices, Range, Space, Value
+from farandole.search.study import Study, StudyPlan
+from farandole.search.trial_log import TrialLog
 
 
 def test_a_list_is_a_choice_a_pair_a_range_and_a_table_says_more(tmp_path: Path) -> None:
@@ -36,9 +43,15 @@ def test_a_list_is_a_choice_a_pair_a_range_and_a_table_says_more(tmp_path: Path)
         ({"a": {"low": 0, "high": float("inf")}}, "low and high"),
         ({"a": {"low": 1, "high": 2, "log": 1}}, "true or false"),
         ({"a": {"choices": [1], "low": 2}}, "and also low"),
+        ({"a": [0, False, True, 1.0]}, "cannot tell 0 from False"),
+        ({"a": {"choices": ["x", 1.0, 1]}}, "cannot tell 1.0 from 1"),
+        ({"a": [0.0, -0.0]}, "cannot tell 0.0 from -0.0"),
+        ({"a": [1.0, float("nan")]}, "cannot tell nan from nan"),
+        ({"a": Choices((True, 1))}, "cannot tell True from 1"),
+        (Space({"a": Choices((True, 1))}), "cannot tell True from 1"),
     ],
 )
-def test_what_is_no_space_is_refused_with_an_example(told: dict[str, object], words: str) -> None:
+def test_what_is_no_space_is_refused_with_an_example(told: Space | dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Space.of(told)
 
@@ -46,13 +59,53 @@ def test_what_is_no_space_is_refused_with_an_example(told: dict[str, object], wo
 def test_values_are_checked() -> None:
     space = Space.of({"lr": (0.1, 1.0), "n": (1, 3), "kind": ["a", True]})
     space.check({"lr": 0.1, "n": 3, "kind": True})
-    for wrong in ({"lr": 2, "n": 1, "kind": "a"}, {"lr": 0.5, "n": 1.5, "kind": "a"}, {"lr": 0.5, "n": 1, "kind": 1}):
+    good: dict[str, Value] = {"lr": 0.5, "n": 1, "kind": "a"}
+    for wrong in ({"lr": 2}, {"n": 1.5}, {"kind": 1}):
         with pytest.raises(UsageError, match="is not in"):
-            space.check(wrong)
+            space.check(good | wrong)
     with pytest.raises(UsageError, match="no value for kind"):
         space.check({"lr": 0.5, "n": 1})
     with pytest.raises(UsageError, match="no hyper-parameter"):
         space.check({"lr": 0.5, "n": 1, "kind": "a", "extra": 1})
+
+
+class Kind(str, enum.Enum):
+    """Choices of a script that names them."""
+
+    ADAM = "adam"
+
+
+@pytest.mark.parametrize(
+    ("space", "told", "has"),
+    [
+        ((0.5, 2.0), 1, 1.0),
+        ((1, 3), 2.0, 2),
+        ((0.5, 2.0), np.float64(1.5), 1.5),
+        ([np.float64(0.25), 1], 0.25, 0.25),
+        ([0.0, 1], -0.0, 0.0),
+        ([Kind.ADAM, "sgd", "sgd"], Kind.ADAM, "adam"),
+    ],
+)
+def test_a_trial_has_its_values_as_the_log_gives_them_back(
+    tmp_path: Path, space: object, told: Value, has: Value
+) -> None:
+    plan = StudyPlan(Space.of({"a": space}), 1, Rungs.of(1, 1), minimize=True, seed=1)
+    for _ in range(2):
+        with TrialLog(tmp_path / "trials.log", "test", minimize=True) as log:
+            study = Study(plan, log, FixedList([{"a": told}]))
+            study.next()
+            assert repr(study.rows[0].parameters["a"]) == repr(has)
+
+
+def test_a_search_does_not_go_on_with_choices_of_other_types(tmp_path: Path) -> None:
+    def kept(*choices: Value) -> None:
+        asked = {"space": Space.of({"a": list(choices)})}
+        RunRecord(0.0, [], "", "", "", {}, {}, "", asked).keep(tmp_path / "run.json")
+
+    kept(0, 1)
+    kept(0, 1)
+    with pytest.raises(UsageError, match="ask the same"):
+        kept(False, True)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
