@@ -46,6 +46,7 @@ class Row(msgspec.Struct):
     """One trial. ``goal`` is the epoch that it was let go to; it ``is_active`` while workers have it.
 
     It ``is_held`` where somebody has paused it, until it is let go: this stands in no log. ``said`` counts values.
+    It ``is_stopping`` where somebody has ended it, until it has no workers: what it reports till then still counts.
     ``again``: the number of the trial that it repeats, -1 of a planned one.
     """
 
@@ -59,6 +60,7 @@ class Row(msgspec.Struct):
     is_active: bool = False
     losses: int = 0
     is_held: bool = False
+    is_stopping: bool = False
     said: int = 0
     again: int = -1
 
@@ -88,6 +90,8 @@ class Study:
         for row in self.rows:
             if row.phase == "running" and row.epoch >= plan.rungs.levels[-1]:  # its end was the entry that was lost
                 self._finish(row, "complete")
+            elif row.is_stopping:  # the search was killed before it had left its workers
+                self._finish(row, "pruned")
 
     # -- what is next -------------------------------------------------------------------------------------------------
 
@@ -154,6 +158,11 @@ class Study:
     def report(self, number: int, epoch: int, value: float) -> tuple[bool, str]:
         """Take in the value of a trial after ``epoch``; returns if it goes on, and why."""
         row = self.rows[number]
+        if row.is_stopping and epoch > row.epoch:
+            self._take_value(row, epoch, value)
+            self._tell(row)
+            if epoch >= self.plan.rungs.levels[-1]:
+                self._finish(row, "complete")
         if row.phase != "running":  # said again: the worker that had heard the answer has died
             return False, row.why or f"it is {row.phase}"
         if epoch > row.epoch:  # its workers are often lost where nodes come and go: only those in a row count
@@ -178,7 +187,7 @@ class Study:
     def returned(self, number: int, value: float | None) -> None:
         """Take in that the function of a trial has returned: it is complete, with this value or its last one."""
         row = self.rows[number]
-        if row.phase != "running":
+        if row.phase != "running" and not row.is_stopping:
             return
         if value is not None:
             self._take_value(row, self.plan.rungs.levels[-1], value)
@@ -194,10 +203,15 @@ class Study:
             self._finish(row, "failed")
 
     def stop(self, number: int, why: str) -> None:
-        """End a trial as somebody wants; it counts with the values that it has."""
+        """End a trial as somebody wants; it counts with the values that it has when it has left its workers."""
         row = self.rows[number]
-        if row.phase in ("running", "paused"):
-            row.why = why
+        if row.phase not in ("running", "paused"):
+            return
+        row.why = why
+        if row.is_active:
+            row.phase, row.is_held, row.is_stopping = "pruned", False, True
+            self._log.stop(number, why)
+        else:
             self._finish(row, "pruned")
 
     def repeat(self, number: int) -> int:
@@ -227,6 +241,8 @@ class Study:
         """Take in that a trial has no workers any more; ``lost``: not as it was to be, but it may begin again."""
         row = self.rows[number]
         row.is_active = False
+        if row.is_stopping:
+            self._finish(row, "pruned")
         if lost and row.phase == "running":
             row.losses += 1
             if row.losses > ATTEMPTS:
@@ -236,7 +252,7 @@ class Study:
         """End the search, if nothing is left to be done: trials that rest are losers, and the log says so."""
         is_over = self.is_over
         for row in self.rows:
-            if is_over and row.phase == "paused":
+            if row.is_stopping or (is_over and row.phase == "paused"):
                 self._finish(row, "pruned")
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -283,7 +299,8 @@ class Study:
         self._log.go_on(row.number, row.goal)
 
     def _finish(self, row: Row, phase: Phase) -> None:
-        row.phase, row.is_held = phase, False
+        row.phase, row.is_held, row.is_stopping = phase, False, False
+        row.why = "" if phase == "complete" else row.why  # it was to be stopped, and has come to its end before
         if phase == "complete" and (row.value is None or not math.isfinite(row.value)):
             row.phase, row.why = "failed", f"its value is {row.value}"
         self._log.finish(row.number, row.phase, row.value, row.why)
@@ -293,7 +310,8 @@ class Study:
         row = Row(
             logged.number, logged.parameters, logged.seed, logged.goal, dict(logged.values), logged.phase, logged.why
         )
-        row.again = logged.again
+        row.again, row.is_stopping = logged.again, bool(logged.stopped)
+        row.why = row.why or logged.stopped
         if row.phase == "running" and row.goal <= row.epoch < self.plan.rungs.levels[-1]:
             row.phase = "paused"
         return row

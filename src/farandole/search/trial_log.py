@@ -35,9 +35,9 @@ from farandole.search.advisor import Phase
 from farandole.search.optuna_advisor import distribution, quiet
 from farandole.search.space import Space, Value
 
-SEED, GOAL, WHY, AGAIN = "seed", "goal", "why", "again"
-"""Attributes of a trial: its seed, the epoch that it was last let go to, why it failed or was stopped, and the number
-of the trial that it repeats."""
+SEED, GOAL, WHY, AGAIN, STOPPED = "seed", "goal", "why", "again", "stopped"
+"""Attributes of a trial: its seed, the epoch that it was last let go to, why it failed or was stopped, the number of
+the trial that it repeats, and why it is to leave its workers and end."""
 
 PHASES: dict[TrialState, Phase] = {
     TrialState.RUNNING: "running",
@@ -53,7 +53,8 @@ STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed"
 class LoggedTrial(msgspec.Struct, frozen=True):
     """Trial as the log has it; ``goal`` is the epoch to which it was last let go, and ``values`` are by epoch.
 
-    ``again``: the number of the trial that it repeats, -1 of a planned one.
+    ``again``: the number of the trial that it repeats, -1 of a planned one. ``stopped``: why one is to end that
+    has not.
     """
 
     number: int
@@ -64,6 +65,7 @@ class LoggedTrial(msgspec.Struct, frozen=True):
     phase: Phase
     why: str = ""
     again: int = -1
+    stopped: str = ""
 
 
 @final
@@ -97,6 +99,10 @@ class TrialLog:
     def go_on(self, number: int, goal: int) -> None:
         """Log that a trial may train until it has done ``goal`` epochs."""
         self._storage.set_trial_user_attr(self._id(number), GOAL, goal)
+
+    def stop(self, number: int, why: str) -> None:
+        """Log that a trial is to leave its workers, and to end then."""
+        self._storage.set_trial_user_attr(self._id(number), STOPPED, why)
 
     def finish(self, number: int, phase: str, value: float | None = None, why: str = "") -> None:
         """Log the end of a trial: "complete", "pruned" or "failed". A value that is no number is a failure."""
@@ -146,6 +152,7 @@ def _logged(trial: FrozenTrial) -> LoggedTrial:
         PHASES[trial.state],
         str(attributes.get(WHY, "")),
         int(attributes.get(AGAIN, -1)),
+        "" if trial.state.is_finished() else str(attributes.get(STOPPED, "")),
     )
 
 

@@ -182,6 +182,54 @@ def test_a_stopped_trial_never_goes_on(tmp_path: Path) -> None:
     log.close()
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_stopped_trial_counts_with_what_it_reports_until_it_has_left(tmp_path: Path, is_killed: bool) -> None:
+    study, log = make(tmp_path)
+    study.next()
+    study.report(0, 1, 0.8)
+    study.stop(0, "somebody said so")
+    assert study.report(0, 2, 0.3) == (False, "somebody said so")
+    study.report(0, 1, 0.8)  # said again
+    if is_killed:
+        log.close()
+        study, log = make(tmp_path)
+    else:
+        study.released(0)
+    log.close()
+    for _ in range(2):
+        row = study.rows[0]
+        assert (row.phase, row.why, row.values, row.value) == ("pruned", "somebody said so", {1: 0.8, 2: 0.3}, 0.3)
+        study, log = make(tmp_path)
+        log.close()
+
+
+@pytest.mark.parametrize("how", ["reports", "returns"])
+def test_a_stopped_trial_that_comes_to_its_end_is_complete(tmp_path: Path, how: str) -> None:
+    study, log = make(tmp_path)
+    study.next()
+    study.stop(0, "somebody said so")
+    if how == "reports":
+        assert not study.report(0, 9, 0.3)[0]
+    else:
+        study.returned(0, 0.3)
+    study.released(0)
+    log.close()
+    for _ in range(2):
+        assert (study.rows[0].phase, study.rows[0].why, study.rows[0].value) == ("complete", "", 0.3)
+        study, log = make(tmp_path)
+        log.close()
+
+
+def test_a_search_that_ends_before_a_stopped_trial_has_left_says_that_it_was_stopped(tmp_path: Path) -> None:
+    study, log = make(tmp_path)
+    study.next()
+    study.report(0, 1, 0.8)
+    study.stop(0, "somebody said so")
+    study.close()
+    assert log.trials()[0].phase == "pruned"
+    log.close()
+
+
 def test_a_search_that_is_larger_in_maximizing(tmp_path: Path) -> None:
     study, log = make(tmp_path, StudyPlan(SPACE, 3, Rungs.of(1, 3), minimize=False, seed=1))
     for number, value in enumerate((0.1, 0.9, 0.5)):
