@@ -36,12 +36,14 @@ from farandole.control.watch_messages import (
     WatchOrder,
 )
 from farandole.errors import ControlError
+from farandole.monitor.folder import PointRecord, read_records
 from farandole.runtime.controller.watching import Watching
 from farandole.runtime.session import step_gate
 from farandole.runtime.session.metric_sender import MOST_POINTS, SHORTEST_S, MetricSender
 from farandole.runtime.session.step_gate import StepGate
 from farandole.runtime.session.training import Training
 from farandole.testing.jobs import free_port
+from tests.support.launching import Launch
 from tests.support.patience import PATIENCE_S
 
 DEADLINE_S = PATIENCE_S
@@ -129,6 +131,48 @@ def test_a_burst_of_metrics_is_one_message_and_what_is_too_much_is_counted() -> 
     assert len(sent) <= 2 + emitted_s / SHORTEST_S
     assert not events.listeners
     assert all(isinstance(message, Metrics) and message.generation == 3 for message in sent)
+
+
+def test_what_is_left_is_sent_now_and_once() -> None:
+    sent: list[Any] = []
+    sender = MetricSender(sent.append, 3)
+    sender.flush()
+    try:
+        sender.every(3600.0)
+        events.emit(events.Metric(0.0, 0, 1, 0, {"loss": 1.0}))
+        sender.flush()
+        sender.flush()
+        assert [[point.step for point in message.points] for message in sent] == [[1]]
+    finally:
+        sender.close()
+    assert len(sent) == 1
+
+
+FAILS = """
+import numpy as np
+import farandole.numpy as hvd
+from farandole import events
+hvd.init()
+while not hvd.allreduce(np.array([int(bool(events.listeners))]), op=hvd.Min, name="is watched")[0]:
+    pass
+hvd.log(loss=float(hvd.rank()))
+if hvd.rank() == 1:
+    hvd.log(loss=float("nan"))
+    raise ValueError("the loss is no number")
+try:
+    hvd.allreduce(np.ones(1), name="never")
+finally:
+    hvd.log(loss=5.0)
+"""
+
+
+def test_what_ranks_log_just_before_an_error_is_recorded(launch: Launch, tmp_path: Path) -> None:
+    assert launch(2, FAILS, options=["--record", str(tmp_path / "run")]).code
+    points = [record for record in read_records(tmp_path / "run") if isinstance(record, PointRecord)]
+    losses = {0: "", 1: ""}
+    for record in points:
+        losses[record.rank] += "".join(f"{point.values['loss']} " for point in record.points if "loss" in point.values)
+    assert losses == {0: "0.0 5.0 ", 1: "1.0 nan "}
 
 
 SCRIPT = """

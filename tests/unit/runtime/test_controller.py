@@ -30,6 +30,7 @@ from farandole.control.messages import (
     Submit,
     Welcome,
 )
+from farandole.control.watch_messages import MetricPoint, Metrics, RankMetrics, WatchJob
 from farandole.runtime.controller.controller import FAREWELL_S, Controller
 from farandole.settings import Settings
 
@@ -51,9 +52,10 @@ class Job:
         self.controller.report = self.reports.append
         self.controller.request_stack = self.stacks.append
 
-    def send(self, identity: bytes, message: Message) -> None:
+    def send(self, identity: bytes, message: Message) -> bool:
         messages.encode(message)
         self.sent.append((identity, message))
+        return True
 
     def hello(self, worker_id: int, uid: str = "", **more: Any) -> None:
         said: dict[str, Any] = {
@@ -243,6 +245,22 @@ def test_survivors_form_the_next_generation_and_the_last_ones_messages_are_dropp
     for uid in "qr":
         job.submit(uid, generation=2)
     assert errors(job.only(Orders)) == [("qo", ""), ("ro", "")]
+
+
+def test_the_last_numbers_of_all_ranks_are_passed_on_when_their_generation_is_over() -> None:
+    job = Job(2)
+    job.controller.watching.hear(b"w", WatchJob(0.2, 10**6))
+    job.form()
+    job.say("y", Leave(1, "rank 1 on a gave up: ValueError", ending=True))
+    job.take()
+    for rank, uid in enumerate("xy"):
+        job.say(uid, Metrics(1, [MetricPoint(1.0, 7, 0, {"loss": 1.0})]))
+        assert [message.rank for _, message in job.only(RankMetrics)] == [rank]
+    before = job.controller.statistics()["refused"]
+    for stranger, generation in (("x", 2), ("z", 1)):
+        job.say(stranger, Metrics(generation, []))
+    assert job.take() == []
+    assert job.controller.statistics()["refused"] == before + 2
 
 
 def test_shutdown_and_init_by_all_makes_a_new_generation_many_times() -> None:

@@ -115,6 +115,7 @@ class Controller:
             Withdraw: self._on_withdraw,
             FetchTask: self._on_fetch,
             TaskResult: self._on_result,
+            Metrics: self._on_metrics,
         }
         self._handlers_of_ranks = self._those_of_ranks()
 
@@ -130,7 +131,6 @@ class Controller:
             Waits: self._on_waits,
             SetTimeline: self._on_timeline,
             TimelineSet: self._on_timeline_set,
-            Metrics: self._on_watched,
             Prepared: self._on_watched,
             Acted: self._on_watched,
             CellOver: self._on_watched,
@@ -378,8 +378,17 @@ class Controller:
         generation.timeline.answered(rank, message.number)
         self._answer_timeline(generation)
 
-    def _on_watched(self, _: Generation, rank: int, message: Metrics | Prepared | Acted | CellOver) -> None:
+    def _on_watched(self, _: Generation, rank: int, message: Prepared | Acted | CellOver) -> None:
         self.watching.of_rank(rank, message)
+
+    def _on_metrics(self, identity: bytes, message: Metrics) -> None:
+        # Also of a generation that is over, and of ranks that have left it: their last numbers tell why.
+        generation = self._generation
+        rank = None if generation is None else generation.rank_of(identity[:-1])
+        if generation is None or rank is None or message.generation != generation.number:
+            self._rejected["messages of another generation"] += 1
+        else:
+            self.watching.of_rank(rank, message)
 
     def _on_fetch(self, identity: bytes, _: FetchTask) -> None:
         self._downlink.post([identity], TaskPayload(self.task))

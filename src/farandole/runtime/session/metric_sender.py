@@ -7,8 +7,8 @@
 
 Threads. Whoever trains emits, and only appends to ``_points`` and ``_notes``, whose ends are atomic. The thread of the
 sender, which exists while somebody watches, makes messages of them. ``every`` comes from the control thread and
-``close`` from whoever ends the session, also a signal handler on top of either: ``_lock`` lets them take turns, and is
-reentrant for the handler.
+``close`` and ``flush`` from whoever ends the session, also a signal handler on top of either: ``_lock`` lets them take
+turns, and is reentrant for the handler. So is ``_sending``, which keeps messages in the order of what is in them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Iterator
+from typing import TypeVar, final
 
 from farandole import events
 from farandole.control.message import Message
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.control.watch_messages import MetricPoint, Metrics
 from farandole.errors import ControlError
+
+T = TypeVar("T")
 
 LAST_S = 1.0
 """How long ``close`` waits for the last message."""
@@ -54,6 +56,12 @@ class MetricSender:
             elif seconds <= 0:
                 self._end()
 
+    def flush(self) -> None:
+        """Send now what is left."""
+        with self._lock:
+            if self._turn is not None:
+                self._turn.flush()
+
     def close(self) -> None:
         """Send what is left, and nothing more. Idempotent."""
         with self._lock:
@@ -75,7 +83,7 @@ class _Turn:
         self._points: deque[events.Metric] = deque()
         self._notes: deque[events.Recovery] = deque()
         self._dropped = 0
-        self._closing = ReentrantEvent()
+        self._closing, self._sending = ReentrantEvent(), threading.RLock()
         self._cancel = events.listen(self._take)
         # A daemon: the interpreter joins other threads before ``atexit``, where ``close`` may come.
         self._thread = threading.Thread(target=self._run, name="farandole-metrics", daemon=True)
@@ -100,16 +108,27 @@ class _Turn:
     def _run(self) -> None:
         with contextlib.suppress(ControlError):  # the link is closed: the session has ended without ``close``
             while not self._closing.wait(self._every_s):
-                self._flush()
-            self._flush()
+                self._send_all()
+            self._send_all()
 
-    def _flush(self) -> None:
-        # It alone takes out, so none is gone between the look and ``popleft``; what comes meanwhile is for the next.
-        taken = [self._points.popleft() for _ in range(len(self._points))]
-        notes = [self._notes.popleft() for _ in range(len(self._notes))]
-        dropped, self._dropped = self._dropped, 0
-        if taken or notes or dropped:
+    def flush(self) -> None:
+        with contextlib.suppress(ControlError):
+            self._send_all()
+
+    def _send_all(self) -> None:
+        with self._sending:
+            taken, notes = list(_emptied(self._points)), list(_emptied(self._notes))
+            dropped, self._dropped = self._dropped, 0
+            if not (taken or notes or dropped):
+                return
             since_1970_s = time.time() - time.monotonic()
             points = [MetricPoint(each.time_s + since_1970_s, each.step, each.samples, each.values) for each in taken]
             said = [(each.time_s + since_1970_s, each.text) for each in notes]
             self._send(Metrics(self._generation, points, said, dropped))
+
+
+def _emptied(those: deque[T]) -> Iterator[T]:
+    """Take out what is in a queue now: not what comes meanwhile, nor what a handler on top of this takes."""
+    with contextlib.suppress(IndexError):
+        for _ in range(len(those)):
+            yield those.popleft()

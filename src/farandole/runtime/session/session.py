@@ -570,6 +570,7 @@ class Session:
     ) -> None:
         if self._link is None or self.has_left:
             return
+        self._metrics.flush()  # first: the last numbers may tell why, and the others form another generation at once
         try:
             worker_id, number = self._link.worker_id, self.generation
             self._link.up.send(Leave(number, reason, self._struck, ending, worker_id, kind.__name__, told))
