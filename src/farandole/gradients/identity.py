@@ -111,6 +111,10 @@ class Identity:
         """True if ``settle`` has been called in this session. Every step asks."""
         return self._session is not None and self._session() is session
 
+    def is_of_past(self, session: Session) -> bool:
+        """True if ``settle`` was last called in another session, which is over."""
+        return self._session is not None and self._session() is not session
+
     def settle(self, session: Session, params: Sequence[Param], is_known: Callable[[str], bool]) -> None:
         """Pair with the other ranks, and agree on an order. Collective, once in each session."""
         own = tuple(self.name(param, i) for i, param in enumerate(params))

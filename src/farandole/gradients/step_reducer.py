@@ -20,7 +20,9 @@ Frameworks whose gradients appear one by one (PyTorch) have a subclass with hook
 # these refers to the reducer weakly or not at all, and ``params`` refers weakly to the optimizer. So an optimizer that
 # a script drops is gone at that line, on every rank at the same one; in a cycle it is gone when a rank's garbage
 # collector runs, and until then ranks disagree about which optimizers there are. (Schedulers and elastic states make
-# cycles: see ``siblings`` and ``join``.)
+# cycles: see ``siblings`` and ``join``.) The traceback of an error keeps the optimizer or its reducer on ranks that
+# waited in here, and on no others: a notebook has the last one for long. So a reducer whose parameters another takes
+# rests, without hooks, until its optimizer is used again.
 #
 # Order. All ranks use a lane in the same order, so a rank that raises cannot just leave: it ``refuse``s, which is its
 # part of the meeting that the others are in or will come to, and then all raise.
@@ -76,6 +78,10 @@ def _forget_accumulations_in_sessions() -> None:
     forget_in_sessions(forget)
 
 
+def _at_work() -> list[GradientReducer[Any]]:
+    return [each for each in living_reducers() if not each._rests]
+
+
 def _is_living(label: str) -> bool:
     """True if an optimizer of this process has the ``label``."""
     return any(label == reducer.label for reducer in living_reducers())
@@ -84,8 +90,8 @@ def _is_living(label: str) -> bool:
 class GradientReducer(Reducer[T]):
     """Reducer of the gradients of one optimizer, whose parameters ``params`` lists.
 
-    A subclass says what takes part (``_watch``), and how its framework holds that (``_bound``). ``release`` is called
-    once when the optimizer is gone, and must not refer to the reducer.
+    A subclass says what takes part (``_watch``), and how its framework holds that (``_bound``). ``unhook`` is called
+    when the optimizer is gone or rests, and must not refer to the reducer.
     """
 
     def __init__(
@@ -95,13 +101,13 @@ class GradientReducer(Reducer[T]):
         identity: Identity,
         terms: Terms,
         passes_per_step: int,
-        release: Callable[[], object] = lambda: None,
+        unhook: Callable[[], object] = lambda: None,
     ) -> None:
         self.number = next(_numbers)
         super().__init__(terms, tensors)
         self.passes_per_step = passes_per_step
         self.params, self._identity = params, identity
-        self._held = _Held(release)
+        self._held = _Held(unhook)
         self._lag = 0
         self._exchange: GradientExchange[T] | LaggedExchange[T] | None = None
         self._passes = self._steps = self._runs = 0
@@ -112,13 +118,39 @@ class GradientReducer(Reducer[T]):
         self._reads: Observer | None = None  # in this pass
         self._bound_to: list[Param] | None = None  # what ``_watch`` returned when the exchange was made or looked at
         self._kept = KeptGradients(tensors)
+        self._rests = False  # as another has taken its parameters
         _living.add(self)
         _forget_accumulations_in_sessions()
-        self._siblings = Siblings(self, living_reducers)  # after that: it counts a change, and others then look
+        self._siblings = Siblings(self, _at_work)  # after that: it counts a change, and others then look
         # Not at exit: shutdown() ends the lanes then, and ``release`` waits without a limit for ranks that may be gone.
         weakref.finalize(self, self._held.release).atexit = False
-        if self._is_needed(current("DistributedOptimizer()")):
+        session = current("DistributedOptimizer()")
+        self._take_over(session)
+        if self._is_needed(session):
             self._watch()
+
+    def _take_over(self, session: Session) -> None:
+        """Have older ones rest whose parameters this one has: all of theirs, or some if another session was the last.
+
+        Two that share some in one session may both be in use: a pass that the hooks of one do not see would be reduced
+        in ``step()``, after a script has clipped it.
+        """
+        mine = set(map(id, self.params()))
+        for older in _at_work():
+            theirs = set(map(id, older.params()))
+            if older is self or mine.isdisjoint(theirs):
+                continue
+            if theirs <= mine or older._identity.is_of_past(session):
+                older._rests, older._reduced = True, False
+                older._held.unhook()
+                Siblings.changed()
+
+    def _take_part(self) -> list[Param]:
+        """``_watch``, as the optimizer is used: where this rested, it works again."""
+        if self._rests:
+            self._rests = False
+            Siblings.changed()
+        return self._watch()
 
     @abstractmethod
     def _watch(self) -> list[Param]:
@@ -154,7 +186,7 @@ class GradientReducer(Reducer[T]):
         self._forget_snapshots()
         self._drop_gradients()  # a fault may have left some reduced and others not
         if self.step_vote is not None or self._is_needed(current("the next generation")):
-            self._watch()  # also alone, to count the samples of passes
+            self._take_part()  # also alone, to count the samples of passes
 
     def begin_session(self) -> None:
         """A session begins: an accumulation that had begun in another one is none of these ranks'."""
@@ -194,7 +226,7 @@ class GradientReducer(Reducer[T]):
         self.restart()
         self._lag, self._exchange = lag, None
         if self._is_needed(current("GradientLag()")):
-            self._watch()
+            self._take_part()
 
     @property
     def label(self) -> str:
@@ -211,7 +243,7 @@ class GradientReducer(Reducer[T]):
         if self._observer is not None:
             raise UsageError("there is one already that reads the gradients of this optimizer: use that")
         self._observer = observer
-        self._watch()
+        self._take_part()
 
     def drop(self) -> None:
         """Let the observer go: it sees nothing of what is reduced from now on."""
@@ -325,7 +357,7 @@ class GradientReducer(Reducer[T]):
         """The exchange for this session and these parameters."""
         if not self._identity.is_settled(session):
             self._pair(session)  # first: it may wait for threads of other ranks, and tells the order of the parameters
-        watched, exchange = self._watch(), self._exchange
+        watched, exchange = self._take_part(), self._exchange
         if exchange is not None and exchange.lane.session is not session:
             exchange = None
         if exchange is not None and watched is self._bound_to:  # the rule
@@ -431,8 +463,8 @@ class _Held:
     An object of its own, as ``weakref.finalize`` keeps it alive: it must not refer to the reducer.
     """
 
-    def __init__(self, release: Callable[[], object]) -> None:
-        self._release = release
+    def __init__(self, unhook: Callable[[], object]) -> None:
+        self.unhook = unhook
         self.lanes: dict[str, PlannedLane] = {}  # by purpose
         self.wait: Callable[[], object] = lambda: None  # until no thread uses them
 
@@ -441,7 +473,7 @@ class _Held:
 
         On whichever thread lets go of the reducer last, or collects the cycle that it is in.
         """
-        self._release()  # first, so that no pass begins to use a lane that is closed next
+        self.unhook()  # first, so that no pass begins to use a lane that is closed next
         self.wait()
         for lane in self.lanes.values():
             lane.close()

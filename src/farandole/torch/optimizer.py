@@ -77,6 +77,7 @@ class ReducingOptimizer(FrontOptimizer):
         identity = Identity(params(), names, terms.process_set, kind)
         if virtual is None:
             self._reducer = TorchReducer(params, identity, terms, passes)
+            self._reducer.belongs_to(self)
             self._reducer.adds_in_order = isinstance(self, torch.optim.LBFGS)
         else:
             self._reducer = TorchShardReducer(groups, identity, terms, virtual)

@@ -57,6 +57,10 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         """True if the optimizer adds over all parameters, as LBFGS does: in another order, to other bits."""
         super().__init__(tensors, params, identity, terms, passes_per_step, self._hooks.remove)
 
+    def belongs_to(self, optimizer: torch.optim.Optimizer) -> None:
+        """End the hooks with ``optimizer``, also where the traceback of an error keeps this reducer."""
+        weakref.finalize(optimizer, self._hooks.remove).atexit = False
+
     def rejoin(self, label: str) -> None:
         """See ``Reducer``."""
         self._ongoing = no_pass
@@ -70,6 +74,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
     def zeroed(self) -> None:
         """See ``Reducer``."""
         self._reduced = False
+        if self._rests:  # before a pass, which is to be seen
+            self._take_part()
         self._ongoing = no_pass  # the end of a nested pass that failed may be kept alive by the graph around it
 
     def wrap(self, closure: Closure) -> Closure:

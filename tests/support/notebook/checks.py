@@ -108,6 +108,25 @@ def px_fail(kernel: Kernel) -> None:
     kernel.run(px("train(2)")).ok()
 
 
+def px_remedy(kernel: Kernel) -> None:
+    """After a failed cell another optimizer of the model trains, though an error keeps the old one on some ranks."""
+    anew = "optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))\n"
+    failing = "if hvd.rank() == 1:\n    raise ValueError('no data here')\ntrain(2)"
+    for _ in range(2):
+        kernel.run(px(failing)).fails("ValueError", "no data here", "rank 1").within(1.0)
+        kernel.run(px(f"{anew}train(2)")).within(1.0).ok()
+        same_on_all(kernel, "model.weight.tolist()")
+    # Between backward() and step(), where a script looks for NaN or clips: the others have stepped.
+    between = "optimizer.zero_grad()\nmodel(torch.ones(8, 4) + hvd.rank()).pow(2).mean().backward()\n"
+    clipped = "if hvd.rank() == 1:\n    raise FloatingPointError('nan')\noptimizer.step()\ntrain(1)"
+    kernel.run(px(between + clipped)).fails("FloatingPointError", "rank 1").within(1.0)
+    kernel.run(px("train(1)")).fails("a new DistributedOptimizer").within(1.0)
+    same = "hvd.broadcast_parameters(model.state_dict(), 0)\nhvd.broadcast_optimizer_state(optimizer, 0)\n"
+    kernel.run(px(f"{same}{anew}train(2)")).within(1.0).ok()
+    same_on_all(kernel, "model.weight.tolist()")
+    kernel.run(px(f"{anew}state = hvd.elastic.TorchState(model, optimizer, done=0)\ntrain(1)")).ok()
+
+
 def px_diverge(kernel: Kernel) -> None:
     """Cells that differ between ranks are refused, and nothing is summed."""
     kernel.run(px("x = = 1")).fails("SyntaxError")
@@ -336,8 +355,8 @@ def run_cell(kernel: Kernel) -> None:
 
 
 CHECKS: list[Callable[[Kernel], None]] = [
-    px_fail, px_diverge, px_watch, px_watch_late, px_interrupt, px_interrupt_alone, px_interrupt_told, px_output,
-    lb_unchanged, px_numpy, px_kill, px_watch_replaced, px_watch_ended, px_kill_plain, run_cell,
+    px_fail, px_remedy, px_diverge, px_watch, px_watch_late, px_interrupt, px_interrupt_alone, px_interrupt_told,
+    px_output, lb_unchanged, px_numpy, px_kill, px_watch_replaced, px_watch_ended, px_kill_plain, run_cell,
 ]  # fmt: skip
 
 
