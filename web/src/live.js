@@ -83,7 +83,9 @@ class View {
     this.body = h("div", { class: "body" }, this.controls, this.skeleton, this.empty, this.grid, this.trials.element, this.membership.element, this.output.element, this.about.element);
     const head = h("header", { class: "top" }, h("div", { class: "title" }, this.name, this.pill), this.facts, this.buttons);
     this.root = h("div", { class: "farandole" }, head, this.news, this.said, this.banner, this.body);
-    this.root.addEventListener("keydown", (event) => this.shortcut(event));
+    this.keys = this.model.get("address") ? document : this.root; // nothing else on a plain page wants them
+    this.keyed = (event) => this.shortcut(event);
+    this.keys.addEventListener("keydown", this.keyed);
     this.el.append(this.root);
   }
 
@@ -508,6 +510,7 @@ class View {
     cancelAnimationFrame(this.frame);
     for (const timer of this.pending.values()) clearTimeout(timer);
     this.connection.close();
+    this.keys.removeEventListener("keydown", this.keyed);
     this.scheme.removeEventListener("change", this.themed);
     for (const each of [this.observer, this.sizes, this.seen]) each.disconnect();
     for (const chart of this.charts.values()) chart.close();

@@ -54,14 +54,14 @@ def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_
         page.reload()
         pill(page, "paused")
         page.locator("[data-name=loss] canvas").wait_for()
-        page.keyboard.press("Tab")
-        page.locator(".farandole").get_by_role("button", name="resume").focus()
-        page.keyboard.press("p")
+        page.keyboard.press("p")  # nothing has the focus
         resumed = news(page, "goes on at step")
         assert resumed.split()[-1] == paused.split()[-1]
-        page.get_by_role("button", name="checkpoint").click()
+        page.locator("h1").click()
+        page.keyboard.press("c")
         news(page, "checkpoint at step")
         page.locator(".output", has_text="saved").wait_for()
+        ask_by_key(page)
         assert page.title() != "owned"
         press_stop(page)
         stopped = news(page, "stopped at step")
@@ -74,6 +74,17 @@ def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_
         picture(page, "live-ended")
     finally:
         run.close()
+
+
+def ask_by_key(page: Any) -> None:
+    """Press the key of the button that ends all where it is heard, and where it is not, and say no."""
+    page.get_by_label("output of which rank").focus()
+    page.keyboard.press("s")  # which is of the list there
+    assert page.get_by_role("button", name="really stop?").count() == 0
+    page.locator("h1").click()
+    page.keyboard.press("s")
+    page.get_by_role("button", name="really stop?").wait_for()
+    page.keyboard.press("Escape")
 
 
 SILENT = """
