@@ -48,22 +48,39 @@ class CellMark(msgspec.Struct, frozen=True):
 
 @final
 class CellStart(msgspec.Struct, frozen=True):
-    """Word of a rank on the cell in which it comes to a collective; ``serial`` is 0 where the cell has no mark."""
+    """Word of a rank on the cell in which it comes to a collective.
+
+    ``serial`` is 0 where the cell has no mark; it is the ``run``-th of this source in the session of the ranks then.
+    """
 
     serial: int
     digest: str
     title: str
+    run: int = 0
 
     @classmethod
     def of(cls, mark: CellMark | None, source: str) -> CellStart:
-        """Describe the cell of this source."""
+        """Describe the first cell of this source."""
         digest = hashlib.blake2b(source.encode(errors="replace"), digest_size=8).hexdigest()
-        return cls(0 if mark is None else mark.serial, digest, title_of(source))
+        return cls(0 if mark is None else mark.serial, digest, title_of(source), 1)
 
     @property
     def name(self) -> str:
         """Name for people."""
         return f"cell {self.serial} ({self.title})" if self.serial else f"the cell ({self.title})"
+
+    @property
+    def tag(self) -> str:
+        """Name by which other ranks know the cell again, if it has no mark."""
+        return "" if self.serial else f" [{self.digest[:6]}.{self.run}]"
+
+    def is_named_in(self, reason: str) -> bool:
+        """True if a session has ended for this ``reason`` because a rank failed in this very cell.
+
+        >>> CellStart(0, "91c2", "x", run=2).is_named_in("rank 1 on a gave up: the cell (x) [91c2.2] raised KeyError")
+        True
+        """
+        return bool(self.tag) and self.tag in reason
 
 
 def title_of(source: str) -> str:

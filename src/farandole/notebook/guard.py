@@ -29,6 +29,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from glob import glob
@@ -107,6 +108,8 @@ class CellGuard:
         self._cell: CellStart | None = None
         self._mark: CellMark | None = None
         self._last: CellStart | None = None
+        self._before: Any = None  # what IPython had executed last when the cell began
+        self._runs = Counter[str]()  # of cells in this session, by their digest
         self._refusal = ""
         self._joined_in: EngineSeat | None = None  # of the session that is there, or was last
         self._number = 0  # of the newest cell that went to all ranks; rises by ``_PER_SERIAL``, by 1 without a mark
@@ -124,6 +127,7 @@ class CellGuard:
         main = threading.main_thread().ident
         count_as_servants(each.ident for each in threading.enumerate() if each.ident and each.ident != main)
         count_as_servants(ident for ident in sys._current_frames() if ident != main)
+        # Silent cells, as those of ``view.execute`` are, have no ``post_run_cell``; of others ``_end`` may know less.
         for name, hook in (("pre_execute", self._begin), ("post_execute", self._end), ("post_run_cell", self._judge)):
             self._shell.events.register(name, hook)
         self._kernel.do_apply = self._do_task
@@ -136,13 +140,18 @@ class CellGuard:
     def seated(self, job: str) -> None:
         """Begin to count the cells of a job."""
         self.job, self._number, self._last = job, 0, None
+        self._runs.clear()
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
     def _joined(self, session: Session) -> None:
         self._joined_in = engine.occupied()
         self._watched, self._is_end_known = weakref.ref(session), False
+        self._runs.clear()
+        if self._mark is None:
+            self._number = 0  # in what has failed, some ranks have come further than others
         if self._cell is not None:
+            self._count(self._cell)
             session.cells.gate = partial(self._enter, session)
 
     def _revive(self) -> None:
@@ -201,7 +210,8 @@ class CellGuard:
         self._passed.clear()
         if self._mark is not None:
             self._number = self._mark.serial * _PER_SERIAL
-        self._cell = CellStart.of(self._mark, parent.get("content", {}).get("code", ""))
+        cell = self._count(CellStart.of(self._mark, parent.get("content", {}).get("code", "")))
+        self._before = self._shell.last_execution_result
         self._handler = signal.signal(signal.SIGINT, self._on_interrupt)
         session = self._session()
         if session is None:
@@ -209,18 +219,26 @@ class CellGuard:
         is_partial = self._mark is not None and not self._mark.is_whole
         if self._joined_in is not seat or (session.broken and not is_partial):
             if session.broken and self._joined_in is seat:
-                self._refusal = self._why_not(self._cell, session)
+                self._refusal = self._why_not(cell, session)
             if not self._refusal:
                 shutdown()  # ``_revive`` makes another one, if the cell needs it
                 return
         session.cells.interrupted = False  # what came after the last step of the cell before was for that one
         session.cells.rest, session.cells.gate = None, partial(self._enter, session)
 
+    def _count(self, cell: CellStart) -> CellStart:
+        """Begin a cell: ranks that come to the same ones in a session count them alike."""
+        self._runs[cell.digest] += 1
+        self._cell = msgspec.structs.replace(cell, run=self._runs[cell.digest])
+        return self._cell
+
     def _why_not(self, cell: CellStart, session: Session) -> str:
         """Reason why a cell may not form the session anew: a rank will not come, as it has failed in this very one."""
         if self._last is not None and self._mark is not None and self._last.serial > self._mark.settled:
             return queued_refusal(cell, self._last)
-        return "" if self._is_end_known else ended_refusal(cell, session.end_reason)
+        # Nobody sends cells without a mark only when all know of the end: of these, the one that has failed is refused.
+        is_over = self._is_end_known if self._mark is not None else not cell.is_named_in(session.end_reason)
+        return "" if is_over else ended_refusal(cell, session.end_reason)
 
     def settle(self) -> None:
         """Wait until the end of the session that a failed cell has brought is known here."""
@@ -238,6 +256,8 @@ class CellGuard:
                 self._timers.pop().cancel()
             ended, self._cell = self._cell, None
         session, self._last = self._session(), ended
+        if (result := self._shell.last_execution_result) is not self._before:
+            self._judge(result)
         if session is not None:
             session.cells.gate = None
             session.cells.rest_after(self._number, -next(self._tokens), f"no cell, as {ended.name} has ended there")
@@ -250,9 +270,10 @@ class CellGuard:
             return
         is_voted = isinstance(error, KeyboardInterrupt) and not self._is_forced
         if not session.broken and not is_voted:
-            name = self._last.name if self._last is not None else "its cell"
-            session.abort(f"{name} raised {traceback.format_exception_only(error)[-1].strip()}")
-        session.cells.interrupted, self._is_end_known = False, session.broken
+            session.abort(f"{_named(self._last)} raised {traceback.format_exception_only(error)[-1].strip()}")
+        session.cells.interrupted = False
+        if not is_voted:
+            self.settle()
 
     def _tell(self, show: Callable[..., Any], *how: Any, **more: Any) -> Any:
         """Show the error that has ended the cell. An interrupt that was to end it would end this instead."""
@@ -277,7 +298,7 @@ class CellGuard:
         is_training = session is not None and session.is_interactive and bool(self._passed) and not session.broken
         if session is None or not is_training or self._interrupts > 1:
             if is_training and session is not None:
-                session.abort("it was interrupted, and no step has ended since")
+                session.abort(f"{_named(self._cell)} was interrupted, and no step has ended since")
             self._is_forced = True
             raise KeyboardInterrupt
         session.cells.interrupted = True
@@ -306,6 +327,10 @@ class CellGuard:
         timer.daemon, timer.name = True, "farandole-interrupt"
         timer.start()
         self._timers.append(timer)
+
+
+def _named(cell: CellStart | None) -> str:
+    return "its cell" if cell is None else cell.name + cell.tag
 
 
 def _show_folded(

@@ -127,6 +127,29 @@ def px_remedy(kernel: Kernel) -> None:
     kernel.run(px(f"{anew}state = hvd.elastic.TorchState(model, optimizer, done=0)\ntrain(1)")).ok()
 
 
+def execute_fail(kernel: Kernel) -> None:
+    """A rank that raises in a cell of ``execute``, which has no mark, ends it on all, and the next one trains."""
+    begin = """
+engines = rc[:]
+def failed(code):
+    answer = engines.execute(code, block=False)
+    assert answer.wait(60), "it goes on"
+    return [] if answer.exception() is None else sorted(each[0] for each in answer.exception().elist)
+"""
+    kernel.run(begin).ok()
+    raises = "if hvd.rank() == 1:\n    raise ValueError('no data here')\n"
+    for code, ends in (
+        (f"step()\n{raises}step()", ["AbortError", "AbortError", "ValueError"]),
+        (f"{raises}step()", ["AbortError", "AbortError", "ValueError"]),
+        (raises, ["ValueError"]),
+    ):
+        for _ in range(2):
+            said = kernel.run(f"print(failed({code!r}), failed('train(2)'), failed('train(2)'))").ok().stdout
+            found = said.replace("MismatchError", "AbortError") if len(ends) > 1 else said  # where one begins too late
+            assert found.strip() == f"{ends} [] []", (code, said)
+    same_on_all(kernel, "model.weight.tolist()")
+
+
 def px_diverge(kernel: Kernel) -> None:
     """Cells that differ between ranks are refused, and nothing is summed."""
     kernel.run(px("x = = 1")).fails("SyntaxError")
@@ -355,8 +378,9 @@ def run_cell(kernel: Kernel) -> None:
 
 
 CHECKS: list[Callable[[Kernel], None]] = [
-    px_fail, px_remedy, px_diverge, px_watch, px_watch_late, px_interrupt, px_interrupt_alone, px_interrupt_told,
-    px_output, lb_unchanged, px_numpy, px_kill, px_watch_replaced, px_watch_ended, px_kill_plain, run_cell,
+    px_fail, px_diverge, px_watch, px_watch_late, px_interrupt, px_interrupt_alone, px_interrupt_told, px_output,
+    lb_unchanged, px_numpy, px_remedy, execute_fail, px_kill, px_watch_replaced, px_watch_ended, px_kill_plain,
+    run_cell,
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import given
 
 from farandole.notebook.cells import CellMark, CellStart, difference, title_of
@@ -33,6 +34,18 @@ def test_a_difference_names_each_rank_and_its_cell() -> None:
     told = difference(starts, ["rank 0 on a", "rank 1 on b"])
     assert "rank 0 on a runs the cell (train(1))" in told
     assert "rank 1 on b runs the cell (train(2))" in told
+
+
+def test_a_cell_without_a_mark_is_known_again_by_its_source_and_how_often_it_has_run() -> None:
+    first = CellStart.of(None, "train(1)")
+    reason = f"rank 1 on a gave up: {first.name}{first.tag} raised ValueError: no data"
+    assert first.is_named_in(reason)
+    for other in (
+        CellStart.of(None, "train(2)"),
+        msgspec.structs.replace(first, run=2),
+        CellStart.of(CellMark(1, 0, [0, 1], is_whole=True), "train(1)"),
+    ):
+        assert not other.is_named_in(reason)
 
 
 @given(st.text())
