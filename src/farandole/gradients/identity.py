@@ -22,11 +22,11 @@ from typing import Any, final
 from farandole.errors import UsageError
 from farandole.gradients.tensors import Param
 from farandole.runtime.collectives.pairing import Unpaired, pairing
-from farandole.runtime.session.init import Session
+from farandole.runtime.session.init import Session, is_aside
 from farandole.runtime.session.process_sets import ProcessSet
 
-_made: dict[str, itertools.count[int]] = {}  # counters, which two threads may ask at once
-"""Labels of equal optimizers are numbered as these are made."""
+_made: dict[tuple[str, bool], itertools.count[int]] = {}  # counters, which two threads may ask at once
+"""Labels of equal optimizers are numbered as these are made, apart from those of tasks that are jobs of one rank."""
 
 
 def without_numbers(path: str) -> str:
@@ -90,7 +90,7 @@ class Identity:
         own = sorted(self.name(param, i) for i, param in enumerate(params)) if names.are_given else []
         ranks = process_set.ranks if process_set.process_set_id else []  # of the global one there may be none yet
         described = f"{kind} {_short(repr((own, ranks)))}" if own or ranks else kind
-        self.label = f"{described}.{next(_made.setdefault(described, itertools.count()))}"
+        self.label = f"{described}.{next(_made.setdefault((described, is_aside()), itertools.count()))}"
         self._session: weakref.ref[Session] | None = None
         self._order: dict[str, int] = {}
 

@@ -266,6 +266,11 @@ def aside() -> Iterator[None]:
             _here.bystanders, _here.is_aside = before, was_aside
 
 
+def is_aside() -> bool:
+    """True in a task of ``aside``, which is a job of its own: what this process makes there, other ranks need not."""
+    return _here.is_aside
+
+
 def end_step(process_set: ProcessSet, step: int | None = None) -> None:
     """End a step of an optimizer of ``process_set``, the ``step``-th where the job counts them: ``Session.stepped``."""
     session = _here.session
