@@ -3,7 +3,7 @@
 import uPlot from "uplot";
 import { band, line } from "./curves.js";
 import { h, s, text } from "./dom.js";
-import { clock, number, plural, span, title } from "./format.js";
+import { clock, count, number, plural, span, title } from "./format.js";
 
 // Okabe and Ito: told apart by all common kinds of colour vision; beyond colour, curves differ by their dashes.
 const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b37700", "#2f8fc4", "#5c5c5c", "#7a5195"];
@@ -127,11 +127,11 @@ export class Chart {
         legend: { live: true },
         scales: { x: { time: false }, y: this.log ? { distr: 3 } : { range: comfortable } },
         axes: [
-          { ...axis, size: 32, values: (_, ticks) => ticks.map((v) => (this.view.byTime ? span(v) : number(v))) },
+          { ...axis, size: 32, values: (_, ticks) => ticks.map((v) => (this.view.byTime ? span(v) : count(v))) },
           { ...axis, size: 58, values: (_, ticks) => ticks.map((v) => (v == null ? "" : number(v, this.name))) },
         ],
         series: [
-          { label: this.view.byTime ? "time" : "step", value: (_, v) => (this.view.byTime ? span(v ?? 0) : number(v)) },
+          { label: this.view.byTime ? "time" : "step", value: (_, v) => (this.view.byTime ? span(v ?? 0) : count(v)) },
           ...this.series(value),
         ],
         bands: this.bands(css.getPropertyValue("--band").trim()),
@@ -188,20 +188,20 @@ export class Chart {
 
   key(event) {
     const u = this.uplot;
-    const count = u?.data[0].length;
-    if (!count) return;
-    const at = u.cursor.idx ?? count - 1;
-    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: count - 1, PageUp: at - 50, PageDown: at + 50 }[event.key];
-    if (event.key === "Escape") u.setScale("x", { min: u.data[0][0], max: u.data[0][count - 1] });
+    const length = u?.data[0].length;
+    if (!length) return;
+    const at = u.cursor.idx ?? length - 1;
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: length - 1, PageUp: at - 50, PageDown: at + 50 }[event.key];
+    if (event.key === "Escape") u.setScale("x", { min: u.data[0][0], max: u.data[0][length - 1] });
     if (to == null) return;
     event.preventDefault();
     event.stopPropagation();
-    const index = Math.max(0, Math.min(count - 1, to));
+    const index = Math.max(0, Math.min(length - 1, to));
     const first = u.data.findIndex((column, i) => i > 0 && column[index] != null);
     const top = first > 0 ? u.valToPos(u.data[first][index], "y") : 10;
     u.setCursor({ left: u.valToPos(u.data[0][index], "x"), top });
     const said = u.series.slice(1).map((each, i) => [each.label, u.data[i + 1][index]]).filter((each) => each[1] != null);
-    const where = this.view.byTime ? span(u.data[0][index]) : `step ${number(u.data[0][index])}`;
+    const where = this.view.byTime ? span(u.data[0][index]) : `step ${count(u.data[0][index])}`;
     this.view.announce(`${title(this.name)}, ${where}: ${said.map(([label, v]) => `${label} ${number(v, this.name)}`).join(", ")}`);
   }
 

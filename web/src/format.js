@@ -17,6 +17,9 @@ export function number(value, name = "") {
   return value.toLocaleString("en", { maximumSignificantDigits: size >= 1e4 ? 6 : 4 });
 }
 
+// Steps and samples, which are whole: all of their digits.
+export const count = (value) => value?.toLocaleString("en") ?? "–";
+
 export function seconds(value) {
   const size = Math.abs(value);
   if (size === 0) return "0 s";

@@ -6,7 +6,7 @@ import { Chart, MOST_CURVES, sample } from "./chart.js";
 import { connect } from "./connection.js";
 import { Curves } from "./curves.js";
 import { h, show, text } from "./dom.js";
-import { clock, number, plural, script, span } from "./format.js";
+import { clock, count, plural, script, span } from "./format.js";
 import { About, Membership, Output } from "./panels.js";
 import { Trials } from "./search.js";
 
@@ -167,6 +167,10 @@ class View {
     this.members.push(...message.members);
     this.members = this.members.slice(-500);
     this.state.size = this.members.at(-1)?.size ?? this.state.size;
+    if (this.resizes && message.members.length) {
+      this.resizes = false;
+      this.tellNews(`resized: ${plural(this.state.size, "rank")} now`, "acted");
+    }
     if (message.members.length && document.activeElement !== this.size) this.size.value = String(this.state.size);
     this.touched = true;
   }
@@ -208,6 +212,7 @@ class View {
     this.endButton.hidden = true;
     const words = state === "refused" ? `${this.words(verb)} is refused: ${said}` : this.outcome(verb, step, said);
     this.tellNews(words, state);
+    this.resizes = verb === "scale" && state === "acted";
   }
 
   on_ordered(message) {
@@ -222,16 +227,17 @@ class View {
 
   outcome(verb, step, said) {
     const done = { stop: "stopped", pause: "paused", resume: "goes on", checkpoint: "checkpoint" }[verb];
-    return this.run.search ? said : done && step >= 0 ? `${done} at step ${step}` : `${verb}: ${said}`;
+    return this.run.search ? said : done && step >= 0 ? `${done} at step ${count(step)}` : `${this.words(verb)}: ${said}`;
   }
 
   words(verb) {
-    return verb.replace("-", " a ");
+    const trial = this.asked?.verb === verb && this.asked.trial >= 0 ? ` trial ${this.asked.trial}` : " a trial";
+    return verb === "scale" ? "resize" : verb.replace("-trial", trial);
   }
 
   late(verb) {
     if (this.state.state === "ended" || this.link !== "open" || this.run.search) return;
-    this.tellNews(`${verb}: no step has ended yet. A script without an optimizer of Farandole never obeys it.`, "taken");
+    this.tellNews(`${this.words(verb)}: no step has ended yet. A script without an optimizer of Farandole never obeys it.`, "taken");
     if (verb === "stop") this.endButton.hidden = false;
   }
 
@@ -252,6 +258,7 @@ class View {
 
   order(verb, workers = 0, trial = -1) {
     if (!this.mayOrder || this.state.state === "ended") return;
+    this.asked = { verb, trial };
     if (!this.connection.send({ t: "order", verb, workers, trial })) return this.tellNews("not sent: the connection is lost", "refused");
     this.tellNews(`${this.words(verb)}: sent`, "taken");
     clearTimeout(this.busy);
@@ -259,7 +266,7 @@ class View {
   }
 
   waits(verb) {
-    this.tellNews(`${verb}: waits for the kernel, which runs a cell. Interrupt the cell for it to be obeyed now`, "taken");
+    this.tellNews(`${this.words(verb)}: waits for the kernel, which runs a cell. Interrupt the cell for it to be obeyed now`, "taken");
   }
 
   stop() {
@@ -358,7 +365,7 @@ class View {
     const search = this.run.search;
     const facts = isKnown && search
       ? [...this.trials.facts(search), span(this.now - this.began)]
-      : isKnown ? [`step ${number(step)}`, size ? plural(size, "rank") : "", span(this.now - this.began), samples ? `${number(samples)} samples of a rank` : "", lost ? `${lost} numbers were too many` : ""]
+      : isKnown ? [`step ${count(step)}`, size ? plural(size, "rank") : "", span(this.now - this.began), samples ? `${count(samples)} samples per rank` : "", lost ? `${lost} numbers were too many` : ""]
       : [];
     text(this.facts, facts.filter(Boolean).join(" · "));
     this.drawBanner(link, state);
@@ -396,9 +403,10 @@ class View {
       kind = "warn";
     } else if (state === "ended") {
       const { status, words: why, ended } = this.state;
-      const where = this.run.search ? "" : `, after step ${number(this.state.step)}`;
+      const where = this.run.search ? "" : `, after step ${count(this.state.step)}`;
       if (status === null) words = `The record ends at ${clock(ended)}${where}. ${why}`;
       else words = status === 0 ? `The ${this.run.search ? "search" : "run"} has ended well at ${clock(ended)}${where}. ${why}` : `The run ended at ${clock(ended)} with status ${status}${where}. ${why}`;
+      if (this.run.record && !this.connection.byKernel()) words += ` This page ends with it; on ${this.run.host}, farandole runs open ${this.run.record} shows it again.`;
       kind = status === 0 ? "good" : "bad";
     } else if (link === "over") {
       words = "The run is over.";

@@ -1,7 +1,7 @@
 // What is no curve: membership over time, events, output, and the description of the run.
 
 import { h, s, text } from "./dom.js";
-import { clock, number, plural, span } from "./format.js";
+import { clock, count, plural, span } from "./format.js";
 
 const HEIGHT = 110;
 const PAD = { left: 34, right: 10, top: 12, bottom: 22 };
@@ -73,7 +73,7 @@ export class Membership {
       h("tr", { class: each.kind },
         h("td", { "aria-label": each.kind, title: each.kind }, SIGNS[each.kind] ?? "·"),
         h("td", {}, clock(each.time)),
-        h("td", {}, each.step == null ? "" : number(each.step)),
+        h("td", {}, each.step == null ? "" : count(each.step)),
         h("td", {}, each.text)),
     ));
   }

@@ -3,7 +3,7 @@
 import uPlot from "uplot";
 import { colour, comfortable, dash, sample } from "./chart.js";
 import { h, show, text } from "./dom.js";
-import { number } from "./format.js";
+import { count, number } from "./format.js";
 
 const SURE_MS = 5000;
 const MOST_LINES = 100; // of the best trials; of more nobody could tell one from the other
@@ -55,7 +55,7 @@ export class Trials {
     const workers = active.reduce((sum, each) => sum + each.workers, 0);
     return [
       `${all.length} of ${Math.max(all.length, search.trials)} trials`, active.length && `${active.length} at work on ${workers} worker${workers === 1 ? "" : "s"}`,
-      `${number(epochs)} of ${number(search.trials * search.epochs)} epochs`,
+      `${count(epochs)} of ${count(search.trials * search.epochs)} epochs`,
     ];
   }
 

@@ -45,10 +45,13 @@ RANK_SERIES = 600
 
 @final
 class Hub:
-    """State of one run, and its changes since ``changes`` was last called."""
+    """State of one run, and its changes since ``changes`` was last called.
 
-    def __init__(self, info: RunInfo, state: str = STARTING) -> None:
-        self.info, self.state = info, state
+    ``record``: the folder in which it can be looked at when its page has ended.
+    """
+
+    def __init__(self, info: RunInfo, state: str = STARTING, record: str = "") -> None:
+        self.info, self.state, self._record = info, state, record
         self.words = ""
         self.members: list[MemberRecord] = []
         self.resizable = False
@@ -239,6 +242,7 @@ class Hub:
     def _info(self) -> dict[str, Any]:
         info = self.info
         told = {"command": info.command, "folder": info.folder, "host": info.host, "git": info.git}
+        told["record"] = self._record
         return {**told, "began": info.began_s, "versions": info.versions, "seeds": info.seeds} | (
             {"search": info.search} if info.search else {}
         )

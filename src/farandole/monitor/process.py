@@ -42,6 +42,7 @@ from farandole.control.private_file import write_private
 from farandole.control.process import name_this
 from farandole.control.watch_messages import OF_TRIALS, WATCHER, OrderNews, Printed, Seen, WatchJob, WatchOrder
 from farandole.errors import ControlError, FarandoleError
+from farandole.launch.job.exit_wording import ABOVE
 from farandole.monitor.access import PageKeys, listening
 from farandole.monitor.describe import describe
 from farandole.monitor.exports import CSV, TENSORBOARD, CsvExport, Export, TensorBoardExport
@@ -70,7 +71,7 @@ class JobMonitor:
     def __init__(self, config: MonitorConfig) -> None:
         info = read_info(config.folder) if config.search else describe(config.command)
         writer = None if config.search else RunWriter.create(config.folder, info)
-        self._hub = Hub(info, BETWEEN_CELLS if config.in_cells else STARTING)
+        self._hub = Hub(info, BETWEEN_CELLS if config.in_cells else STARTING, str(Path(config.folder).absolute()))
         for record in read_records(config.folder) if config.search else ():
             self._hub.take(record)
         self._recording = Recording(writer, self._hub, list(_exports(config, Path(config.folder))))
@@ -214,7 +215,7 @@ class JobMonitor:
                     if isinstance(message, OrderNews) and self._server is not None:
                         self._server.push()  # here, too: the end of the job is another frame
         self._disconnect()
-        self._recording.end(end.status, end.words, time.time())
+        self._recording.end(end.status, end.words.replace(ABOVE, "its traceback is in the output"), time.time())
 
 
 def _exports(config: MonitorConfig, folder: Path) -> list[Export]:

@@ -100,6 +100,8 @@ class Study:
         if self.is_paused:
             return None, "the search is paused"
         row, reason = self._interrupted(), "it was interrupted"
+        if row is not None and row.again >= 0 and not row.values:
+            reason = f"it repeats trial {row.again}"
         if row is None:
             number, reason = promote(self.plan.rungs, self._standings(), is_more=self._may_begin)
             row = None if number is None else self.rows[number]

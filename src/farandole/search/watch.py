@@ -161,6 +161,8 @@ class SearchWatch:
             if row.phase in ("running", "paused") or row.is_active:
                 return f"trial {row.number} is {row.phase}: stop it first"
             self._study.repeat(row.number)
+        elif row.phase == "paused" and verb == "pause-trial":
+            return f"trial {row.number} rests already, and goes on only if it is good enough"
         elif row.phase != "running":
             return f"trial {row.number} is {row.phase}"
         elif verb == "pause-trial":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import socket
 import time
@@ -35,6 +36,10 @@ def pill(page: Any, words: str) -> None:
 def news(page: Any, begin: str) -> str:
     page.locator(".news", has_text=begin).wait_for()
     return str(page.locator(".news").text_content())
+
+
+def step_in(words: str) -> int:
+    return int(words.rsplit(maxsplit=1)[-1].replace(",", ""))
 
 
 def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_path: Path) -> None:
@@ -70,7 +75,8 @@ def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_
         told = next(frame for frame in frames if '"stop","acted"' in frame)
         assert '"ended"' not in told, "the page is told at once, and not with the end of the job"
         page.locator(".banner[data-kind=good]", has_text="The run has ended well").wait_for()
-        assert int(stopped.split()[-1]) > int(paused.split()[-1])
+        page.locator(".banner", has_text=f"farandole runs open {run.record} shows it again").wait_for()
+        assert step_in(stopped) > step_in(paused)
         picture(page, "live-ended")
     finally:
         run.close()
@@ -85,6 +91,30 @@ def ask_by_key(page: Any) -> None:
     page.keyboard.press("s")
     page.get_by_role("button", name="really stop?").wait_for()
     page.keyboard.press("Escape")
+
+
+FAILING = """
+open("go").read()
+raise ValueError("told so")
+"""
+
+
+def test_the_words_of_a_page_are_those_of_a_page(page: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    run = LiveRun(tmp_path, ["-np", "1"], FAILING)
+    try:
+        page.goto(run.link)
+        pill(page, "starting")
+        (tmp_path / "go").write_text("")
+        assert run.end() == 1, run.said
+        page.locator(".banner[data-kind=bad]", has_text="its traceback is in the output, at [0]<stderr>:").wait_for()
+    finally:
+        run.close()
+    assert "its traceback is above, at [0]<stderr>:" in run.said
+    with opened(said(tmp_path / "long", {1: [1.0], 12_345_678: [0.5]})) as link:
+        page.goto(link)
+        page.locator(".facts", has_text="step 12,345,678").wait_for()
+        page.locator(".banner", has_text="after step 12,345,678").wait_for()
 
 
 SILENT = """
@@ -232,6 +262,7 @@ def test_a_run_that_was_killed_is_opened_from_its_folder(page: Any, tmp_path: Pa
             page.goto(served)
             pill(page, "ended")
             page.get_by_text(NO_END).wait_for()
+            assert "runs open" not in str(page.locator(".banner").text_content()), "this page is that"
             picture(page, "live-killed")
 
 
@@ -305,11 +336,12 @@ def test_an_elastic_job_is_resized_and_stopped(page: Any, tmp_path: Path) -> Non
         page.get_by_label("number of workers").fill("2")
         page.get_by_role("button", name="resize").click()
         page.locator(".facts", has_text="2 ranks").wait_for()
+        news(page, "resized: 2 ranks now")
         page.locator(".events", has_text="2 ranks on").wait_for()
         picture(page, "live-resized")
         page.get_by_label("number of workers").fill("7")
         page.get_by_role("button", name="resize").click()
-        assert "this job has 1 to 3 workers" in news(page, "scale is refused")
+        assert "this job has 1 to 3 workers" in news(page, "resize is refused")
         press_stop(page)
         news(page, "stopped at step")
         assert run.end() == 0, run.said

@@ -141,7 +141,7 @@ def test_a_trial_is_repeated_beside_the_planned_ones(tmp_path: Path) -> None:
     planned, repeated = study.rows
     assert (repeated.parameters, repeated.again, repeated.phase) == (planned.parameters, 0, "running")
     assert repeated.seed != planned.seed
-    assert study.next() == (1, "it was interrupted")
+    assert study.next() == (1, "it repeats trial 0")
     while (number := study.next()[0]) is not None:
         assert study.rows[number].again < 0
     assert len(study.rows) == PLAN.trials + 1

@@ -285,7 +285,10 @@ class ElasticLoop(Loop):
             return False, f"this job has {fewest} to {most} workers"
         self._most = order.workers
         self._find(self._found)
-        return True, f"{order.workers} workers from the next commit on, as far as there are slots"
+        return (
+            True,
+            f"{order.workers} worker{'s' * (order.workers != 1)} from the next commit on, as far as there are slots",
+        )
 
     def _outcome(self) -> JobResult:
         return self._result

@@ -23,6 +23,9 @@ from farandole.control.process import describe
 
 SHORTAGE = " (out of memory? the kernel has just killed a process of that host for that)"
 
+ABOVE = "its traceback is above"
+"""Words of a terminal; on a page the output stands below."""
+
 _NO_HOROVOD = re.compile(r"^\s*ModuleNotFoundError: No module named 'horovod'", re.MULTILINE)
 
 
@@ -69,7 +72,7 @@ class ExitWording(NamedTuple):
         lines = exited.tail.splitlines()
         raised = raised_lines(lines) if self.shown else []
         if raised:
-            words = f"{exited.description}; its traceback is above, at [{exited.worker_id}]<stderr>:"
+            words = f"{exited.description}; {ABOVE}, at [{exited.worker_id}]<stderr>:"
         else:
             found = "the last lines of its stderr:" if lines else "it wrote nothing to stderr"
             words = f"{exited.description}; {found}"
