@@ -68,15 +68,8 @@ class RunRecord(msgspec.Struct, frozen=True):
         if path.exists():
             before = msgspec.json.decode(path.read_bytes(), type=RunRecord)
             mine = msgspec.json.decode(msgspec.json.encode(self.asked))
-            names = [
-                name for name in {**before.asked, **mine} if _text(before.asked.get(name)) != _text(mine.get(name))
-            ]
-            if names:
-                name = names[0]
-                raise UsageError(
-                    f"{path.parent} holds a search with {name}={before.asked.get(name)!r}, and now it is "
-                    f"{mine.get(name)!r}: ask the same, or give a new folder"
-                )
+            if differing := _difference(before.asked, mine):
+                raise UsageError(f"{path.parent} holds a search with {differing}: ask the same, or give a new folder")
             return msgspec.structs.replace(before, search=self.search)
         self.write(path)
         return self
@@ -84,6 +77,30 @@ class RunRecord(msgspec.Struct, frozen=True):
     def write(self, path: Path, **changes: Any) -> None:
         """Write the record with these ``changes``."""
         write_private(path, msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(self, **changes))) + b"\n")
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Difference between two searches, in the words in which they are asked for; "" if there is none.
+
+    >>> _difference({"trials": 12}, {"trials": 18})
+    'trials=12, and now it is 18'
+    """
+    then, mine = _flat(before), _flat(now)
+    names = [name for name in {**then, **mine} if _text(then.get(name)) != _text(mine.get(name))]
+    told = (f"{name}={then.get(name)!r}, and now it is {mine.get(name)!r}" for name in names)
+    return "; ".join(told)
+
+
+def _flat(asked: dict[str, Any]) -> dict[str, Any]:
+    """Terms of a search by the arguments of ``search`` and, of the space, by hyper-parameter."""
+    found = {name: value for name, value in asked.items() if name not in ("rungs", "space")}
+    rungs, space = asked.get("rungs"), asked.get("space")
+    if rungs is not None:
+        found |= {"epochs": rungs["levels"][-1], "min_epochs": rungs["levels"][0], "reduction": rungs["reduction"]}
+    if space is not None:
+        for name, parameter in space["parameters"].items():
+            found[f"space[{name!r}]"] = parameter.get("choices", parameter)
+    return found
 
 
 def _text(value: Any) -> str:

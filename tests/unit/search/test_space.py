@@ -104,8 +104,26 @@ def test_a_search_does_not_go_on_with_choices_of_other_types(tmp_path: Path) -> 
 
     kept(0, 1)
     kept(0, 1)
-    with pytest.raises(UsageError, match="ask the same"):
+    with pytest.raises(UsageError, match=r"with space\['a'\]=\[0, 1\], and now it is \[False, True\]: ask the same"):
         kept(False, True)
+
+
+def test_a_search_that_is_asked_otherwise_is_refused_in_the_words_of_its_arguments(tmp_path: Path) -> None:
+    def kept(trials: int, rungs: Rungs, direction: str = "minimize") -> None:
+        asked = {"space": Space.of({"a": (0, 1)}), "trials": trials, "rungs": rungs, "direction": direction}
+        RunRecord(0.0, [], "", "", "", {}, {}, "", asked).keep(tmp_path / "run.json")
+
+    kept(12, Rungs.of(1, 9, 3))
+    kept(12, Rungs.of(1, 9, 3))
+    for words, changed in (
+        ("epochs=9, and now it is 27: ask", (12, Rungs.of(1, 27, 3))),
+        ("epochs=9, and now it is 10: ask", (12, Rungs.of(1, 10, 3))),
+        ("min_epochs=1, and now it is 3: ask", (12, Rungs.of(3, 9, 3))),
+        ("trials=12, and now it is 18; reduction=3, and now it is 4: ask", (18, Rungs.of(1, 9, 4))),
+        ("direction='minimize', and now it is 'maximize'", (12, Rungs.of(1, 9, 3), "maximize")),
+    ):
+        with pytest.raises(UsageError, match=f"holds a search with {words}"):
+            kept(*changed)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
