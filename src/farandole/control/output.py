@@ -10,9 +10,10 @@
 A pump is one thread: a slow reader of a sink slows down the producers of all its sources (as a pipe does) and nothing
 else. Lines are looked for in C, a chunk at a time: 50 MB/s cost a few percent of a core.
 
-A progress bar is a line that is drawn over with carriage returns. A terminal gets it as it is written. Anywhere else
-(a file, a pipe, another host) its latest state is written every few seconds, as a line of its own, and the state that
-it ends with; those between are dropped, so that a bar takes a few hundred bytes here, however long it is drawn.
+A progress bar is a line that is drawn over with carriage returns. A terminal gets it as it is written, while it is the
+only one: a terminal draws over its last line alone. Of several there, and anywhere else (a file, a pipe, another host),
+the latest state is written every few seconds, as a line of its own, and the state that it ends with; those between are
+dropped, so that a bar takes a few hundred bytes here, however long it is drawn.
 
 Threads. Sinks, sources and ``_sources`` belong to the thread of their pump alone, and have no locks. Other threads ask
 it for what they want: ``_request`` puts a function into ``_requests``, a deque, and rings ``_bell``, an eventfd in the
@@ -88,6 +89,8 @@ class Sink:
     def __init__(self, write: Write, *, live: bool = False) -> None:
         self.broken = False
         self.live = live
+        self.bars: set[Source] = set()
+        """Sources whose unfinished lines are drawn over."""
         self._to = write
         self._unfinished: Source | None = None
 
@@ -141,6 +144,11 @@ class Source:
         """The time at which the unfinished line is to be shown; ``None`` where it is not."""
 
     @property
+    def _is_live(self) -> bool:
+        """True if somebody watches this source's lines grow: where several are drawn over, none is."""
+        return self.sink.live and (len(self.sink.bars) < 2 or self not in self.sink.bars)
+
+    @property
     def tail(self) -> str:
         """The last lines, at most ``TAIL_LINES``."""
         # ``_parts`` first: a line that ends meanwhile is then here twice; the other way round it would be nowhere.
@@ -155,13 +163,15 @@ class Source:
         if newline:
             self._flush_lines(b"".join((*self._parts, head, newline)))
             self._clear()
+            if self.sink.live:
+                self.sink.bars.discard(self)
         if rest:
             self._grow(rest, now)
 
     def show(self, now: float) -> None:
         """Write the unfinished line as far as it came: on a terminal all of it, elsewhere the state of a bar."""
         text = b"".join(self._parts)
-        if self.sink.live:
+        if self._is_live:
             self.sink.partial(self, self._tag(), text)
             self._remember(text)
             self._clear()
@@ -171,7 +181,7 @@ class Source:
         again_s = STATE_EVERY_S if state.strip() else PARTIAL_AFTER_S
         self.due_s = None if is_whole else now + again_s
         if state.strip() and state != self._state:
-            self._write(state + b"\n")
+            self._write_state(state + b"\n")
             self._state, self._state_s = state, now
 
     def end(self) -> None:
@@ -184,26 +194,37 @@ class Source:
         self._parts.append(rest)
         self._size += len(rest)
         self._fed_s = now
-        if not self.sink.live and b"\r" in rest:
+        if self.sink.live and b"\r" in rest:
+            self.sink.bars.add(self)
+        if not self._is_live and b"\r" in rest:
             drawn, _, drawing = b"".join(self._parts).rpartition(b"\r")
             self._parts, self._is_bar = [_visible(drawn) + b"\r" + drawing], True
             self._size = len(self._parts[0])
         if self._size > LONGEST_LINE_BYTES:
             self.end()
-        elif self.due_s is None and (self.sink.live or self._is_bar):
-            self.due_s = max(now + PARTIAL_AFTER_S, self._state_s + STATE_EVERY_S)
+        elif self.due_s is None and (self._is_live or self._is_bar):
+            state_s = -math.inf if self._is_live else self._state_s + STATE_EVERY_S
+            self.due_s = max(now + PARTIAL_AFTER_S, state_s)
 
     def _flush_lines(self, text: bytes) -> None:
-        if not self.sink.live and b"\r" in text:
-            lines = text.split(b"\n")
-            written = _visible(lines[0]) == self._state
-            text = b"\n".join(_visible(line) if b"\r" in line[:-1] else line for line in lines[written:])
-        if text:
+        if self._is_live or b"\r" not in text:
             self._write(text)
+            return
+        lines = text.split(b"\n")
+        written = _visible(lines[0]) == self._state
+        text = b"\n".join(_visible(line) if b"\r" in line[:-1] else line for line in lines[written:])
+        if text:
+            self._write_state(text)
 
     def _write(self, lines: bytes) -> None:
         self.sink.lines(self, self._tag(), lines)
         self._remember(lines)
+
+    def _write_state(self, state: bytes) -> None:
+        """Write what is seen of lines that are drawn over: over that which was drawn while somebody watched it grow."""
+        over = b"\r" if self.sink.waits_for(self) else b""
+        self.sink.lines(self, self._tag(), over + state)
+        self._remember(state)
 
     def _remember(self, text: bytes) -> None:
         self._recent = (self._recent + text[-TAIL_BYTES:])[-TAIL_BYTES:]

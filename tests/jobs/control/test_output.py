@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,80 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.output import TAIL_LINES, Pump, Sink, Source
+from farandole.control.output import PARTIAL_AFTER_S, TAIL_LINES, Pump, Sink, Source
 from tests.support.patience import PATIENCE_S
 
 DEADLINE_S = PATIENCE_S
+
+
+def shown(text: bytes) -> list[str]:
+    """Lines that a terminal shows of a text."""
+    lines, at = [""], 0
+    for c in text.decode():
+        if c == "\n":
+            lines, at = [*lines, ""], 0
+        elif c == "\r":
+            at = 0
+        else:
+            lines[-1], at = lines[-1][:at] + c + lines[-1][at + 1 :], at + 1
+    return [line for line in lines if line]
+
+
+def terminal(count: int) -> tuple[list[Source], list[bytes]]:
+    """Sources of one terminal, and what it gets."""
+    written: list[bytes] = []
+
+    def write(text: bytes) -> bool:
+        written.append(text)
+        return True
+
+    sink = Sink(write, live=True)
+    return [Source(0, sink, f"[{i}]".encode) for i in range(count)], written
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60))
+def test_bars_of_several_sources_on_a_terminal_lose_no_end_and_tear_no_line(story: list[tuple[int, bool]]) -> None:
+    sources, written = terminal(3)
+    done = [0, 0, 0]
+    for time, (i, is_end) in enumerate(story):
+        done[i] += 1
+        sources[i].feed(f"\r{done[i]:3}%".encode() + b"\n" * is_end, time / 5)
+        for source in sources:
+            if source.due_s is not None and source.due_s <= time / 5 + PARTIAL_AFTER_S:
+                source.show(time / 5 + PARTIAL_AFTER_S)
+    for source in sources:
+        source.end()
+    lines = shown(b"".join(written))
+    assert all(re.fullmatch(r"\[\d\] +\d+%", line) for line in lines), lines
+    for i in range(3):
+        states = [int(line[3:-1]) for line in lines if line.startswith(f"[{i}]")]
+        assert states == sorted(states)
+        assert (states[-1:] or [0]) == [done[i]]
+
+
+def test_two_bars_on_a_terminal_take_the_lines_of_a_log() -> None:
+    sources, written = terminal(2)
+    for step in range(1, 61):
+        for source in sources:
+            source.feed(f"\r{step:3}/60".encode(), step / 10)
+        for source in sources:
+            if source.due_s is not None and source.due_s <= step / 10:
+                source.show(step / 10)
+    for source in sources:
+        source.feed(b"\n", 6.1)
+    lines = shown(b"".join(written))
+    assert len(lines) <= 8, lines
+    assert lines[-2:] == ["[0] 60/60", "[1] 60/60"]
+
+
+def test_one_bar_on_a_terminal_is_drawn_over() -> None:
+    [source], written = terminal(1)
+    for step in range(1, 61):
+        source.feed(f"\r{step:3}/60".encode(), step / 10)
+        source.show(step / 10)
+    source.feed(b"\n", 6.1)
+    assert shown(b"".join(written)) == ["[0] 60/60"]
+    assert len(written) >= 60
 
 
 class Recorder:
