@@ -6,7 +6,7 @@ import { Chart, MOST_CURVES, sample } from "./chart.js";
 import { connect } from "./connection.js";
 import { Curves } from "./curves.js";
 import { h, show, text } from "./dom.js";
-import { clock, count, plural, script, span } from "./format.js";
+import { clock, count, number, plural, script, span } from "./format.js";
 import { About, Membership, Output } from "./panels.js";
 import { Trials } from "./search.js";
 
@@ -15,6 +15,7 @@ const LATE_MS = 3000;
 const BUSY_MS = 1500; // after which a kernel that has not answered runs a cell
 const FRAME_MS = 8; // of a frame, for drawing charts; what is left waits for the next one
 const HIDDEN = /_(low|high)$/;
+const NO_CHART = /^epochs?$/; // they fill the bar above
 const LAST = ["samples_per_s", "step_s", "wait_s", "noise_scale"];
 let views = 0;
 
@@ -61,6 +62,7 @@ class View {
     this.name = h("h1", {}, "training");
     this.pill = h("span", { class: "pill", role: "status" }, "loading");
     this.facts = h("p", { class: "facts" });
+    this.bar = h("progress", { class: "goal", max: "1", "aria-label": "epochs", hidden: true });
     this.news = h("p", { class: "news", role: "status", "aria-live": "polite" });
     this.said = h("p", { class: "unseen", "aria-live": "polite" });
     this.banner = h("div", { class: "banner", role: "alert", hidden: true });
@@ -81,7 +83,7 @@ class View {
     );
     this.controls = h("div", { class: "controls" }, this.axis, this.ranks);
     this.body = h("div", { class: "body" }, this.controls, this.skeleton, this.empty, this.grid, this.trials.element, this.membership.element, this.output.element, this.about.element);
-    const head = h("header", { class: "top" }, h("div", { class: "title" }, this.name, this.pill), this.facts, this.buttons);
+    const head = h("header", { class: "top" }, h("div", { class: "title" }, this.name, this.pill), this.facts, this.bar, this.buttons);
     this.root = h("div", { class: "farandole" }, head, this.news, this.said, this.banner, this.body);
     this.keys = this.model.get("address") ? document : this.root; // nothing else on a plain page wants them
     this.keyed = (event) => this.shortcut(event);
@@ -159,19 +161,16 @@ class View {
   }
 
   on_state(message) {
-    this.state = { ...this.state, ...message };
+    this.state = { ...this.state, slow: null, goal: null, ...message };
     this.drawState();
   }
 
-  on_members(message) {
-    this.members.push(...message.members);
-    this.members = this.members.slice(-500);
-    this.state.size = this.members.at(-1)?.size ?? this.state.size;
-    if (this.resizes && message.members.length) {
-      this.resizes = false;
-      this.tellNews(`resized: ${plural(this.state.size, "rank")} now`, "acted");
-    }
-    if (message.members.length && document.activeElement !== this.size) this.size.value = String(this.state.size);
+  on_members({ members }) {
+    if (!members.length) return;
+    this.members = [...this.members, ...members].slice(-500);
+    this.state.size = this.members.at(-1).size;
+    if (this.resizes) this.resizes = this.tellNews(`resized: ${plural(this.state.size, "rank")} now`, "acted");
+    if (document.activeElement !== this.size) this.size.value = this.state.size;
     this.touched = true;
   }
 
@@ -192,6 +191,7 @@ class View {
 
   on_curve(message) {
     this.curves.take(message);
+    if (NO_CHART.test(message.name) && this.state.goal) return;
     if (HIDDEN.test(message.name)) message = { ...message, name: message.name.replace(HIDDEN, "") };
     const chart = this.charts.get(message.name);
     if (chart) chart.dirty = true;
@@ -231,7 +231,7 @@ class View {
   }
 
   words(verb) {
-    const trial = this.asked?.verb === verb && this.asked.trial >= 0 ? ` trial ${this.asked.trial}` : " a trial";
+    const trial = this.asked?.[verb] >= 0 ? ` trial ${this.asked[verb]}` : " a trial";
     return verb === "scale" ? "resize" : verb.replace("-trial", trial);
   }
 
@@ -258,7 +258,7 @@ class View {
 
   order(verb, workers = 0, trial = -1) {
     if (!this.mayOrder || this.state.state === "ended") return;
-    this.asked = { verb, trial };
+    this.asked = { [verb]: trial };
     if (!this.connection.send({ t: "order", verb, workers, trial })) return this.tellNews("not sent: the connection is lost", "refused");
     this.tellNews(`${this.words(verb)}: sent`, "taken");
     clearTimeout(this.busy);
@@ -358,15 +358,16 @@ class View {
   drawState() {
     const { state, step, size, samples, lost } = this.state;
     const link = this.link;
-    const shown = link === "open" || link === "over" ? state : link === "loading" ? "loading" : link === "lost" ? "connection lost" : "no access";
+    const shown = link === "open" || link === "over" ? (state === "ended" && this.state.status ? "failed" : state) : link === "loading" ? "loading" : link === "lost" ? "connection lost" : "no access";
     text(this.pill, shown);
     this.root.dataset.state = shown.replace(" ", "-");
     const isKnown = link !== "refused" && this.isReady;
     const search = this.run.search;
     const facts = isKnown && search
       ? [...this.trials.facts(search), span(this.now - this.began)]
-      : isKnown ? [`step ${count(step)}`, size ? plural(size, "rank") : "", span(this.now - this.began), samples ? `${count(samples)} samples per rank` : "", lost ? `${lost} numbers were too many` : ""]
+      : isKnown ? [`step ${count(step)}`, size ? plural(size, "rank") : "", span(this.now - this.began), samples ? `${count(samples)} samples per rank` : "", ...this.progress(), lost ? `${lost} numbers were too many` : ""]
       : [];
+    this.drawTitle(shown);
     text(this.facts, facts.filter(Boolean).join(" · "));
     this.drawBanner(link, state);
     show(this.skeleton, link === "loading" || (link === "open" && !this.isReady));
@@ -392,6 +393,25 @@ class View {
     this.wasKnown = isKnown;
   }
 
+  // How far the training has come, as the script tells by epochs, with the time that is left if it goes on like this.
+  progress() {
+    const { goal, slow, state } = this.state;
+    show(this.bar, goal);
+    const late = slow && `rank ${slow.rank} is ${slow.times}× slower`;
+    if (!goal) return [late];
+    this.bar.value = goal.done / goal.whole;
+    const left = goal.done && state !== "ended" && (this.now - this.began) * (goal.whole / goal.done - 1);
+    return [`epoch ${number(goal.done)} of ${number(goal.whole)}`, left && `about ${span(left)} left`, late];
+  }
+
+  // Of a tab of its own, so that it is found among others.
+  drawTitle(shown) {
+    if (!this.model.get("address") || !this.isReady) return;
+    const { goal } = this.state;
+    const part = goal && shown === "running" ? `${Math.floor((100 * goal.done) / goal.whole)} %` : shown;
+    document.title = `${part} · ${this.name.textContent}`;
+  }
+
   drawBanner(link, state) {
     let words = "";
     let kind = "";
@@ -406,7 +426,7 @@ class View {
       const where = this.run.search ? "" : `, after step ${count(this.state.step)}`;
       if (status === null) words = `The record ends at ${clock(ended)}${where}. ${why}`;
       else words = status === 0 ? `The ${this.run.search ? "search" : "run"} has ended well at ${clock(ended)}${where}. ${why}` : `The run ended at ${clock(ended)} with status ${status}${where}. ${why}`;
-      if (this.run.record && !this.connection.byKernel()) words += ` This page ends with it; on ${this.run.host}, farandole runs open ${this.run.record} shows it again.`;
+      if (this.run.record && !this.connection.byKernel()) words += `\nThis page ends with it: farandole runs open ${this.run.record} shows it again.`;
       kind = status === 0 ? "good" : "bad";
     } else if (link === "over") {
       words = "The run is over.";

@@ -188,18 +188,21 @@ export class Trials {
     [...this.head.querySelectorAll("button")].find((each) => each.textContent === name)?.focus();
   }
 
+  // By which small values are good.
+  get sign() {
+    return this.view.run.search?.minimize === false ? -1 : 1;
+  }
+
   best() {
-    const sign = this.view.run.search?.minimize === false ? -1 : 1;
     const done = [...this.trials.values()].filter((each) => each.state === "complete" && each.values.last != null);
-    return done.sort((a, b) => sign * (a.values.last - b.values.last))[0]?.trial;
+    return done.sort((a, b) => this.sign * (a.values.last - b.values.last))[0]?.trial;
   }
 
   // -- the curves --------------------------------------------------------------------------------------------------
 
   lines() {
-    const sign = this.view.run.search?.minimize === false ? -1 : 1;
     const all = [...this.trials.values()].filter((each) => each.points.size);
-    const rank = (each) => (ACTIVE.has(each.state) ? -Infinity : each.values.best == null ? Infinity : sign * each.values.best);
+    const rank = (each) => (ACTIVE.has(each.state) ? -Infinity : each.values.best == null ? Infinity : this.sign * each.values.best);
     return all.sort((a, b) => rank(a) - rank(b) || b.step - a.step).slice(0, MOST_LINES).sort((a, b) => a.trial - b.trial);
   }
 

@@ -23,6 +23,7 @@ from farandole.control.watch_messages import OrderNews
 from farandole.monitor.decimation import Series, short
 from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, Record, RunInfo, TrialRecord
 from farandole.monitor.latest import Latest
+from farandole.monitor.rank_pace import RankPace
 
 MOST_CURVES = 8
 BAND = -1
@@ -59,7 +60,7 @@ class Hub:
         """Messages of workers that were too many, and are nowhere."""
         self._series: dict[tuple[str, int], Series] = {}
         self._names: dict[str, None] = {}
-        self._latest = Latest()
+        self._latest, self._pace = Latest(), RankPace()
         self._marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self._tail: deque[dict[str, Any]] = deque(maxlen=TAIL_LINES)
         self._trials: dict[int, TrialRecord] = {}
@@ -85,6 +86,7 @@ class Hub:
     def take(self, record: Record) -> None:
         """Take in a record."""
         self._latest.take(record)
+        self._pace.take(record)
         if isinstance(record, PointRecord):
             self._take_points(record)
         elif isinstance(record, MemberRecord):
@@ -247,8 +249,17 @@ class Hub:
             {"search": info.search} if info.search else {}
         )
 
+    def _goal(self) -> dict[str, float] | None:
+        """Epochs that are done and those of the whole training, where a script has logged both; ranks may differ."""
+        done, whole = (self._latest.mean(name).value for name in ("epoch", "epochs"))
+        return {"done": done, "whole": whole} if 0 <= done <= whole and 0 < whole < math.inf else None
+
     def _state(self) -> dict[str, Any]:
         info = self.info
-        told = {"state": self.state, "step": self._step, "size": self.size, "resizable": self.resizable}
+        told: dict[str, Any] = {"state": self.state, "step": self._step, "size": self.size, "resizable": self.resizable}
+        if (slowest := self._pace.slowest()) and self.state == "running":
+            told["slow"] = {"rank": slowest.rank, "times": round(slowest.times, 1)}
+        if (goal := self._goal()) is not None:
+            told["goal"] = goal
         ended = {"status": info.status, "words": info.words, "ended": info.ended_s} if self.state == "ended" else {}
         return {**told, "samples": self._samples, "lost": self.lost, **ended}

@@ -82,6 +82,38 @@ def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_
         run.close()
 
 
+GOAL = """
+import farandole.numpy as hvd
+hvd.init()
+for epoch in range(9):
+    hvd.log(step_s=0.18, wait_s=0.0 if hvd.rank() else 0.08, epoch=(epoch + 1) / 3, epochs=6)
+hvd.barrier()
+open(f"go{hvd.rank()}").read()
+hvd.log(epoch=6, epochs=6)
+"""
+
+
+def test_a_page_says_how_far_it_is_and_for_whom_the_others_wait(page: Any, tmp_path: Path) -> None:
+    for rank in range(2):
+        os.mkfifo(tmp_path / f"go{rank}")
+    run = LiveRun(tmp_path, ["-np", "2"], GOAL)
+    try:
+        page.goto(run.link)
+        page.locator(".facts", has_text="epoch 3 of 6 · about").wait_for()
+        page.locator(".facts", has_text="rank 1 is 1.8× slower").wait_for()
+        assert page.locator("progress").evaluate("e => e.value") == 0.5
+        assert page.title() == "50 % · train.py"
+        picture(page, "live-goal")
+        for rank in range(2):
+            (tmp_path / f"go{rank}").write_text("")
+        assert run.end() == 0, run.said
+        pill(page, "ended")
+        page.locator(".facts", has_text="epoch 6 of 6").wait_for()
+        assert page.locator("[data-name=epoch], [data-name=epochs]").count() == 0
+    finally:
+        run.close()
+
+
 def ask_by_key(page: Any) -> None:
     """Press the key of the button that ends all where it is heard, and where it is not, and say no."""
     page.get_by_label("output of which rank").focus()
@@ -107,6 +139,9 @@ def test_the_words_of_a_page_are_those_of_a_page(page: Any, tmp_path: Path) -> N
         pill(page, "starting")
         (tmp_path / "go").write_text("")
         assert run.end() == 1, run.said
+        pill(page, "failed")
+        picture(page, "live-failed")
+        assert page.title() == "failed · train.py"
         page.locator(".banner[data-kind=bad]", has_text="its traceback is in the output, at [0]<stderr>:").wait_for()
     finally:
         run.close()
