@@ -104,7 +104,7 @@ class SessionVariable:
 
     def __init__(self, variable: Any, session: Any) -> None:
         self._variable, self._session = variable, session
-        self.shape, self.dtype = variable.shape, variable.dtype.base_dtype
+        self.name, self.shape, self.dtype = variable.name, variable.shape, variable.dtype.base_dtype
 
     def numpy(self) -> Any:
         """The values now."""

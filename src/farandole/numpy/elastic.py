@@ -97,6 +97,7 @@ class TiesPart(StatePart):
     """
 
     is_private: ClassVar[bool] = True
+    is_condition: ClassVar[bool] = True
 
     def __init__(self, state: ObjectState) -> None:
         super().__init__(None)

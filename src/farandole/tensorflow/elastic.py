@@ -73,13 +73,16 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
 
 class VariablesPart(ReplaceablePart):
-    """Variables, in the order of a list; they stay the objects that they are."""
+    """Variables, in the order of a list; they stay the objects that they are.
+
+    States of random layers are kept, too, and stay each rank's own, as masks should differ.
+    """
 
     is_fixed: ClassVar[bool] = True
 
     def tree(self) -> Any:
         """See ``StatePart``."""
-        return list(self._variables())
+        return [variable for variable in self._variables() if not _is_seed(variable)]
 
     def load(self, tree: Any) -> None:
         """See ``StatePart``; the variables have been assigned already, or this worker runs another program."""
@@ -98,6 +101,11 @@ class VariablesPart(ReplaceablePart):
     def _variables(self) -> Sequence[Any]:
         found: Sequence[Any] = [self.value] if is_variable(self.value) else self.value
         return found
+
+
+def _is_seed(variable: Any) -> bool:
+    """True for the state of a random layer of Keras, whose variable may be one of TensorFlow."""
+    return "seed_generator_state" in (getattr(variable, "path", None) or variable.name)
 
 
 @final

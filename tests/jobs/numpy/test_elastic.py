@@ -106,11 +106,11 @@ def test_all_ranks_get_the_arrays_of_the_newest_state_in_place() -> None:
     assert one == other == [[[0.0], [0.0]], True, weights, [[1.0], [1.0]], second]
 
 
-def draws(member: RankContext) -> list[Any]:
+def draws(member: RankContext, weight: float) -> list[Any]:
     """Ranks with random streams of their own, until one is left, and another joins it."""
     init()
     np.random.seed(member.rank)
-    state = NumpyState(w=np.zeros(1))
+    state = NumpyState(w=np.full(1, weight * member.rank))
     state.sync()
     if member.rank == 1:
         state = NumpyState(w=np.zeros(1))
@@ -123,8 +123,9 @@ def draws(member: RankContext) -> list[Any]:
     return [drawn, sorted(state._unlike)]
 
 
-def test_a_newcomer_keeps_its_random_stream_where_ranks_had_their_own() -> None:
-    (one, told), (other, heard) = run_job(draws, 2)
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_ranks_and_newcomers_keep_their_random_streams_where_each_has_its_own(weight: float) -> None:
+    (one, told), (other, heard) = run_job(draws, 2, weight)
     assert [one, other] == [np.random.RandomState(seed).random_sample() for seed in (0, 1)]
     assert told == heard != []
 

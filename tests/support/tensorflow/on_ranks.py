@@ -450,6 +450,26 @@ def layers_of_keras_compute_with_what_was_handed_over() -> None:
 
 
 @case
+def random_layers_draw_numbers_of_their_own_in_an_elastic_job() -> None:
+    """Their states are variables of the model: kept where a step is computed again, and on no rank those of another."""
+    tf.keras.utils.set_random_seed(hvd.rank())
+    model = tf.keras.Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(8), tf.keras.layers.Dropout(0.5)])
+    optimizer = tf.keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+    inputs = tf.ones((4, 8))
+    for state in (
+        hvd.elastic.TensorFlowKerasState(model, optimizer),
+        hvd.elastic.TensorFlowState([v.value for v in model.variables]),
+    ):
+        state.sync()
+        drawn = model(inputs, training=True).numpy() != 0
+        state.restore()
+        assert ((model(inputs, training=True).numpy() != 0) == drawn).all()
+        everybody = hvd.allgather_object(drawn.tolist())
+        assert everybody[0] != everybody[1]
+
+
+@case
 def checkpoints_give_tensors_back() -> None:
     mean = tf.Variable([2.0, 2.0])
     folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None)

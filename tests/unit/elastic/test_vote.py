@@ -56,11 +56,24 @@ def test_a_rank_that_diverged_is_named_and_brought_back() -> None:
     assert agreement.receivers == [1]
 
 
-def test_sources_hand_over_what_is_private_only_where_they_do_not_differ() -> None:
-    mine, other = (("torch", 1), ("python", 2)), (("torch", 1), ("python", 3))
-    assert agree([Claim(7, "a", mine), Claim(7, "a", mine)]).alike == ["torch", "python"]
-    assert agree([Claim(7, "a", mine), Claim(7, "a", other)]).alike == ["torch"]
-    assert agree([Claim(7, "a", mine), Claim(6, "b", other)]).alike == ["torch", "python"]
+MINE, OTHER = (("torch", 1), ("python", 2)), (("torch", 1), ("python", 3))
+SAME = ["torch", "python"]
+
+
+def test_what_is_private_is_handed_over_only_where_ranks_at_one_step_do_not_differ() -> None:
+    assert agree([Claim(7, "a", MINE), Claim(7, "a", MINE)]).alike == SAME
+    assert agree([Claim(7, "a", MINE), Claim(7, "a", OTHER)]).alike == ["torch"]
+    assert agree([Claim(7, "a", MINE), Claim(6, "b", OTHER)]).alike == SAME, "it has drawn numbers since"
+    assert agree([Claim(7, "a", MINE), Claim(NEW, "b", OTHER, joined=True)]).alike == SAME
+    assert agree([Claim(7, "a", MINE), Claim(6, "b", MINE), Claim(6, "b", OTHER)]).alike == ["torch"]
+
+
+@pytest.mark.parametrize("step", [NEW, 7])
+def test_ranks_whose_tensors_differ_keep_what_is_private_where_they_begin(step: int) -> None:
+    assert agree([Claim(step, "a", MINE), Claim(NEW, "b", MINE)]).alike == SAME
+    assert agree([Claim(step, "a", MINE), Claim(NEW, "b", MINE), Claim(NEW, "c", OTHER)]).alike == ["torch"]
+    assert agree([Claim(step, "a", MINE), Claim(step, "b", OTHER)]).alike == ["torch"]
+    assert not agree([Claim(step, "a", MINE), Claim(NEW, "b")]).alike
 
 
 @given(CLAIMS)

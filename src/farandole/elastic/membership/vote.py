@@ -106,7 +106,7 @@ class Agreement:
     The job goes on from ``step`` (``NEW``: it begins) with the state of ``root``, its oldest rank with the newest
     state. ``sources`` have that state, ``receivers`` get it. ``diverged`` are those of them that were at the same step
     with other tensors: nothing makes such states but a fault in memory or in the script, which is worth a warning.
-    ``alike`` are the private things that the sources do not differ in; receivers get them too.
+    ``alike`` are the private things that no two ranks at one point differ in; receivers get them too.
     """
 
     step: int
@@ -134,5 +134,22 @@ def agree(claims: Sequence[Claim]) -> Agreement:
         sources,
         receivers=[rank for rank in range(len(claims)) if rank not in sources],
         diverged=[rank for rank in eligible if rank not in sources] if step > NEW else [],
-        alike=[each[0] for each in claims[root].private if all(each in claims[rank].private for rank in sources)],
+        alike=_alike(claims, root),
     )
+
+
+def _alike(claims: Sequence[Claim], root: int) -> list[str]:
+    """Names of the private things in which all ranks at one step agree, at whatever step; tensors say nothing of it.
+
+    Ranks that have yet to begin are where the root is, as those that have loaded a checkpoint begin there. Those that
+    have joined a job can be compared with nobody.
+    """
+    groups: dict[int, list[dict[str, int]]] = {}
+    for claim in claims:
+        if claim.step > NEW or not claim.joined:
+            groups.setdefault(claim.step if claim.step > NEW else claims[root].step, []).append(dict(claim.private))
+    return [
+        name
+        for name, _ in claims[root].private
+        if all(name in group[0] and len({each.get(name) for each in group}) == 1 for group in groups.values())
+    ]

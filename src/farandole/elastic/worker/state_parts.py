@@ -55,12 +55,14 @@ class StatePart(StateHandler):
 
     ``votes`` says that its tensors change only in steps that are voted, so that no copy of them is needed.
     ``is_copied`` says that its tree is of copies, as for tensors that cannot change: what was received is then loaded.
-    ``is_private`` says that ranks may differ in it: one that comes anew then keeps its own. ``is_fixed`` says that it
+    ``is_private`` says that ranks may differ in it: one that comes anew then keeps its own. ``is_condition`` says that
+    it holds nothing to keep, and that its ``load`` judges whether the job's tensors fit here. ``is_fixed`` says that it
     is tensors, and that the program decides which ones: where they differ, it is another program.
     """
 
     is_copied: ClassVar[bool] = False
     is_private: ClassVar[bool] = False
+    is_condition: ClassVar[bool] = False
     is_fixed: ClassVar[bool] = False
     votes: bool = False
 

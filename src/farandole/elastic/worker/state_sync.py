@@ -91,6 +91,10 @@ class Inventory(Generic[T]):
         names = [name for name, part in self._parts.items() if part.is_private and name not in unlike]
         return tuple((name, zlib.crc32(self.skeletons[name])) for name in names)
 
+    def conditions(self) -> list[str]:
+        """The parts that whoever gets the job's tensors is judged by."""
+        return [name for name, part in self._parts.items() if part.is_condition]
+
     def built(self) -> list[str]:
         """The names of the parts; those whose tensors the program has built are told apart by these."""
         return [
@@ -161,7 +165,7 @@ def synchronize(
     theirs, their_objects, training.step, unlike = broadcast_object(mine, agreement.root, "elastic.state")
     receives = rank in agreement.receivers
     with _told_to_all():
-        inventory.adopt(theirs, agreement.alike if receives else ())
+        inventory.adopt(theirs, [*agreement.alike, *inventory.conditions()] if receives else ())
     agreed_s, nbytes = time.monotonic(), 0
     if agreement.receivers:
         reach("transfer")
