@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.utils.data import Dataset
 
 from farandole.elastic.worker.index_batches import IndexBatches
+from farandole.elastic.worker.sampler import SampleCursor
 from farandole.errors import UsageError
 from farandole.torch.elastic.sampler import ElasticSampler
 
@@ -33,6 +36,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     Worker processes and prefetching are torch's. What they have prepared, and no step has used, does not count; after a
     change of the workers begin a new iteration, which ``elastic.run`` does as it calls the training function again.
+
+    What its processes draw from the global generators (torch's, Python's, NumPy's) follows from the sampler's seed, the
+    epoch and where in it an iteration begins, and differs between ranks. With ``whole`` it is the same on all ranks,
+    and follows from where each batch lies in the epoch, whoever is there and whatever was before.
     Other arguments are those of torch's loader. Raises ``ValueError`` for what the sampler decides about.
     """
 
@@ -51,12 +58,58 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise UsageError(f"elastic.DataLoader({wrong[0]}=...): the sampler decides about this; leave it out")
         if not isinstance(sampler, ElasticSampler):
             raise UsageError(f"sampler is a {type(sampler).__name__}: pass an ElasticSampler of this data set")
-        self._batches = IndexBatches(sampler, batch_size, global_batch_size, whole)
+        self._batches, self._whole = IndexBatches(sampler, batch_size, global_batch_size, whole), whole
         others["generator"] = torch.Generator()  # else every iteration would take a number from the global one
-        super().__init__(dataset, batch_sampler=self._batches, **others)
+        batches: Any = _SeededBatches(self._batches) if whole else self._batches
+        super().__init__(dataset, batch_sampler=batches, **others)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override] # torch names the class of its own iterators
         cursor = self._batches.sampler.cursor
-        self.generator.manual_seed(hash((cursor.seed, cursor.epoch, cursor.position)) % 2**63)
+        rank = () if self._whole else (cursor.rank,)
+        self.generator.manual_seed(_seed(cursor, cursor.position, *rank))
         # What is evaluated counts as progress, and has no part in the weights of gradients.
         yield from cursor.hand_out_with(self._batches.plan(), super().__iter__(), torch.is_grad_enabled)
+
+
+@final
+class _SeededBatches:
+    """Global batches for virtual workers: each of them seeds the process that loads it."""
+
+    def __init__(self, batches: IndexBatches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        cursor = self._batches.sampler.cursor
+        for batch, rows in zip(self._batches.plan(), self._batches, strict=True):
+            yield _SeededRows(rows, _seed(cursor, batch.start))
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+@final
+class _SeededRows(list[int]):
+    """Rows of a batch; they become a plain list, and ``seed`` that of the generators, where they are unpickled.
+
+    That is in a process of the loader, just before it loads them: it asks for one batch after the other.
+    """
+
+    def __init__(self, rows: list[int], seed: int) -> None:
+        super().__init__(rows)
+        self._seed = seed
+
+    def __reduce__(self) -> Any:
+        return _seeded, (list(self), self._seed)
+
+
+def _seeded(rows: list[int], seed: int) -> list[int]:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed(seed % 2**32)
+    return rows
+
+
+def _seed(cursor: SampleCursor, *place: int) -> int:
+    """Seed for a place in the epoch of ``cursor``; numbers have the same hash in all processes."""
+    return hash((cursor.seed, cursor.epoch, *place)) % 2**63

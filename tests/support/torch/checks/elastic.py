@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -196,6 +199,41 @@ def check_a_sampler_of_plain_loaders_is_as_in_horovod() -> None:
     sampler.set_epoch(1)
     assert sampler.processed_num == 0
     assert sampler.total_size >= length
+
+
+class Noisy(Numbers):
+    """Its sample i is i, and what the process that loads it draws."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), torch.rand(()), random.random(), np.random.random()], dtype=torch.float64)
+
+
+def _drawn(position: int = 0, **options: Any) -> dict[int, list[float]]:
+    """What the processes of a loader have drawn for each sample that this rank gets from ``position`` on."""
+    noisy = Noisy(8 * hvd.size())
+    sampler = hvd.elastic.ElasticSampler(noisy, seed=2)
+    hvd.elastic.ObjectState(sampler=sampler).sync()
+    sampler.cursor.position = position
+    loader = hvd.elastic.DataLoader(noisy, global_batch_size=2 * hvd.size(), sampler=sampler, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork where threads run
+        return {int(row[0]): row[1:].tolist() for rows in loader for row in rows}
+
+
+def check_loader_processes_draw_other_numbers_on_each_rank_and_the_same_after_a_fault() -> None:
+    drawn = _drawn(num_workers=2)
+    assert _drawn(num_workers=2) == drawn
+    everybody = [number for each in hvd.allgather_object(drawn) for numbers in each.values() for number in numbers]
+    assert len(set(everybody)) == len(everybody) == 3 * 8 * hvd.size()
+
+
+def check_loader_processes_draw_the_same_numbers_for_virtual_workers_whoever_is_there() -> None:
+    drawn = _drawn(num_workers=1, whole=True)
+    assert len({number for numbers in drawn.values() for number in numbers}) == 3 * len(drawn)
+    late = _drawn(position=4 * hvd.size(), num_workers=2, whole=True)
+    assert late == {index: drawn[index] for index in late}
+    assert len(late) == 4 * hvd.size()
+    assert hvd.allgather_object(drawn) == [drawn] * hvd.size()
 
 
 def check_a_loader_refuses_what_the_sampler_decides_and_old_iterators() -> None:
