@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from farandole.adapters.numpy import DTYPES, REGISTERED
+from farandole.adapters.numpy import DTYPES
 from farandole.adapters.numpy import adapter as numpy_adapter
 from farandole.collective import Array, DType
 from farandole.errors import UnsupportedError, UsageError
@@ -83,7 +83,7 @@ class JaxAdapter(TensorAdapter[Any]):
 
     def is_tensor(self, leaf: object) -> TypeGuard[Any]:
         """See ``TensorAdapter``; NumPy's arrays are kept beside those of JAX."""
-        return isinstance(leaf, jax.Array) or numpy_adapter.is_tensor(leaf) or _is_of_jax_dtype(leaf)
+        return isinstance(leaf, jax.Array) or numpy_adapter.is_tensor(leaf)
 
     def spec(self, tensor: Any) -> TensorSpec:
         """See ``TensorAdapter``."""
@@ -192,11 +192,6 @@ def _is_row_major(tensor: Any) -> bool:
     held: Any = getattr(tensor, "format", None) or tensor.layout  # its name until JAX 0.7
     layout = held.layout if hasattr(held, "layout") else held.device_local_layout
     return layout is None or tuple(layout.major_to_minor) == tuple(range(tensor.ndim))
-
-
-def _is_of_jax_dtype(leaf: object) -> bool:
-    """True for an array of NumPy whose elements NumPy knows by registration only, as bfloat16."""
-    return type(leaf) is np.ndarray and leaf.dtype.isbuiltin == REGISTERED
 
 
 def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

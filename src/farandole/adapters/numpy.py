@@ -6,6 +6,7 @@ verbs.allreduce([np.ones(3), 2.5], "pair", Reduction(), global_process_set).run(
 from __future__ import annotations
 
 import ctypes
+import importlib
 from typing import Any, TypeAlias, TypeGuard, final
 
 import numpy as np
@@ -84,11 +85,12 @@ class NumpyAdapter(TensorAdapter[NumpyValue]):
 
     def make(self, spec: TensorSpec) -> NumpyValue:
         """See ``TensorAdapter``."""
+        dtype = dtype_of(spec.dtype)
         if spec.strides is None:
-            return np.empty(spec.shape, spec.dtype)
+            return np.empty(spec.shape, dtype)
         extent = 1 + sum((length - 1) * step for length, step in zip(spec.shape, spec.strides, strict=True))
-        flat = np.empty(max(0, extent), spec.dtype)
-        return np.ndarray(spec.shape, spec.dtype, flat, strides=_bytes(spec))
+        flat = np.empty(max(0, extent), dtype)
+        return np.ndarray(spec.shape, dtype, flat, strides=_bytes(spec))
 
     def view(self, memory: Array, spec: TensorSpec) -> NumpyValue | None:
         """See ``TensorAdapter``; of host memory only."""
@@ -96,7 +98,7 @@ class NumpyAdapter(TensorAdapter[NumpyValue]):
             return None
         content: Any = (ctypes.c_ubyte * memory.nbytes).from_address(memory.address)
         content.owner = memory.owner  # what the array keeps is this object
-        return np.ndarray(spec.shape, spec.dtype, content, strides=_bytes(spec))
+        return np.ndarray(spec.shape, dtype_of(spec.dtype), content, strides=_bytes(spec))
 
     def host_bytes(self, tensor: NumpyValue) -> Array:
         """See ``TensorAdapter``."""
@@ -153,8 +155,22 @@ def _name(dtype: np.dtype[Any]) -> str:
     return dtype.name if dtype in DTYPES or dtype.isbuiltin == REGISTERED else dtype.str
 
 
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype of this ``_name``; raises ``UnsupportedError`` for one of a package that is not installed here."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        try:
+            found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+        except (ImportError, AttributeError) as error:
+            raise UnsupportedError(f"NumPy knows no {name} here: pip install ml_dtypes, which brings it") from error
+        return found
+
+
 def _is_plain(array: NumpyValue) -> bool:
-    return not array.dtype.hasobject and array.dtype.kind != "V"
+    """True for elements that are their bytes: no objects, and no records, whose kind most of ``ml_dtypes`` have."""
+    is_record = array.dtype.kind == "V" and array.dtype.type.__module__ != "ml_dtypes"
+    return not (array.dtype.hasobject or is_record)
 
 
 def _bytes(spec: TensorSpec) -> tuple[int, ...] | None:

@@ -74,6 +74,8 @@ def take_apart(tree: Any, adapter: TensorAdapter[Any]) -> tuple[Any, dict[str, A
             return node
         if _is_numpy_scalar(node):
             return {VALUE: ["numpy", node.dtype.str, node.tobytes().hex()]}
+        if type(node).__module__ == "ml_dtypes":  # numbers of bfloat16 and the like, which NumPy cannot name
+            return {VALUE: ["ml_dtypes", type(node).__name__, node.tobytes().hex()]}
         raise UsageError(
             f"{path} is a {type(node).__name__}: a checkpoint holds tensors, numbers, strings, None, and dicts, lists "
             "and tuples of them, and of no class derived from these, so that it can be read without running code; give "
@@ -100,8 +102,9 @@ def put_together(tree: Any, tensors: Mapping[Any, Any]) -> Any:
 def _value(kind: str, content: list[Any]) -> Any:
     if kind == "bytes":
         return b""
-    if kind == "numpy":
-        return importlib.import_module("numpy").frombuffer(bytes.fromhex(content[1]), content[0])[0]
+    if kind in ("numpy", "ml_dtypes"):
+        dtype = content[0] if kind == "numpy" else getattr(importlib.import_module(kind), content[0])
+        return importlib.import_module("numpy").frombuffer(bytes.fromhex(content[1]), dtype)[0]
     made: Any = {"OrderedDict": OrderedDict, "Counter": Counter}[kind](content[0])
     vars(made).update(content[1])
     return made

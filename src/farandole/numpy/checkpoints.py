@@ -6,14 +6,13 @@ with Checkpoints("runs/a") as checkpoints:
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from typing import Any, BinaryIO, cast, final
 
 import numpy as np
 
-from farandole.adapters.numpy import REGISTERED, NumpyValue, adapter
+from farandole.adapters.numpy import REGISTERED, NumpyValue, adapter, dtype_of
 from farandole.checkpoint.checkpoints import Checkpoints as _Checkpoints
 from farandole.checkpoint.checkpoints import OnError
 from farandole.checkpoint.codec import Codec
@@ -65,7 +64,7 @@ def _read(node: Any, file: BinaryIO) -> Any:
         return np.lib.format.read_array(file, allow_pickle=False)
     if kind == "bits":
         bits = np.lib.format.read_array(file, allow_pickle=False)
-        return bits.view(getattr(importlib.import_module("ml_dtypes"), content[0]))
+        return bits.view(dtype_of(content[0]))
     if kind == "dict":
         return {key: _read(value, file) for key, value in content}
     if kind in ("list", "tuple"):

@@ -104,6 +104,28 @@ def a_training_goes_on_from_its_checkpoint() -> None:
         fit(compiled(keras.optimizers.Adamax()), callbacks=[hvd.callbacks.CheckpointCallback(folder)])
 
 
+@case
+def a_model_of_half_the_bits_is_kept_and_handed_over() -> None:
+    """Its variables are arrays of ``ml_dtypes`` for NumPy."""
+    folder = Path("half")
+
+    def made(first: int) -> Any:
+        layer = keras.layers.Dense(1, dtype="bfloat16", kernel_initializer=keras.initializers.Constant(first))
+        model = network(1, layer)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+        return model
+
+    model, second = made(1 + hvd.rank()), made(5)
+    fit(model, epochs=1, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
+    assert fit(second, epochs=1, callbacks=[hvd.callbacks.CheckpointCallback(folder)]).epoch == []
+    assert everything(second) == everything(model)
+    third = made(7 + hvd.rank())
+    state: Any = hvd.elastic.KerasState(third, epoch=0)
+    state.sync()
+    assert "bfloat16" in {variable.dtype for variable in third.variables}
+    are_same_everywhere(third)
+
+
 def everything(model: Any) -> list[Any]:
     """Values of a model and of its optimizer on this rank, those that it shares with no other, too."""
     return [array.tolist() for array in variables.read([*model.variables, *model.optimizer.variables])]

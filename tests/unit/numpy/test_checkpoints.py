@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -73,16 +72,21 @@ def test_a_torn_one_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn", "bfloat16", "int4"])
-def test_dtypes_that_numpy_has_from_elsewhere_come_back(name: str) -> None:
-    """In the files; adapters of frameworks that have such tensors pass them on."""
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    file = io.BytesIO()
-    whole = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name))
-    saved = {"tensors": {0: whole.T, 1: np.array(3, whole.dtype), 2: np.empty((0, 2), whole.dtype)}}
-    NumpyCodec().dump(saved, file)
-    file.seek(0)
-    found = NumpyCodec().load(file)
-    for number, array in saved["tensors"].items():
-        assert found["tensors"][number].dtype == array.dtype
-        assert found["tensors"][number].shape == array.shape
-        assert found["tensors"][number].tobytes() == array.tobytes()
+def test_dtypes_that_numpy_has_from_elsewhere_come_back(name: str, tmp_path: Path) -> None:
+    kind = getattr(pytest.importorskip("ml_dtypes"), name)
+    whole = np.arange(6).reshape(2, 3).astype(kind)
+    saved = [whole.T, np.array(3, kind), np.empty((0, 2), kind), kind(3)]
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"values": saved})
+        found = checkpoints.restore()
+    assert found is not None
+    assert [type(each) for each in found.state["values"]] == [np.ndarray] * 3 + [kind]
+    for one, other in zip(found.state["values"], saved, strict=True):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+def test_records_are_refused(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        for dtype in ("i4,f8", "V4"):
+            with pytest.raises(UsageError, match=r"state\['a'\] is a ndarray"):
+                checkpoints.save(1, {"a": np.zeros(2, dtype)})
