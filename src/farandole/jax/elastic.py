@@ -106,7 +106,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 class TreePart(StatePart):
     """A pytree of arrays and other values, which is replaced as a whole: arrays of JAX never change."""
 
-    is_copied: ClassVar[bool] = True
+    is_copied = True
 
     def tree(self) -> Any:
         """See ``StatePart``; of a pytree with classes other than named tuples the leaves, as classes do not travel.

@@ -101,7 +101,7 @@ def _ours(error: BaseException | None) -> BaseException | None:
 class _VariablesPart(StatePart):
     """Variables of Keras, as arrays."""
 
-    is_copied: ClassVar[bool] = True
+    is_copied = True
     is_fixed: ClassVar[bool] = True
 
     @abstractmethod

@@ -31,7 +31,7 @@ from farandole.elastic.worker.state import ObjectState, State
 from farandole.elastic.worker.state_parts import HandlerRegistry, ReplaceablePart, StatePart, random_parts
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
 from farandole.largebatch.report import report
-from farandole.runtime.collectives.leaves import Leaves
+from farandole.runtime.collectives.leaves import Leaves, replace
 
 __all__ = [
     "ElasticSampler",
@@ -47,7 +47,10 @@ __all__ = [
 
 @final
 class ArraysPart(ReplaceablePart):
-    """An array, or dicts and lists of arrays and other values; all of them stay the objects that they are."""
+    """An array, or dicts and lists of arrays and other values; all of them stay the objects that they are.
+
+    Arrays that cannot be written, as those that NumPy makes of arrays of JAX, are replaced by others that can.
+    """
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -55,7 +58,8 @@ class ArraysPart(ReplaceablePart):
 
     def tree(self) -> Any:
         """See ``StatePart``."""
-        return self.value
+        self.is_copied = any(_is_fixed(array) for _, array in _named("", self.value))
+        return replace(self.value, _is_fixed, np.array) if self.is_copied else self.value
 
     def save(self) -> None:
         """See ``StateHandler``."""
@@ -69,7 +73,9 @@ class ArraysPart(ReplaceablePart):
     def load(self, tree: Any) -> None:
         """See ``StatePart``; raises ``UsageError`` for an array of another shape or dtype than the registered one."""
         # Copied, as it may hold arrays of ``value`` elsewhere than this does, and is then overwritten as it is read.
-        if _filled(self.value, copy.deepcopy(tree)) is not self.value:
+        mine, self.value = self.value, _filled(self.value, copy.deepcopy(tree))
+        if self.value is not mine and not (_is_read_only(mine) and _is_like(mine, self.value)):
+            self.value = mine
             raise UsageError(
                 f"the state of the job has {_words(tree)} where this worker has {_words(self.value)}: every worker "
                 "must run the same script; keep an array that is replaced by others in a dict"
@@ -109,7 +115,8 @@ class TiesPart(StatePart):
         parts = state._parts if state is not None else {}
         owners: dict[int, list[tuple[str, Any]]] = {}
         for name, part in parts.items():
-            for path, array in _named(name, part.value) if isinstance(part, ArraysPart) else ():
+            arrays = _named(name, part.value) if isinstance(part, ArraysPart) else ()
+            for path, array in ((path, array) for path, array in arrays if array.flags.writeable):
                 owners.setdefault(id(_owner(array)), []).append((path, array))
         pairs = (pair for group in owners.values() for pair in itertools.combinations(group, 2))
         return sorted(" and ".join(sorted((one, other))) for (one, a), (other, b) in pairs if np.shares_memory(a, b))
@@ -133,7 +140,7 @@ def _named(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Arrays of ``value`` by their path, in the order of their names, which is the same on all ranks."""
     if isinstance(value, np.ndarray):
         yield path, value
-    elif isinstance(value, dict | list):
+    elif isinstance(value, dict | list | tuple):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for key, each in sorted(pairs, key=lambda pair: str(pair[0])):
             yield from _named(f"{path}.{key}", each)
@@ -172,7 +179,7 @@ def _put_back(places: Any, saved: Any) -> Any:
 def _filled(old: Any, new: Any) -> Any:
     """``new``, in the arrays, dicts and lists of ``old`` where they fit."""
     if isinstance(old, np.ndarray) and isinstance(new, np.ndarray):
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
+        if not _is_like(old, new) or _is_read_only(old):
             return new
         old[...] = new
         return old
@@ -186,6 +193,19 @@ def _filled(old: Any, new: Any) -> Any:
         old[:] = [_filled(*pair) for pair in zip(known, new, strict=False)]
         return old
     return new
+
+
+def _is_read_only(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and not value.flags.writeable
+
+
+def _is_fixed(value: Any) -> bool:
+    """True for an array that would be received where it lies, and cannot be written."""
+    return _is_read_only(value) and adapter.is_tensor(value)
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    return isinstance(other, np.ndarray) and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 def _words(value: Any) -> str:
@@ -206,11 +226,11 @@ class NumpyState(ObjectState):
 
     Arrays, and dicts and lists of them, are saved, restored and received in place: whoever refers to ``w`` sees its new
     values. A dict may get and lose keys between commits, and an attribute another array; ``restore`` goes back to the
-    one that was there. Generators, samplers, and everything with ``state_dict`` and ``load_state_dict`` are kept by
-    these, other values by pickling them; the global random generators of Python and NumPy are always part of it.
-    Begin with arrays of their own for values that will differ, ``best=w.copy()``: where a worker has one array and the
-    state that it is to go on from has two, it raises ``UsageError``. ``commit`` copies everything, and a fault goes
-    back to the last one.
+    one that was there. An array that cannot be written is replaced by one that can. Generators, samplers, and
+    everything with ``state_dict`` and ``load_state_dict`` are kept by these, other values by pickling them; the global
+    random generators of Python and NumPy are always part of it. Begin with arrays of their own for values that will
+    differ, ``best=w.copy()``: where a worker has one array and the state that it is to go on from has two, it raises
+    ``UsageError``. ``commit`` copies everything, and a fault goes back to the last one.
     """
 
     _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Iterator
@@ -74,6 +75,48 @@ def test_an_array_that_a_script_replaces_goes_back_to_the_one_that_was_committed
     state.w = state.w + 1
     state.restore()
     assert state.w.tolist() == [7, 7]
+
+
+def read_only(values: list[float]) -> Any:
+    """An array like those that NumPy makes of arrays of JAX."""
+    array = np.array(values)
+    array.flags.writeable = False
+    return array
+
+
+def test_an_array_that_cannot_be_written_is_replaced(job: None) -> None:
+    state: Any = NumpyState(table=read_only([1, 2]), best={"w": read_only([3]), "row": np.broadcast_to(4.0, 2)}, n=0)
+    for _ in range(2):
+        state.restore()
+    assert (state.table.tolist(), state.best["w"].tolist(), state.best["row"].tolist()) == ([1, 2], [3], [4, 4])
+    state.table, state.best["w"] = read_only([5, 6]), read_only([7])
+    saved = copy.deepcopy(state.state_dict())
+    state.commit()
+    state.table, state.best["w"] = read_only([0, 0]), read_only([0])
+    state.restore()
+    assert (state.table.tolist(), state.best["w"].tolist()) == ([5, 6], [7])
+    other: Any = NumpyState(table=read_only([0, 0]), best={"w": read_only([0]), "row": np.zeros(2)}, n=0)
+    other.load_state_dict(saved)
+    assert (other.table.tolist(), other.best["w"].tolist(), other.best["row"].tolist()) == ([5, 6], [7], [4, 4])
+    with pytest.raises(UsageError, match="where this worker has an array of int64 with shape"):
+        NumpyState(table=read_only([0]), best={}, n=0).load_state_dict(saved)
+
+
+def receives(member: RankContext) -> list[Any]:
+    """Values that rank 1 cannot write, of its own and of a view of them."""
+    init()
+    table, own = read_only([member.rank, 1.0]), read_only([5.0 + member.rank])
+    state: Any = NumpyState(table=table, view=table[:1], best={"w": own, "pair": (own, "w")})
+    if member.rank == 0:
+        state.view = np.full(1, 8.0)
+    state.sync()
+    shutdown()
+    assert state.table is state._parts["table"].value
+    return [each.tolist() for each in (state.table, state.view, state.best["w"], state.best["pair"][0])]
+
+
+def test_an_array_that_cannot_be_written_is_received() -> None:
+    assert run_job(receives, 2) == [[[0.0, 1.0], [8.0], [5.0], [5.0]]] * 2
 
 
 def agrees(member: RankContext) -> list[Any]:

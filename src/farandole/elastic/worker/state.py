@@ -172,8 +172,7 @@ class ObjectState(State):
         if self._saved_at == self._step_vote.step:
             for handler in (*self._parts.values(), *self._handlers.values()):
                 handler.restore()
-            registered = {name: handler.value for name, handler in self._parts.items() if name not in self._random}
-            self._take(registered | copy.deepcopy(self._saved))
+            self._take(self._registered() | copy.deepcopy(self._saved))
         for part in self._random.values():
             part.restore()
 
@@ -216,7 +215,7 @@ class ObjectState(State):
             )
         for name, tree in content["trees"].items():
             self._parts[name].load(tree)
-        self._take(copy.deepcopy(dict(content["objects"])))
+        self._take(self._registered() | copy.deepcopy(dict(content["objects"])))
         self._step_vote.step, self._is_whole = content["step"], True
         self.save()
 
@@ -228,7 +227,7 @@ class ObjectState(State):
         self._synced = synchronize(self._parts, self._objects(), self._leaves, job_state, reach)
         self._unlike = self._synced.unlike
         self._is_whole = True  # and not before: tensors that are half received when the line above raises are no state
-        self._take(self._synced.objects)
+        self._take(self._registered() | self._synced.objects)
         self._arrange(self._synced.step)
         for handler in self._handlers.values():
             handler.sync()
@@ -265,6 +264,10 @@ class ObjectState(State):
 
     def _objects(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._saved}
+
+    def _registered(self) -> dict[str, Any]:
+        """The values of the parts, which may have put others in their place."""
+        return {name: part.value for name, part in self._parts.items() if name not in self._random}
 
     def _take(self, objects: dict[str, Any]) -> None:
         for name, value in objects.items():

@@ -60,10 +60,10 @@ class StatePart(StateHandler):
     is tensors, and that the program decides which ones: where they differ, it is another program.
     """
 
-    is_copied: ClassVar[bool] = False
     is_private: ClassVar[bool] = False
     is_condition: ClassVar[bool] = False
     is_fixed: ClassVar[bool] = False
+    is_copied: bool = False
     votes: bool = False
 
     def __init__(self, value: Any) -> None:
