@@ -2,7 +2,7 @@
 
     adopt_orphans()
     spawn(["bash", "train.sh"], stdout=write_end, death_signal=signal.SIGKILL)
-    signal_descendants(signal.SIGTERM)               # the child, its children, and theirs
+    signal_descendants(signal.SIGTERM)               # the child, or, if it knows no better, its children, too
     for pid, code in reap(): print(describe(code))  # "exited with code 3", "was killed by SIGSEGV"
 
 Linux only: parent-death signals, child subreapers and ``/proc`` are what makes the promises hold.
@@ -50,6 +50,8 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 TRACKERS_S = 10.0
 """Time for Python's resource trackers to remove what killed processes have left, before they are killed, too."""
+
+_SHELLS = ("bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh")
 
 _TRACKER = b"from multiprocessing.resource_tracker import main"
 
@@ -216,14 +218,18 @@ def bound(command: Sequence[str], death_signal: int, environment: Mapping[str, s
 
 def descendants(pid: int | None = None, but: Collection[int] = ()) -> list[int]:
     """All living descendants of ``pid`` (default: this process), parents before children; none below one of ``but``."""
+    return _below(os.getpid() if pid is None else pid, but, lambda _: True)
+
+
+def _below(pid: int, but: Collection[int], goes_on: Callable[[int], bool]) -> list[int]:
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         if child in but:
             continue
         children.setdefault(parent, []).append(child)
-    found = list(children.get(os.getpid() if pid is None else pid, ()))
+    found = list(children.get(pid, ()))
     for one in found:
-        found.extend(children.get(one, ()))
+        found.extend(children.get(one, ()) if goes_on(one) else ())
     return found
 
 
@@ -254,9 +260,13 @@ def die_with_parent(number: int) -> None:
     _prctl(PR_SET_PDEATHSIG, number)
 
 
-def signal_descendants(number: int) -> None:
-    """Send a signal to every descendant of this process."""
-    kill(descendants(), number)
+def signal_descendants(number: int, but: Collection[int] = ()) -> None:
+    """Send a signal to the descendants of this process, but none to those below one that has a say in it.
+
+    What handles the signal, or ignores it, needs its children until it ends: a worker the processes that load its data.
+    None is sent to ``but`` and what is below.
+    """
+    kill(_below(os.getpid(), but, lambda pid: not _has_a_say(pid, number)), number)
 
 
 def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
@@ -272,7 +282,7 @@ def signal_handlers(pids: Iterable[int], number: int) -> None:
     A shell around a script would die of it, and so would a script that knows nothing of it.
     """
     for pid in pids:
-        if _handles(pid, number):
+        if _has(pid, number, "SigCgt"):
             kill([pid], number)
         else:
             signal_handlers([child for child, parent in _parents() if parent == pid], number)
@@ -393,11 +403,19 @@ def _until_quiet(size: Callable[[], int], before: int, deadline_s: float, quiet_
         raise ControlError(f"the process wrote no stack within {deadline_s:g} s; is it stopped?")
 
 
-def _handles(pid: int, number: int) -> bool:
-    """True if the process has a handler for the signal: ``SigCgt`` in ``/proc`` has a bit for each, from 1."""
+def _has_a_say(pid: int, number: int) -> bool:
+    """True if the process decides what the signal does to its children; a shell runs its trap when these have ended."""
+    with contextlib.suppress(OSError):
+        if os.path.basename(os.readlink(f"/proc/{pid}/exe")) in _SHELLS:
+            return False
+    return _has(pid, number, "SigCgt") or _has(pid, number, "SigIgn")
+
+
+def _has(pid: int, number: int, field: str) -> bool:
+    """True if the process catches (``SigCgt``), or ignores (``SigIgn``), the signal: a bit in ``/proc``, from 1."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-        caught = next((line for line in file if line.startswith("SigCgt:")), "SigCgt: 0")
-        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+        bits = next((line.split()[1] for line in file if line.startswith(f"{field}:")), "0")
+        return bool(int(bits, 16) >> (number - 1) & 1)
     return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -76,6 +77,37 @@ def test_a_tree_is_seen_and_ended_whole() -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert (pid, -9) in list(process.reap())
     assert not process.has_children()
+
+
+HAS_A_SAY = """
+import signal, subprocess, sys
+def told(*_):
+    print("told", flush=True)
+    child.stdin.close()
+signal.signal(signal.SIGTERM, told)
+below = "import signal, sys; signal.signal(15, lambda *_: print('hurt', flush=True)); print('ready', flush=True); "
+child = subprocess.Popen([sys.executable, "-c", below + "sys.stdin.read()"], stdin=subprocess.PIPE)
+child.wait()
+"""
+KNOWS_NOTHING = "import subprocess; print(subprocess.Popen({!r}).wait())"
+
+
+@pytest.mark.parametrize("above", ["nobody", "shell with a trap", "program without a handler"])
+def test_a_signal_spares_what_is_below_a_process_that_handles_it(above: str) -> None:
+    handles = [sys.executable, "-c", HAS_A_SAY]
+    shell = ["bash", "-c", f"trap 'echo trapped' TERM; {shlex.join(handles)}"]
+    ignorant = [sys.executable, "-c", KNOWS_NOTHING.format(handles)]
+    command = {"nobody": handles, "shell with a trap": shell}.get(above, ignorant)
+    reader, writer = os.pipe()
+    process.spawn(command, death_signal=signal.SIGKILL, stdout=writer)
+    os.close(writer)
+    with open(reader) as lines:
+        assert lines.readline() == "ready\n"
+        process.signal_descendants(signal.SIGTERM)
+        said = lines.read().split()  # to the end of all
+    assert said == (["told", "trapped"] if "trap" in above else ["told"])
+    while process.has_children():
+        list(process.reap())
 
 
 def test_a_child_does_not_outlive_its_parent() -> None:

@@ -279,6 +279,41 @@ def test_a_worker_that_is_lost_while_the_first_generation_forms_takes_nobody_alo
     assert said.lines() == ["done 4"] * 2, said
 
 
+TOLD = """
+    import os, signal
+    import numpy as np
+    from farandole.numpy import allreduce
+    from farandole.numpy.elastic import NumpyState, run
+    from farandole.runtime.session.init import init
+
+    @run
+    def train(state):
+        while state.step < 5:
+            state.w += allreduce(np.ones(1), name="w")
+            state.step += 1
+            if os.environ["FARANDOLE_WORKER_ID"] == "1" and state.step == 3:
+                signal.raise_signal(signal.SIGTERM)
+                raise RuntimeError("a process that loads data is killed by the same signal")
+            state.commit()
+
+    init()
+    state = NumpyState(w=np.zeros(1), step=0)
+    try:
+        train(state)
+    except SystemExit as error:
+        print("left at", state.step, state.w, error.code)
+        raise
+    print("done", state.step)
+"""
+
+
+def test_an_error_after_a_notice_is_a_leave_at_the_last_commit(launch: Any) -> None:
+    done = launch(2, TOLD, options=["--min-np", "1"]).ok()
+    assert "left at 2 [2.] 143" in done.lines(), done
+    assert "done 5" in done.lines()
+    assert "after SIGTERM the training function has raised RuntimeError: a process that loads data" in done.stderr
+
+
 def test_a_value_that_cannot_be_kept_is_named(job: None) -> None:
     with pytest.raises(UsageError, match=r"its value 'guard', a lock: TypeError: cannot pickle.*state_dict"):
         ObjectState(epoch=0, guard=threading.Lock())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from farandole.control import process
 from tests.support.launch.running import StartJob
 
 ROWS, EPOCHS = 64, 2
@@ -75,3 +78,70 @@ def test_each_row_counts_once(job: StartJob, tmp_path: Path, how: str, kept: str
     assert "worker 1 on" in running.stderr
     seen = Counter(line for file in tmp_path.glob("seen-*") for line in file.read_text().splitlines())
     assert seen == Counter(f"{epoch} {row}" for epoch in range(EPOCHS) for row in range(ROWS))
+
+
+TOLD = """
+import os, sys, torch
+import farandole.torch as hvd
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1 << 20
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+
+def main(how, persistent):
+    hvd.init()
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-9))
+    sampler = hvd.elastic.ElasticSampler(Rows())
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, step=0)
+    loader = hvd.elastic.DataLoader(
+        Rows(), global_batch_size=8, sampler=sampler, num_workers=2, multiprocessing_context=how,
+        persistent_workers=persistent,
+    )
+    checkpoints = hvd.Checkpoints("saved")
+
+    @hvd.elastic.run
+    def train(state):
+        for rows in loader:
+            optimizer.zero_grad()
+            model(rows).sum().backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
+            if state.step == 20:
+                print("trains", flush=True)
+
+    try:
+        train(state)
+    except SystemExit:
+        if hvd.rank() == 0:
+            checkpoints.save(state.step, {"step": state.step})
+        checkpoints.close()
+        print("left", state.step, flush=True)
+        raise
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] == "kept")
+"""
+
+
+@pytest.mark.parametrize(("how", "kept"), LOADERS)
+def test_a_notice_to_all_processes_leaves_time_for_a_checkpoint(
+    job: StartJob, tmp_path: Path, how: str, kept: str
+) -> None:
+    """As Slurm sends it to every process of a step."""
+    (tmp_path / "script.py").write_text(TOLD)
+    command = [sys.executable, "script.py", how, kept]
+    patience = ("--grace-seconds", "90", "--hang-timeout", "60")  # torch takes seconds to end what is spawned
+    running = job("-np", "2", "--min-np", "1", *patience, command=command, environment={"OMP_NUM_THREADS": "1"})
+    running.prints("trains", times=2)
+    process.kill(set(running.left()) - process.trackers(running.left()), signal.SIGTERM)
+    assert running.end() == 128 + signal.SIGTERM, running.stderr
+    one, other = re.findall(r"left (\d+)", running.stdout)
+    assert one == other
+    assert (tmp_path / "saved" / f"step-{int(one):012}").is_dir()
+    assert "Traceback" not in running.stderr

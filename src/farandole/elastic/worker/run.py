@@ -42,6 +42,15 @@ S = TypeVar("S", bound=State)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+DIED_OF_IT = ("is killed by signal: Terminated", "terminated abruptly")
+"""Words of errors of a child process that a scheduler's SIGTERM, which all processes get, may have ended first."""
+
+OWN_NOTICE_S = 1.0
+"""Wait for the SIGTERM of this process itself then."""
+
+CHILD_HANDLERS = "torch.utils.data._utils.signal_handling"
+"""Module of the SIGCHLD handler that raises, between any two lines, where a process of a data loader dies."""
+
 ATTEMPTS = 3
 """Attempts to repeat one step after errors that no other worker's end explains."""
 
@@ -58,8 +67,9 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     there are too few workers for too long; and ``MismatchError``, as the ranks then run different programs.
 
     A worker that gets SIGTERM leaves at the next commit with exit status 143 (``SystemExit``), and no step is lost: so
-    schedulers give notice. From then on SIGTERM is ignored, as the script may write a last checkpoint. A script that
-    handles SIGTERM itself keeps its handler.
+    schedulers give notice. An error that ``func`` raises meanwhile, as of a child process that got the same signal, is
+    a leave as at the last commit. From then on SIGTERM is ignored, as the script may write a last checkpoint. A script
+    that handles SIGTERM itself keeps its handler.
     """
 
     @functools.wraps(func)
@@ -79,6 +89,11 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 except HostsUpdatedInterrupt:
                     notice.heed()
                     turn = turn.after_change()
+                except Exception as error:
+                    if not notice.explains(error):
+                        raise
+                    state.restore()
+                    notice.heed()
 
     return cast("Callable[Concatenate[S, P], R]", train)
 
@@ -103,7 +118,25 @@ class _Notice:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._listens and signal.getsignal(signal.SIGTERM) is self._handler:  # or the script has set its own
             # A worker that ends may be writing a last checkpoint when it is told again.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN if kind is SystemExit and self._given else signal.SIG_DFL)
+            leaves = kind is SystemExit and self._given
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if leaves else signal.SIG_DFL)
+            if leaves and getattr(signal.getsignal(signal.SIGCHLD), "__module__", "") == CHILD_HANDLERS:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or it might raise while that is written
+
+    def explains(self, error: Exception) -> bool:
+        """True if SIGTERM has come before ``error``, which is then told, or comes now to one that tells of it."""
+        until_s = time.monotonic() + OWN_NOTICE_S
+        while self._listens and not self._given and any(words in str(error) for words in DIED_OF_IT):
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(0.01)
+        if self._given:
+            events.logger.warning(
+                "after SIGTERM the training function has raised %s: %s; this worker leaves as at its last commit",
+                type(error).__name__,
+                error,
+            )
+        return self._given
 
     def heed(self) -> None:
         """End the worker by ``SystemExit`` if SIGTERM has come."""

@@ -264,8 +264,9 @@ class LaunchedWorkers(Workers):
         if signal.SIGTERM in os.read(self._signals, 4096):
             # With another parent it is the kernel's signal for the death of the first one, not a scheduler's notice.
             is_notice, is_lent = os.getppid() == self._parent, self._config.lent is not None
-            if is_notice and is_lent and self._dismissed:
-                pass  # the lease ends already, and its workers have the grace that their lead has given them
+            has_grace = is_lent or (self._config.stays and self._kill_at is not None)
+            if is_notice and self._dismissed and has_grace:
+                pass  # the workers end already, with the grace that their lead, or the launcher, has given them
             elif is_notice and not self._dismissed and self._config.stays and (self._workers or is_lent):
                 self._leaving = is_lent
                 self._post(Leaving())
@@ -325,6 +326,8 @@ class LaunchedWorkers(Workers):
                 tail = self._last_words(worker_id, code, settled_s)
                 self._ended.append(WorkerExited(worker_id, code, pid=pid, tail=tail, out_of_memory=is_victim))
                 self._post(Report(self._ended[-1]))
+        if ended and self._kill_at is not None:  # what a worker has left was spared while it lived
+            process.signal_descendants(signal.SIGTERM, but=self._workers)
         if self._config.stays and not self._dismissed:
             self._kill_left()
             return
@@ -353,7 +356,7 @@ class LaunchedWorkers(Workers):
             process.kill([pid, *(set(below) - process.trackers(below))])
 
     def _stop(self, grace_s: float) -> None:
-        """TERM for all workers and what they started; KILL when the grace is over, and again until none is left."""
+        """TERM for all workers, and what those without a handler started; KILL after the grace, until none is left."""
         if self._finishing:
             return
         if grace_s > 0:

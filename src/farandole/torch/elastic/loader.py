@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
@@ -40,6 +42,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     What its processes draw from the global generators (torch's, Python's, NumPy's) follows from the sampler's seed, the
     epoch and where in it an iteration begins, and differs between ranks. With ``whole`` it is the same on all ranks,
     and follows from where each batch lies in the epoch, whoever is there and whatever was before.
+    Its processes live on when they get SIGTERM, which schedulers send to all processes as a notice: their worker leaves
+    at its next commit, and needs them until then.
+
     Other arguments are those of torch's loader. Raises ``ValueError`` for what the sampler decides about.
     """
 
@@ -61,6 +66,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._batches, self._whole = IndexBatches(sampler, batch_size, global_batch_size, whole), whole
         others["generator"] = torch.Generator()  # else every iteration would take a number from the global one
         batches: Any = _SeededBatches(self._batches) if whole else self._batches
+        if others.get("num_workers"):
+            others["worker_init_fn"] = _Spared(others.get("worker_init_fn"))
         super().__init__(dataset, batch_sampler=batches, **others)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override] # torch names the class of its own iterators
@@ -68,7 +75,41 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         rank = () if self._whole else (cursor.rank,)
         self.generator.manual_seed(_seed(cursor, cursor.position, *rank))
         # What is evaluated counts as progress, and has no part in the weights of gradients.
-        yield from cursor.hand_out_with(self._batches.plan(), super().__iter__(), torch.is_grad_enabled)
+        yield from cursor.hand_out_with(self._batches.plan(), self._started(), torch.is_grad_enabled)
+
+    def _started(self) -> Iterator[Any]:
+        """Torch's iterator, whose processes are spared from their beginning on: they keep the signal until they are."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        try:
+            batches = super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for process in getattr(batches, "_workers", ()):
+            process._popen.terminate = process._popen.kill  # as torch and Python end one that does not end by itself
+        return batches
+
+
+@final
+class _Spared:
+    """``worker_init_fn`` of processes that do not end by SIGTERM as long as their parent lives, and the script's own.
+
+    A handler, and no SIG_IGN: programs that a data set starts must not inherit it.
+    """
+
+    def __init__(self, init: Callable[[int], object] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        parent = os.getppid()
+
+        def hear(number: int, _: object) -> None:
+            if os.getppid() != parent:
+                os._exit(128 + number)
+
+        signal.signal(signal.SIGTERM, hear)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        if self._init is not None:
+            self._init(worker)
 
 
 @final
