@@ -9,25 +9,31 @@ from farandole.control.message import Message
 
 @final
 class FetchTask(Message, frozen=True):
-    """Send me the function given to ``run``."""
+    """Send me a piece of the function given to ``run``: what follows its first ``begin`` bytes."""
 
     worker_id: int
+    begin: int = 0
 
 
 @final
 class TaskPayload(Message, frozen=True):
-    """The function given to ``run``, pickled by the launcher."""
+    """A piece of the function given to ``run``, pickled by the launcher; ``left`` bytes follow it."""
 
     payload: bytes
+    left: int = 0
 
 
 @final
 class TaskResult(Message, frozen=True):
-    """The value that the function given to ``run`` returned (``ok``), or the error it raised, pickled by the worker."""
+    """A piece of what the function given to ``run`` returned (``ok``), or of the error that it raised.
+
+    The worker has pickled it; ``left`` bytes follow from the same connection.
+    """
 
     worker_id: int
     ok: bool
     payload: bytes
+    left: int = 0
 
 
 Any: TypeAlias = FetchTask | TaskPayload | TaskResult

@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from farandole.control.task_pieces import PIECE_BYTES
 from farandole.errors import ControlError, RemoteError
 from farandole.launch.clusters.lent_function import FunctionCall
 from farandole.launch.clusters.pool import WorkerPool
@@ -52,6 +53,13 @@ def test_calls_are_made_in_their_order_by_the_same_workers(tmp_path: Path) -> No
     assert all(each == results[0] for each in results)
     assert [(rank, colour) for rank, _, colour in results[0]] == [("0", "blue"), ("1", "blue")]
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["0 1 2 3 4 "] * 2
+
+
+def test_arguments_and_results_of_several_pieces_come_whole() -> None:
+    large = os.urandom(2 * PIECE_BYTES + 7)
+    with pool_of(1) as pool:
+        assert _call(pool, lambda value: value[::-1], large) == [large[::-1]]
+        assert _call(pool, len, large[1:]) == [len(large) - 1]
 
 
 def test_an_error_on_all_ranks_ends_nothing_and_one_on_some_ends_all(capfd: pytest.CaptureFixture[str]) -> None:

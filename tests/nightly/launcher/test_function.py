@@ -118,9 +118,18 @@ def test_a_worker_that_ends_without_a_result(ends: Callable[[], Any], says: str)
         farandole.run(ends)
 
 
-def test_a_result_that_is_too_large_or_cannot_be_pickled(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RemoteError, match="exceeds the limit of 67108864"):
-        farandole.run(lambda: bytes(65 * 2**20))
+@pytest.mark.parametrize("how", ["static", "elastic", "launch"])
+def test_arguments_and_results_may_be_large(how: str) -> None:
+    large = os.urandom(2**20) * 130
+    if how == "launch":
+        [found] = farandole.launch(lambda value: value[::-1], (large,), np=1).result(PATIENCE_S)
+    else:
+        options: dict[str, Any] = {"min_np": 1} if how == "elastic" else {}
+        [found] = farandole.run(lambda value: value[::-1], (large,), np=1, **options)
+    assert found == large[::-1]
+
+
+def test_a_result_that_cannot_be_pickled(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RemoteError, match="pickle"):
         farandole.run(lambda: (number for number in range(3)))
     capfd.readouterr()

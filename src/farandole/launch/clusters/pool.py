@@ -31,6 +31,7 @@ from farandole.control.channel import Dealer, Router
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
+from farandole.control.task_pieces import ResultPieces, fetch, piece_of, send_result
 from farandole.errors import ControlError
 from farandole.launch.clusters.lender import Lender
 from farandole.launch.clusters.lent_function import FunctionCall, run_on
@@ -54,6 +55,7 @@ class WorkerPool:
         self._lender, self._np = lender, np
         self._asked: queue.SimpleQueue[tuple[bytes, Future[list[Any]]] | None] = queue.SimpleQueue()
         self._waiting: dict[int, bytes] = {}
+        self._payload, self._pieces = b"", ResultPieces()
         self._last: Future[list[Any]] | None = None
         secret, addresses = new_secret(), Future[list[str]]()
         self._interface = Settings.resolve(arguments=knobs).network_interface
@@ -112,8 +114,9 @@ class WorkerPool:
         while len(self._waiting) < self._np:
             self._expect_workers()
             self._hear(router)
-        for identity in self._waiting.values():
-            router.send(identity, TaskPayload(payload))
+        self._payload = payload
+        for worker_id, identity in self._waiting.items():
+            router.send(identity, piece_of(payload, FetchTask(worker_id)))
         self._waiting.clear()
         left = self._np
         while left and time.monotonic() < until_s:
@@ -137,10 +140,12 @@ class WorkerPool:
         results = []
         while (got := router.recv()) is not None:
             identity, message = got
-            if isinstance(message, FetchTask):
+            if isinstance(message, FetchTask) and message.begin:
+                router.send(identity, piece_of(self._payload, message))
+            elif isinstance(message, FetchTask):
                 self._waiting[message.worker_id] = identity
-            elif isinstance(message, TaskResult):
-                results.append(message)
+            elif isinstance(message, TaskResult) and (whole := self._pieces.add(identity, message)):
+                results.append(whole)
         return results
 
     def _dismiss(self, router: Router) -> None:
@@ -160,11 +165,10 @@ def serve(addresses: list[str], secret: str, timeout_s: float) -> None:
     address = first_answering(addresses, keys, timeout_s)
     with Dealer(address, f"pool-{uuid.uuid4().hex}".encode(), keys, timeout_s) as dealer:
         while True:
-            dealer.send(FetchTask(environment.worker_id))
-            asked = dealer.recv()
-            if not isinstance(asked, TaskPayload) or not asked.payload:
+            asked = fetch(dealer, environment.worker_id, timeout_s)
+            if not asked:
                 return
-            dealer.send(TaskResult(environment.worker_id, *call(asked.payload, environment)))
+            send_result(dealer, environment.worker_id, *call(asked, environment), timeout_s)
 
 
 def _in_thread(func: Callable[..., Any], *args: Any, future: Future[Any] | None = None) -> Future[Any]:

@@ -27,7 +27,8 @@ from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.channel import Router
 from farandole.control.entry import entry_command
 from farandole.control.keys import JobKeys, new_secret
-from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
+from farandole.control.task_messages import FetchTask, TaskResult
+from farandole.control.task_pieces import ResultPieces, piece_of
 from farandole.errors import ControlError
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.function.results import Results, raise_again
@@ -71,7 +72,7 @@ def run_elastic(request: JobRequest, task: bytes, attended: Attended = _unattend
     ``attended`` makes the context in which the launcher's process, by its number, may be signalled.
     """
     spread, settings = request.resolve().reaches_out, request.job.settings
-    secret, results, answer = new_secret(), Results(), TaskPayload(task)
+    secret, results, pieces = new_secret(), Results(), ResultPieces()
     with Router(JobKeys.from_secret(secret), EVERYWHERE if spread else own_host_only()) as router:
         addresses = own_endpoints(router.address, settings.network_interface) if spread else [router.address]
         told = {**request.job.environment, CALLER: Contact(addresses, secret).encode().decode()}
@@ -84,9 +85,9 @@ def run_elastic(request: JobRequest, task: bytes, attended: Attended = _unattend
                 while (got := router.recv()) is not None:
                     identity, message = got
                     if isinstance(message, FetchTask):
-                        router.send(identity, answer)
-                    elif isinstance(message, TaskResult):
-                        results.add(message.worker_id, message.ok, message.payload)
+                        router.send(identity, piece_of(task, message))
+                    elif isinstance(message, TaskResult) and (whole := pieces.add(identity, message)):
+                        results.add(whole.worker_id, whole.ok, whole.payload)
             router.unwatch(launcher.fd)
     if launcher.outcome.status:
         if results.has_origin:  # else the job knows better why it ended

@@ -20,11 +20,11 @@ import msgspec
 from farandole.cluster.contact import Contact, is_loopback
 from farandole.cluster.detect import detect
 from farandole.cluster.environment import CALLER, Environment
-from farandole.control import task_messages
+from farandole.control import task_pieces
 from farandole.control.channel import Dealer
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
-from farandole.errors import AbortError, ControlError, FarandoleError
+from farandole.errors import AbortError, FarandoleError
 from farandole.runtime.session.tracebacks import folded
 from farandole.settings import Settings
 
@@ -90,17 +90,9 @@ def _connect(environment: Environment) -> Dealer:
 
 def _serve(dealer: Dealer, environment: Environment) -> int:
     timeout_s = Settings.resolve().start_timeout_s
-    dealer.send(task_messages.FetchTask(environment.worker_id))
-    answer = dealer.recv(timeout_s)
-    if not isinstance(answer, task_messages.TaskPayload):
-        raise ControlError(f"the launcher sent no function within {timeout_s:g} s, but {answer!r}")
-    ok, payload = call(answer.payload, environment)
-    try:
-        dealer.send(task_messages.TaskResult(environment.worker_id, ok, payload))
-    except ControlError as error:  # too large
-        ok = False
-        dealer.send(task_messages.TaskResult(environment.worker_id, ok, _failed(error, environment)))
-    dealer.flush(timeout_s)  # the news of our end travels another way, and must not overtake a large result
+    ok, payload = call(task_pieces.fetch(dealer, environment.worker_id, timeout_s, timeout_s), environment)
+    # Received when this returns: the news of our end travels another way, and must not overtake a large result.
+    task_pieces.send_result(dealer, environment.worker_id, ok, payload, timeout_s)
     return 0 if ok else 1
 
 

@@ -50,7 +50,8 @@ from farandole.control.messages import (
     Welcome,
     Withdraw,
 )
-from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
+from farandole.control.task_messages import FetchTask, TaskResult
+from farandole.control.task_pieces import ResultPieces, piece_of
 from farandole.control.watch_messages import Acted, CellOver, Metrics, Prepared
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
 from farandole.runtime.controller.watching import Watching
@@ -91,7 +92,7 @@ class Controller:
         """Have the Python stack of a worker, by its ``Hello``, brought to ``stack_arrived``."""
         self.report: Callable[[str], object] = logger.warning
         """Show a text to people."""
-        self.task = b""
+        self.task, self._results = b"", ResultPieces()
         """Payload for workers that ask for a function to run."""
         self.on_result: Callable[[int, bool, bytes], object] | None = None
         """Told what such a function returned or raised: ``worker_id``, success, payload."""
@@ -390,14 +391,14 @@ class Controller:
         else:
             self.watching.of_rank(rank, message)
 
-    def _on_fetch(self, identity: bytes, _: FetchTask) -> None:
-        self._downlink.post([identity], TaskPayload(self.task))
+    def _on_fetch(self, identity: bytes, message: FetchTask) -> None:
+        self._downlink.post([identity], piece_of(self.task, message))
 
-    def _on_result(self, _: bytes, message: TaskResult) -> None:
+    def _on_result(self, identity: bytes, message: TaskResult) -> None:
         if self.on_result is None:
             self._rejected["Result that nobody asked for"] += 1
-        else:
-            self.on_result(message.worker_id, message.ok, message.payload)
+        elif whole := self._results.add(identity, message):
+            self.on_result(whole.worker_id, whole.ok, whole.payload)
 
     def _find(self, identity: bytes, number: int, ended: bool = False) -> tuple[Generation, int] | None:
         """Generation and rank that a message counts for; ranks of a dead generation are reminded of its end."""
