@@ -1,4 +1,4 @@
-"""``python -m workbench.attacks numbers|strangers|controllers|network|clock|notebook``: status 1 if one fails."""
+"""``python -m workbench.attacks numbers|strangers|controllers|network|...``: status 1 if one fails."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ BASELINE = (
 CONDITIONS = {
     "controllers": "an elastic job whose controller is killed, and the next one while it takes over",
     "network": "an elastic job on two hosts with 50 ms of lag and one packet in fifty lost",
+    "neighbour": "an elastic job on a host where another user takes every name of Farandole's that he sees",
     "clock": "an elastic job while the wall clock jumps by an hour to and fro",
 }
 """Names of functions of ``conditions``, and the help of the commands that call them."""

@@ -1,8 +1,9 @@
-"""Elastic jobs with faults while their surroundings are bad: lossy networks, a jumping clock, dying controllers.
+"""Elastic jobs with faults while their surroundings are bad: networks, clocks, controllers, other users.
 
     controllers(folder)          # the second is killed while it takes over from the first
     network(folder)              # 50 ms of lag to each host, and one packet in fifty lost
     clock(folder)                # the wall clock jumps an hour to and fro all the time
+    neighbour(folder)            # another user takes every name that is seen, and calls who has one
 
 The cases are those of the table of faults (``workbench.survival``), with all its checks of what was lost.
 """
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+from workbench.attacks.other_user import NEIGHBOUR, other_user
 from workbench.cluster import Cluster
 from workbench.survival.cases import FaultCase, controller, kill, newcomer, other
 from workbench.survival.cases_hosts import TWO_HOSTS
@@ -98,6 +100,12 @@ def clock(folder: Path, tell: Tell) -> list[CaseResult]:
     )
     with jumping_clock(folder) as variables, patch.dict(os.environ, variables):
         return run(folder, {"localhost": 4}, cases, tell=tell)
+
+
+def neighbour(folder: Path, tell: Tell) -> list[CaseResult]:
+    """Play generations that end and form again while another user does what he can on this host."""
+    with other_user(NEIGHBOUR):
+        return run(folder, {"localhost": 3}, (kill("reduce", 1), kill("voted", 0)), tell=tell)
 
 
 @contextlib.contextmanager

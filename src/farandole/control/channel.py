@@ -48,6 +48,7 @@ import zmq
 from farandole.control import messages
 from farandole.control.admission import HANDSHAKE_FAILED, Admissions, Door, Monitor
 from farandole.control.keys import JobKeys
+from farandole.control.local_peer import admit_own
 from farandole.control.message import Message
 from farandole.control.sockets import (
     LINGER_MS,
@@ -97,6 +98,7 @@ class Router:
         self._socket.curve_secretkey = keys.server.secret
         self._socket.router_mandatory = True  # to send to somebody who has gone is an error, and not silence
         self._socket.backlog = 4096
+        admit_own(self._socket)
         self._monitor = Monitor(self._socket)  # before it listens, to see every connection
         self._admissions = Admissions()
         self._epoll = select.epoll()

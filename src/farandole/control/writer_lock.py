@@ -9,9 +9,10 @@ not. So on every file system that hosts may share a file beside the other, ``PAT
 is atomic on servers, too. It is heeded wherever it lies.
 
 What a process has left that was killed is taken over where that is certain. Where its ``flock`` was the server's, and
-ours is, too, having ours is proof. On one host an abstract socket is, which is named after a nonce in the file, and
-which the kernel frees when a process dies: who can bind it may remove this file, and no other. Of another host without
-locks, or of the time before a reboot, nobody can know: that file has to be removed by somebody who does.
+ours is, too, having ours is proof. On one host its number and the time at which it started are, by which the kernel
+knows it. Who then binds an abstract socket, named after a nonce in the file, may remove this file, and no other; the
+nonce is shown nowhere before, so that no other user can take the name first. Of another host without locks, of another
+container or of the time before a reboot, nobody can know: that file has to be removed by somebody who does.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ _told: set[Path] = set()
 
 @final
 class _Writer(msgspec.Struct, frozen=True):
-    """Process that writes; ``place`` is where its abstract sockets are known.
+    """Process that writes; ``place`` is where its number is known, and abstract sockets are.
 
-    It ``has_lock`` where it holds a ``flock`` that other hosts see.
+    It ``has_lock`` where it holds a ``flock`` that other hosts see. ``started`` is what the kernel says, in its ticks.
     """
 
     host: str
@@ -60,6 +61,17 @@ class _Writer(msgspec.Struct, frozen=True):
     since: str
     nonce: str = ""
     has_lock: bool = False
+    started: int = 0
+
+    @property
+    def is_of_this_place(self) -> bool:
+        """True if this process can tell whether that one lives."""
+        return self.place == _place() and bool(self.nonce and self.started)
+
+    @property
+    def is_dead(self) -> bool:
+        """True if it has ended; asked of one of this place."""
+        return _started(self.pid) != self.started
 
 
 @final
@@ -89,7 +101,6 @@ class WriterLock:
         path = path.absolute()
         self._file = path.with_name(f"{path.name}.writer")
         self._mine: _Writer | None = None
-        self._socket: socket.socket | None = None
         mounts, device = _mounts(), os.fstat(fd).st_dev
         name = f"{os.major(device)}:{os.minor(device)}"
         mount, why = _mount(mounts, name), local_locks(mounts, name)
@@ -111,8 +122,6 @@ class WriterLock:
         if mine is not None and _read(self._file) == mine:  # else somebody has removed it, and another one writes
             with contextlib.suppress(OSError):
                 self._file.unlink()
-        if self._socket is not None:
-            self._socket.close()  # after the file: whoever can bind it may take over what lies there
 
     def _claim(self, has_lock: bool, why: str) -> None:
         """Write down that this process writes."""
@@ -124,24 +133,18 @@ class WriterLock:
                 self._file.parent,
                 why,
             )
-        nonce = secrets.token_hex(16)
-        self._socket = _bind(nonce)
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        mine = _Writer(socket.gethostname(), _place(), os.getpid(), since, nonce, has_lock)
-        try:
-            for _ in range(MOST_TRIES):
-                _make_way(self._file, has_lock)
-                if _create(self._file, mine):
-                    self._mine = mine
-                    return
-            raise BlockingIOError(errno.EWOULDBLOCK, _words(self._file, _read(self._file)))
-        finally:
-            if self._mine is None and self._socket is not None:
-                self._socket.close()
+        since, pid = time.strftime("%Y-%m-%d %H:%M:%S"), os.getpid()
+        mine = _Writer(socket.gethostname(), _place(), pid, since, secrets.token_hex(16), has_lock, _started(pid))
+        for _ in range(MOST_TRIES):
+            _make_way(self._file, has_lock)
+            if _create(self._file, mine):
+                self._mine = mine
+                return
+        raise BlockingIOError(errno.EWOULDBLOCK, _words(self._file, _read(self._file)))
 
 
 def _bind(nonce: str) -> socket.socket | None:
-    """Socket by which processes of this host see that the one with this ``nonce`` lives; ``None`` if it does."""
+    """Socket that one process at a time has, while it removes the file with this ``nonce``; ``None`` for the others."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(f"\0farandole-writer-{nonce}")
@@ -183,8 +186,9 @@ def _make_way(file: Path, has_lock: bool) -> None:
     taken = None
     if other is None:
         is_dead = False
-    elif other.place == _place() and other.nonce:
-        taken = _bind(other.nonce)  # as long as we have it nobody else of this host removes what lies there
+    elif other.is_of_this_place:
+        # As long as we have it nobody else of this host removes what lies there.
+        taken = _bind(other.nonce) if other.is_dead else None
         is_dead = taken is not None
     else:
         is_dead = other.has_lock and has_lock
@@ -206,7 +210,7 @@ def _read(file: Path) -> _Writer | None:
 
 
 def _words(file: Path, other: _Writer | None) -> str:
-    if other is not None and other.place == _place() and other.nonce:
+    if other is not None and other.is_of_this_place:
         return f"process {other.pid} of this host has written there since {other.since}: {file}"
     who = "somebody" if other is None else f"process {other.pid} on host {other.host} since {other.since}"
     return (
@@ -231,9 +235,18 @@ def _holder(fd: int, file: Path) -> str:
 
 
 def _place() -> str:
-    """Boot and network namespace: an abstract socket is known to all who have the same."""
+    """Boot, and namespaces of processes and of the network: numbers and sockets are known to all who have the same."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+    return " ".join([boot, *(str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("pid", "net"))])
+
+
+def _started(pid: int) -> int:
+    """Time at which a process started, in ticks since the boot; 0 for one that has ended."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+    except OSError:
+        return 0
+    return 0 if state in (b"Z", b"X") else int(fields[18])
 
 
 def _mounts() -> str:

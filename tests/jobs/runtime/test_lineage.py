@@ -3,30 +3,58 @@
 from __future__ import annotations
 
 import os
-import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from farandole.cluster.detect import detect
 from farandole.cluster.environment import Environment
 from farandole.runtime.coordination import lineage
+from tests.support.patience import PATIENCE_S
+
+RANK = {"FARANDOLE_RANK": "0", "FARANDOLE_SIZE": "1"}
+
+ASK = f"""
+from farandole.cluster.detect import detect
+from farandole.runtime.coordination import lineage
+lineage.require_no_ancestor(detect({RANK!r}))
+"""
 
 
-def environment() -> Environment:
-    """The environment of the only rank of a job."""
-    return detect({"FARANDOLE_RANK": "0", "FARANDOLE_SIZE": "1"})
-
-
-def test_children_that_look_at_the_same_time_are_not_taken_for_their_parent() -> None:
-    """Each looked by binding the name for a moment, in which another one found it taken."""
-    mine = environment()
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(lineage._name(mine, os.getppid()))
-        lineage.require_no_ancestor(mine)
-
-
-def test_however_many_ask_a_worker_is_found() -> None:
-    mine = environment()
-    lineage.hold(mine)
-    name = lineage._name(mine, os.getpid())
-    assert all(lineage._is_held(name) for _ in range(5))
+@pytest.fixture
+def mine() -> Iterator[Environment]:
+    """The environment of the only rank of a job, which this process does not hold afterwards."""
+    yield detect(RANK)
     lineage.release()
-    assert not lineage._is_held(name)
+
+
+def asked_by_a_grandchild() -> str:
+    """What it writes to standard error: nothing if it may call ``init``."""
+    command = ["/bin/sh", "-c", '"$0" -c "$1"; exit', sys.executable, ASK]  # ``exit``: the shell stays its parent
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return done.stderr
+
+
+def test_descendants_of_a_worker_are_refused_until_it_leaves(mine: Environment) -> None:
+    assert asked_by_a_grandchild() == ""
+    lineage.hold(mine)
+    assert f"a child of process {os.getpid()}, which is rank 0 of the job" in asked_by_a_grandchild()
+    lineage.release()
+    assert asked_by_a_grandchild() == ""
+
+
+def test_a_worker_takes_no_name_that_another_user_could_have_taken_first(mine: Environment) -> None:
+    """Another user bound that of a task of ``srun``, or of the next generation, and so refused its worker."""
+    before = Path("/proc/net/unix").read_text().count("farandole-")
+    lineage.hold(mine)
+    assert Path("/proc/net/unix").read_text().count("farandole-") == before
+
+
+def test_the_file_of_another_process_is_not_taken_for_ones_own(mine: Environment) -> None:
+    """A forked child has a copy of it, for a moment."""
+    lineage.hold(mine)
+    assert lineage._is_held(lineage._name(mine, os.getpid()), os.getpid())
+    assert not lineage._is_held(lineage._name(mine, os.getppid()), os.getpid())

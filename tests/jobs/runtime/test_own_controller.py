@@ -34,7 +34,7 @@ from farandole.control.messages import (
     Submit,
     Welcome,
 )
-from farandole.runtime.selfstart.host_socket import claim
+from farandole.runtime.selfstart.host_socket import claim, name_of
 from farandole.runtime.selfstart.spawn import AGENT_MODULE, ControllerConfig, HostAgentConfig
 from farandole.runtime.selfstart.spawn import CONTROLLER_MODULE as MODULE
 from farandole.testing.jobs import free_port
@@ -242,7 +242,7 @@ def test_a_worker_whose_end_comes_before_its_hello_is_not_waited_for(held: ExitS
 def test_an_agent_tells_of_its_starter_though_nobody_has_asked_it_yet(held: ExitStack) -> None:
     secret = new_secret()
     starter = child(held, "input()")
-    with Router(JobKeys.from_secret(secret)) as router, claim(secret, "there") as claimed:
+    with Router(JobKeys.from_secret(secret)) as router, claim(name_of(secret, "there", router.address)) as claimed:
         assert claimed is not None
         config = HostAgentConfig([router.address], secret, "there", 3.0, starter=starter.pid, claimed=claimed.fileno())
         command = [sys.executable, "-m", AGENT_MODULE]

@@ -14,7 +14,7 @@ from farandole.cluster.slurm import Slurm
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError, StartError
-from farandole.runtime.selfstart.host_socket import ask, claim, tell
+from farandole.runtime.selfstart.host_socket import ask, claim, name_of, tell
 from farandole.runtime.session import rendezvous
 from farandole.runtime.session.rendezvous import ProcessRole, meet
 from farandole.settings import Settings
@@ -63,21 +63,33 @@ def test_a_controller_that_answers_nobody_is_named(tmp_path: Path, secret: str) 
 
 
 def test_one_process_of_a_host_has_the_name_and_answers_the_others(secret: str) -> None:
-    with claim(secret, "a") as first, claim(secret, "a") as second, claim(secret, "b") as elsewhere:
+    name, elsewhere_name = name_of(secret, "a", "tcp://10.0.0.1:7000"), name_of(secret, "b", "tcp://10.0.0.1:7000")
+    with claim(name) as first, claim(name) as second, claim(elsewhere_name) as elsewhere:
         assert isinstance(first, socket.socket)
         assert second is None
         assert elsewhere is not None
         with concurrent.futures.ThreadPoolExecutor(1) as other_thread:
-            asked = other_thread.submit(ask, secret, "a", 30.0)
+            asked = other_thread.submit(ask, name, "a", 30.0)
             tell(first, "tcp://127.0.0.1:7000")
             assert asked.result(PATIENCE_S) == "tcp://127.0.0.1:7000"
         with pytest.raises(StartError, match=r"agent of host a, .* did not say within 0\.1 s .* --start-timeout"):
-            ask(secret, "a", 0.1)
-    with claim(secret, "a") as again:
+            ask(name, "a", 0.1)
+    with claim(name) as again:
         assert again is not None
         inherited = os.dup(again.fileno())
     try:
-        with claim(secret, "a") as other:
+        with claim(name) as other:
             assert other is None
     finally:
         os.close(inherited)
+
+
+def test_the_name_of_a_host_is_found_from_any_address_of_the_controller_and_is_another_for_each_job(
+    secret: str,
+) -> None:
+    names = {
+        name_of(secret, "a", address)
+        for address in ("tcp://0.0.0.0:7000", "tcp://10.0.0.1:7000", "tcp://[fd00::1]:7000", "tcp://node1:7000")
+    }
+    assert len(names) == 1
+    assert name_of(secret, "a", "tcp://10.0.0.1:7001") not in names

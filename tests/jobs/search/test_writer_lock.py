@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.writer_lock import WriterLock, local_locks
+from farandole.control.writer_lock import WriterLock, _place, _started, local_locks
 from farandole.errors import UsageError
 from farandole.monitor.folder import RunInfo, RunWriter
 from tests.support.paths import ROOT
@@ -201,6 +201,28 @@ def test_a_writer_that_lives_is_not_followed_whatever_its_mount_is_called(tmp_pa
     second = holder(other)
     assert said(second).startswith("refused:")
     assert (ended(second)[0], ended(first)[0]) == (3, 0)
+
+
+def test_a_writer_shows_other_users_no_name_that_they_could_take_when_it_is_dead(tmp_path: Path) -> None:
+    """Another user bound it, and so kept everybody away until somebody removed the file."""
+    before = Path("/proc/net/unix").read_text().count("farandole-writer")
+    first = holder(tmp_path)
+    assert said(first) == "has it"
+    assert Path("/proc/net/unix").read_text().count("farandole-writer") == before
+    assert ended(first)[0] == 0
+
+
+def test_a_number_that_has_passed_to_another_process_keeps_nobody_away(tmp_path: Path) -> None:
+    path, file = tmp_path / "metrics", tmp_path / "metrics.writer"
+    living = {"host": "here", "place": _place(), "pid": os.getpid(), "since": "2026-01-01 12:00:00", "nonce": "ab"}
+    file.write_text(json.dumps({**living, "started": _started(os.getpid())}))
+    with pytest.raises(BlockingIOError, match=f"process {os.getpid()} of this host"):
+        locked(path)
+    file.write_text(json.dumps({**living, "started": 1}))
+    fd, lock = locked(path)
+    lock.close()
+    os.close(fd)
+    assert not file.exists()
 
 
 def test_a_file_that_is_not_ours_stays_and_one_that_is_no_text_is_somebodys(tmp_path: Path) -> None:

@@ -4,21 +4,21 @@
     hold(environment)                       # from now on children of this process are refused
     release()                               # it has left; a child may take its worker_id
 
-A worker has a name in the abstract namespace of Unix sockets, with its process number in it, so a child needs to ask
-nobody: it looks whether one of its ancestors has that name. This is decided here, before the child contacts anybody,
-because the child of rank 0 would start a controller of its own, and that of a process of MPI's initialise MPI again.
-Other processes with inherited variables are the controller's to refuse (``occupants``).
+A worker keeps an open file with a name, without any content (a memfd), so a child needs to ask nobody: it looks whether
+one of its ancestors has that file open. This is decided here, before the child contacts anybody, because the child of
+rank 0 would start a controller of its own, and that of a process of MPI's initialise MPI again. Other processes with
+inherited variables are the controller's to refuse (``occupants``).
 
-The name is a lock between processes: the kernel lets one socket at a time have it, and frees it with the last copy of
-its descriptor, however the process ends. So it needs no file that somebody would have to remove. In a process, ``hold``
-and ``release`` are called with the lock of the session, or in a child that has just been forked, which has one thread.
+The file goes with its descriptor, however the process ends, and nothing has to be removed. Only this user's processes
+see it in ``/proc``, and none can take its name: a name that processes of all users share (an abstract socket, a file in
+``/tmp``) could be taken by another user first, who would so refuse our workers. In a process, ``hold`` and ``release``
+are called with the lock of the session, or in a child that has just been forked, which has one thread.
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
-import socket
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -33,13 +33,13 @@ GUARD = (
 )
 """Advice that ends the texts of such errors."""
 
-_held: list[socket.socket] = []
+_held: list[int] = []
 
 
 def require_no_ancestor(environment: Environment) -> None:
     """Raise ``StartError`` if an ancestor of this process is the job's worker of the same ``worker_id``."""
     for ancestor in _ancestors():
-        if _is_held(_name(environment, ancestor)):
+        if _is_held(_name(environment, ancestor), ancestor):
             raise StartError(
                 f"init() was called by process {os.getpid()}, a child of process {ancestor}, which is rank "
                 f"{environment.worker_id} of the job and has not left it. {GUARD}"
@@ -47,22 +47,16 @@ def require_no_ancestor(environment: Environment) -> None:
 
 
 def hold(environment: Environment) -> None:
-    """Bind the name by which children know this process as a worker, until ``release``."""
-    release()  # a name that is still held would refuse itself below
-    named = socket.socket(socket.AF_UNIX)
-    try:
-        named.bind(_name(environment, os.getpid()))
-        named.listen(1)  # nobody accepts: that one may connect is the answer
-    except OSError:  # no abstract namespace in this sandbox, or a process of another namespace has the same number
-        named.close()
-    else:
-        _held.append(named)
+    """Open the file by which children know this process as a worker, until ``release``."""
+    release()
+    with contextlib.suppress(OSError):  # a sandbox without such files
+        _held.append(os.memfd_create(_name(environment, os.getpid()), os.MFD_CLOEXEC))
 
 
 def release() -> None:
-    """Close the name; in a forked child the copy of the parent's, which would hold it longer than the parent."""
+    """Close the file; in a forked child the copy of the parent's."""
     while _held:
-        _held.pop().close()
+        os.close(_held.pop())
 
 
 def _ancestors() -> Iterator[int]:
@@ -76,19 +70,17 @@ def _ancestors() -> Iterator[int]:
             return
 
 
-def _is_held(name: bytes) -> bool:
-    with socket.socket(socket.AF_UNIX) as asking:
-        try:
-            # Connecting is the question. Binding would be one, too, but two children that ask at the same time would
-            # each find the name taken, by the other.
-            asking.setblocking(False)
-            asking.connect(name)
-        except OSError as error:
-            return error.errno == errno.EAGAIN  # others have asked before: the queue is full
-    return True
+def _is_held(name: str, pid: int) -> bool:
+    """True if the process ``pid`` has the file open; of another user's process nobody can know, and it is none."""
+    with contextlib.suppress(OSError):
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(each).startswith(f"/memfd:{name} "):
+                    return True
+    return False
 
 
-def _name(environment: Environment, pid: int) -> bytes:
-    """Name for this job and ``worker_id`` only: a worker may start another job among its descendants."""
+def _name(environment: Environment, pid: int) -> str:
+    """Name for this job, ``worker_id`` and process only: a worker may start another job among its descendants."""
     identity = blake2b(repr(environment.identity).encode(errors="surrogateescape"), digest_size=12).hexdigest()
-    return f"\0farandole-{identity}-{pid}".encode()
+    return f"farandole-{identity}-{pid}"

@@ -40,7 +40,7 @@ from farandole.runtime.controller.controller_host import ControllerHost
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.rank_names import name_numbers
 from farandole.runtime.coordination.stall import PATIENCE_S
-from farandole.runtime.selfstart.host_socket import claim, tell
+from farandole.runtime.selfstart.host_socket import claim, name_of, tell
 from farandole.runtime.selfstart.spawn import FOR_WORKERS, ControllerConfig
 from farandole.settings import Settings
 
@@ -198,7 +198,7 @@ def main() -> None:
         say(str(error))
         sys.exit(1)
     with (
-        claim(config.secret, config.host) as claimed,
+        claim(name_of(config.secret, config.host, router.address)) as claimed,
         router,
         OwnController(config, router, claimed) as own,
     ):

@@ -31,7 +31,7 @@ from farandole.cluster.environment import CONTROLLER
 from farandole.control.entry import entry_command
 from farandole.errors import StartError
 from farandole.runtime.relay.agent import AgentConfig
-from farandole.runtime.selfstart.host_socket import claim
+from farandole.runtime.selfstart.host_socket import claim, name_of
 from farandole.settings import Settings
 
 CONTROLLER_MODULE = "farandole.runtime.selfstart.own_controller"
@@ -125,7 +125,9 @@ def ensure_agent(config: HostAgentConfig, settings: Settings) -> None:
     Returns when it has called the controller: once this worker does, too, the job can begin, and a host that falls
     silent from then on has to be missed.
     """
-    with claim(config.secret, config.host) as claimed:  # closed here as soon as the agent has a copy
+    with claim(
+        name_of(config.secret, config.host, config.addresses[0])
+    ) as claimed:  # closed here as soon as the agent has a copy
         if claimed is None:
             return
         _watch_exit()

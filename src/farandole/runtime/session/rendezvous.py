@@ -20,7 +20,7 @@ from farandole.control.addresses import EVERYWHERE, is_own, own_host_only
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError, SettingsError, StartError
-from farandole.runtime.selfstart.host_socket import ask
+from farandole.runtime.selfstart.host_socket import ask, name_of
 from farandole.runtime.selfstart.spawn import ControllerConfig, HostAgentConfig, ensure_agent, ensure_controller
 from farandole.runtime.session.link import Assignment
 from farandole.settings import Settings
@@ -67,7 +67,7 @@ def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings)
         [address], key, host, settings.host_timeout_s, is_large, settings.network_interface, starter=os.getpid()
     )
     ensure_agent(config, settings)
-    return Contact([ask(key, host, settings.start_timeout_s)], key) if is_large else contact
+    return Contact([ask(name_of(key, host, address), host, settings.start_timeout_s)], key) if is_large else contact
 
 
 def _start(job: str, environment: Environment, part: ProcessRole, meeting: Meeting, settings: Settings) -> Contact:
