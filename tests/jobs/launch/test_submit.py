@@ -18,7 +18,7 @@ from farandole.launch.batch.defaults import files, with_defaults
 from farandole.launch.batch.script import BatchJob, batch_script
 from farandole.launch.batch.submission import submitted
 from farandole.launch.sbatch.environment import client_environment, environment, lease_environment
-from farandole.launch.sbatch.options import BatchOptions
+from farandole.launch.sbatch.options import BatchOptions, notice_s
 from tests.support.paths import SUPPORT
 
 if sys.version_info >= (3, 11):
@@ -126,6 +126,41 @@ def test_a_time_limit_is_taken_in_the_words_of_leases_too(
     asked: str, written: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert f"#SBATCH --time={written}\n" in printed(capsys, "-np", "2", "-t", asked, "python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("limit", "notice"), [("4", 60), ("3:00", 45), ("20", 300), ("1-0", 300), ("45min", 300), ("unlimited", 300)]
+)
+def test_the_notice_of_a_short_job_is_a_quarter_of_its_limit(limit: str, notice: int) -> None:
+    assert notice_s(BatchOptions(time=limit)) == notice
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"time": "2"}, "a time limit of 120 s leaves no time to train before the notice of 30 s"),
+        ({"time": "5", "notice": 300}, "a longer one, -t 20, or --notice 180"),
+        ({"time": "0:01:00", "notice": 10}, "write a longer one, -t 20"),
+    ],
+)
+def test_a_limit_of_which_nothing_is_left_before_the_notice_is_refused(options: dict[str, Any], told: str) -> None:
+    """Slurm told such a job to end as soon as it began, and it was queued again for ever."""
+    with pytest.raises(UsageError, match=re.escape(told)):
+        batch_script(BatchJob(["python", "train.py"], [], 2, BatchOptions(**options), elastic=True))
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"), [("6:59", 2), ("4:00", 2), ("7:00", 0), ("9:08", 0), ("1:00:00", 0), ("UNLIMITED", 0), ("", 0)]
+)
+def test_a_limit_that_only_the_job_knows_is_refused_there(limit: str, status: int, tmp_path: Path) -> None:
+    job = BatchJob(["train"], [], 2, elastic=True, path=str(tmp_path))
+    for name, text in {"squeue": f"echo '{limit}'", "farandole": "exit 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    environment = {**os.environ, "SLURM_JOB_ID": "7"}
+    command = ["bash", "-c", batch_script(job)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, f"a time limit of {limit} leaves" in done.stderr) == (status, status == 2)
 
 
 @pytest.mark.parametrize("words", [("python", "train.py"), ("-np", "0", "python", "train.py")])

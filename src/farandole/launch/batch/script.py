@@ -25,7 +25,16 @@ from typing import final
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.launch.sbatch.options import TOLD_TO_END, BatchOptions, header, preparation, script, time_limit
+from farandole.launch.sbatch.options import (
+    BEFORE_NOTICE_S,
+    TOLD_TO_END,
+    BatchOptions,
+    header,
+    notice_s,
+    preparation,
+    script,
+    time_limit,
+)
 
 
 @final
@@ -55,11 +64,19 @@ def batch_script(job: BatchJob) -> str:
     # Slurm gives notice to steps alone, and on one node the launcher would start none.
     notice = ["--launcher", "srun"] if job.elastic else []
     run = shlex.join([*job.launcher, "run", *notice, *job.run_options, *job.command])
-    start = _AGAIN.format(run=run, told=TOLD_TO_END).splitlines() if job.elastic else [f"exec {run}"]
+    if not job.elastic:
+        return script(_options(job), preparation(job.options, job.path), [f"exec {run}"])
+    least_s = notice_s(job.options) + BEFORE_NOTICE_S
+    start = _AGAIN.format(run=run, told=TOLD_TO_END, least_s=least_s).splitlines()
     return script(_options(job), preparation(job.options, job.path), start)
 
 
 _AGAIN = """\
+limit=$(squeue --noheader --all --jobs="$SLURM_JOB_ID" --format=%l || true) # below an hour: minutes:seconds
+if [[ "$limit" =~ ^([0-9]+):([0-9]+)$ ]] && ((60 * 10#${{BASH_REMATCH[1]}} + 10#${{BASH_REMATCH[2]}} < {least_s})); then
+    echo "farandole: a time limit of $limit leaves no time to train before the notice: submit with -t 20" >&2
+    exit 2
+fi
 status=0
 {run} || status=$?
 if [ "$status" = {told} ]; then # Slurm has told the workers to end, and they have left at a commit
@@ -78,8 +95,8 @@ def _options(job: BatchJob) -> list[str]:
         "ntasks-per-node": _per_node(job),
         "time": time_limit(asked.time),
     }
-    again = (f"--signal=TERM@{asked.notice}", "--requeue", "--open-mode=append")
-    return header(asked, size, again if job.elastic else ())
+    again = (f"--signal=TERM@{notice_s(asked)}", "--requeue", "--open-mode=append") if job.elastic else ()
+    return header(asked, size, again)
 
 
 def _per_node(job: BatchJob) -> int | None:

@@ -54,7 +54,7 @@ OPTIONS = (
     (("--gpus-per-node",), str, "N", "GPUs of each node"),
     (("-J", "--job-name"), str, "NAME", "name of the job (default: that of the script)"),
     (("-o", "--output"), str, "FILE", "what the job writes (default: %x-%j.out)"),
-    (("--notice",), int, "SECONDS", "time for leaving at the end of an elastic job (default: 300)"),
+    (("--notice",), int, "SECONDS", "time for leaving at the end of an elastic job (default: a quarter, 300 at most)"),
 )
 """Flags, type, metavar and help of the options that ``BatchOptions`` has one value for."""
 

@@ -25,6 +25,12 @@ from farandole.errors import UsageError
 TOLD_TO_END = 143
 """Exit status of a job whose workers were told to end, and have left at a commit: it is to be queued again."""
 
+NOTICE_S = 300
+"""Time in which most scripts save a checkpoint, at most."""
+
+BEFORE_NOTICE_S = 120
+"""Time that a job has to have before its notice: a minute to train in, and one by which Slurm may send it earlier."""
+
 _LIMIT = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|unlimited|infinite", re.IGNORECASE)
 _DURATION = re.compile(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})min)?")
 
@@ -35,7 +41,7 @@ class BatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 
     ``sbatch`` are further options of it, as on its command line. ``modules``, ``setup`` (lines of shell) and
     ``environment`` come before the training, in this order. ``notice`` is the time, in seconds, that an elastic job
-    gets for leaving before Slurm ends it.
+    gets for leaving before Slurm ends it; ``None``: as much as its time limit allows (``notice_s``).
     """
 
     job_name: str = ""
@@ -53,7 +59,7 @@ class BatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     modules: list[str] = []
     setup: list[str] = []
     environment: dict[str, str] = {}
-    notice: int = 300
+    notice: int | None = None
 
 
 def header(asked: BatchOptions, before: Mapping[str, Any], after: Iterable[str] = ()) -> list[str]:
@@ -99,6 +105,38 @@ def minutes(text: str) -> int:
     match = _DURATION.fullmatch(text)
     days, hours, rest = (int(number or 0) for number in match.groups()) if match else (0, 0, 0)
     return (days * 24 + hours) * 60 + rest
+
+
+def limit_s(text: str) -> int | None:
+    """Seconds of a time limit as ``sbatch`` spells it; ``None`` for one that is not given, or has no end.
+
+    >>> limit_s("5"), limit_s("1:30"), limit_s("1:00:00"), limit_s("1-12"), limit_s("")
+    (300, 90, 3600, 129600, None)
+    """
+    days, dash, rest = text.rpartition("-")
+    if not rest[:1].isdecimal():
+        return None
+    numbers = [int(number) for number in rest.split(":")]
+    if not dash and len(numbers) < 3:  # without days, Slurm counts from the minutes on
+        numbers.insert(0, 0)
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def notice_s(asked: BatchOptions) -> int:
+    """Notice of an elastic job: that which was asked for, or a quarter of the time limit, ``NOTICE_S`` at most.
+
+    Raises ``UsageError`` where it comes before a job has trained: that would be queued again for ever.
+    """
+    limit = limit_s(time_limit(asked.time))
+    notice = asked.notice if asked.notice is not None else NOTICE_S if limit is None else min(NOTICE_S, limit // 4)
+    if limit is not None and limit < notice + BEFORE_NOTICE_S:
+        shorter = f", or --notice {limit - BEFORE_NOTICE_S}" if limit > BEFORE_NOTICE_S else ""
+        raise UsageError(
+            f"a time limit of {limit} s leaves no time to train before the notice of {notice} s, which Slurm may send "
+            f"a minute earlier, and the job would be queued again for ever: write a longer one, -t 20{shorter}"
+        )
+    return notice
 
 
 def preparation(asked: BatchOptions, path: str = "") -> Iterator[str]:
