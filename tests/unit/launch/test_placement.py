@@ -10,9 +10,11 @@ from farandole.cluster.allocation import Allocation, allocation
 from farandole.errors import UsageError
 from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
+from farandole.launch.hosts.elastic_job import elastic_job
 from farandole.launch.hosts.placement import Where, where
-from farandole.launch.hosts.plan import parse_hosts
+from farandole.launch.hosts.plan import Job, parse_hosts
 from farandole.launch.hosts.starters import LauncherName, Means
+from farandole.settings import Settings
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2,1"}
 NONE: Mapping[str, str] = {}
@@ -96,3 +98,33 @@ def test_what_cannot_be_is_answered_with_what_to_type(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         asked(np, hosts, launcher, variables)
+
+
+SRUN = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
+MPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "starter"), [(SRUN, "srun"), ({**SRUN, "SLURM_PTY_PORT": "4711"}, "srun"), (MPI, "mpirun")]
+)
+def test_one_of_many_launchers_refuses_to_train(variables: Mapping[str, str], starter: str) -> None:
+    """Each trained on all hosts, and they overwrote each other's files."""
+    told = f"{starter} has started this launcher . times, .*: leave {starter} away, .* --launcher local"
+    with pytest.raises(UsageError, match=told):
+        asked(2, variables=variables)
+    with pytest.raises(UsageError, match=told):
+        elastic_job(Job(["train"], (), Settings(min_np=1)), None, "", "", Means(), variables, "n1")
+    assert asked(2, variables=variables, launcher="local").hosts == ("n1", "n1")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+        {**SRUN, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "4711"},
+        {**SRUN, "SLURM_STEP_ID": str(0xFFFFFFFA)},
+    ],
+    ids=["one task", "the only shell with a terminal", "the shell of salloc"],
+)
+def test_the_only_launcher_of_a_step_has_the_allocation(variables: Mapping[str, str]) -> None:
+    assert asked(None, variables=variables).hosts == ("n1", "n1", "n2")

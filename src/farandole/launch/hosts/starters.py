@@ -16,10 +16,16 @@ from typing import Literal, final
 import msgspec
 
 from farandole.cluster.allocation import OWN_NAME, Allocation, allocation
+from farandole.cluster.detect import detect
+from farandole.cluster.mpi import Mpi
+from farandole.cluster.slurm import Slurm
 from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
+
+PTY = "SLURM_PTY_PORT"
+"""Variable of tasks that ``srun --pty`` starts, of which only the first has a terminal."""
 
 LauncherName = Literal["auto", "local", "ssh", "srun"]
 
@@ -33,11 +39,29 @@ class Means(msgspec.Struct, frozen=True):
 
 
 def own_allocation(means: Means, variables: Mapping[str, str], here: str) -> tuple[Allocation | None, str]:
-    """The Slurm allocation that this process is in, and the name of this host there, which is else ``here``."""
+    """The Slurm allocation that this process is in, and the name of this host there, which is else ``here``.
+
+    Raises ``UsageError`` in one of many tasks, each of which would start the same training on the same hosts.
+    """
+    _refuse_many(means, variables)
     slurm = allocation(variables)
     if slurm is None and means.launcher == "srun":
         raise UsageError("--launcher srun starts workers in a Slurm allocation, and this is none: type salloc first")
     return slurm, (variables.get(OWN_NAME) or here) if slurm is not None else here
+
+
+def _refuse_many(means: Means, variables: Mapping[str, str]) -> None:
+    starter = detect(variables)
+    if means.launcher == "local" or not isinstance(starter, Slurm | Mpi) or starter.size == 1:
+        return
+    if PTY in variables and starter.worker_id == 0:  # srun --pty bash: all other shells end at once
+        return
+    name, allocate = starter.name, ", or write salloc in its place" if isinstance(starter, Slurm) else ""
+    raise UsageError(
+        f"{name} has started this launcher {starter.size} times, and each would train on all hosts: leave {name} away"
+        f"{allocate}, as farandole run starts the workers itself; or leave farandole run away: {name} python train.py. "
+        "For a training of its own in each task: farandole run --launcher local"
+    )
 
 
 def choose_starter(
