@@ -49,6 +49,7 @@ def test_argument_beats_file_beats_environment(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["run", "-np", "2", "--engin", "shm", "true"], "did you mean --engine?"),
+        (["run", "-np", "2", "--slots", "1", "true"], "did you mean --slots-per-host?"),
         (["chekc"], "did you mean check?"),
         (["run", "-np", "2", "--nonsense", "true"], "The options are: "),
         (["run", "-np", "2", "--engine", "warp", "true"], "'auto', 'solo', 'shm'"),

@@ -11,6 +11,7 @@ import pytest
 
 from farandole import cli
 from farandole.launch.command import horovodrun
+from farandole.launch.command.options import Parser
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.plan import Job
 
@@ -33,7 +34,7 @@ FLAGS = """
 
 
 def parse(words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser: argparse.ArgumentParser = Parser()
     horovodrun.add_parser(parser.add_subparsers())
     return parser.parse_args(["horovodrun", *words.split()])
 
@@ -80,10 +81,38 @@ def test_some_flags_make_a_job_elastic(flag: str) -> None:
     assert job.job.settings.horovod
 
 
-def test_unknown_flags_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--slots 2 --min-np 1", ("slots_per_host", 2)),
+        ("--slots=2 --min-np 1", ("slots_per_host", 2)),
+        ("--elastic 77 --min-np 1", ("elastic_timeout_s", 77.0)),
+        ("--min 1", ("min_np", 1)),
+        ("--fusion 32", ("fusion_threshold_bytes", 32 * 2**20)),
+        ("--network lo", ("network_interface", "lo")),
+        ("--no-stall", ("stall_check", False)),
+        ("--hierarchical-allr", ("horovod", True)),
+    ],
+)
+def test_a_flag_may_be_abbreviated_as_argparse_lets_horovodrun(typed: str, meant: tuple[str, object]) -> None:
+    job = horovodrun.asked(parse(f"-np 2 {typed} python train.py"))
+    settings = job.job.settings if isinstance(job, ElasticJob) else job.settings
+    assert getattr(settings, meant[0]) == meant[1]
+
+
+def test_what_follows_the_command_is_the_scripts_whatever_it_may_abbreviate() -> None:
+    words = "python train.py --log 1 --host a --slots 3 -pr 4 --el=5"
+    assert " ".join(parse(f"-np 2 {words}").command) == words
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [("--cycel-time-ms", "--cycle-time-ms"), ("--ssh", "--ssh-identity-file or --ssh-option or --ssh-port")],
+)
+def test_unknown_flags_are_refused_with_the_nearest(typed: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["horovodrun", "-np", "2", "--cycle-time", "5", "python", "x.py"])
-    assert "did you mean --cycle-time-ms?" in capsys.readouterr().err
+        cli.main(["horovodrun", "-np", "2", typed, "5", "python", "x.py"])
+    assert f"did you mean {told}?" in capsys.readouterr().err
 
 
 def test_version_and_build_need_no_command(capsys: pytest.CaptureFixture[str]) -> None:

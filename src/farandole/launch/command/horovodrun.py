@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple, final
 
 from farandole.launch.command import command
-from farandole.launch.command.options import add_knobs, knob_arguments, read_file
+from farandole.launch.command.options import Parser, add_knobs, knob_arguments, read_file
 from farandole.launch.command.watch_options import add_watch_options
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.horovod_site import SPOKEN
@@ -60,6 +60,17 @@ FOREIGN = (
 )  # fmt: skip
 
 
+ACTED_ON = (
+    "--version", "--check-build", "--num-proc", "--hosts", "--hostfile", "--ssh-port", "--ssh-identity-file",
+    "--output-filename", "--prefix-output-with-timestamp", "--verbose", "--config-file", "--start-timeout",
+    "--network-interfaces", "--fusion-threshold-mb", "--cache-capacity", "--min-num-proc", "--max-num-proc",
+    "--slots-per-host", "--host-discovery-script", "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range",
+    "--timeline-filename", "--timeline-mark-cycles", "--no-stall-check", "--stall-check-warning-time-seconds",
+    "--stall-check-shutdown-time-seconds", "--log-level",
+)  # fmt: skip
+"""The other flags of Horovod's: by their beginnings they come before those that only Farandole has."""
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``horovodrun`` to the commands."""
     parser = subparsers.add_parser(
@@ -77,6 +88,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_knobs(parser)
     parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
     parser.set_defaults(main=main, foreign=[])
+    assert isinstance(parser, Parser)
+    parser.abbreviate([*ACTED_ON, *(flag for foreign in FOREIGN for flag in foreign.flags)])
 
 
 def main(args: argparse.Namespace) -> int:

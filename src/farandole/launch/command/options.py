@@ -16,7 +16,7 @@ import re
 import sys
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn, final
 
 from farandole.errors import SettingsError, UsageError
@@ -29,6 +29,8 @@ else:
 
 USAGE_ERROR = 2
 WIDTH = 80
+MOST_MEANT = 3
+"""Words of which it is asked whether they were meant."""
 
 
 @final
@@ -37,7 +39,12 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", _Formatter)
+        self._preferred: frozenset[str] = frozenset()
         super().__init__(allow_abbrev=False, **options)
+
+    def abbreviate(self, preferred: Collection[str]) -> None:
+        """Take an option by its beginning, as argparse does by default; one of ``preferred`` before all others."""
+        self.allow_abbrev, self._preferred = True, frozenset(preferred)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does, but refuse unknown options here instead of handing them up to the parent parser."""
@@ -45,6 +52,17 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed, unknown
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Options that a word may mean; none where it may mean several.
+
+        argparse asks this of the words of the command, too, which are to pass through, and would refuse such a word.
+        """
+        found = super()._get_option_tuples(option_string)
+        for candidates in (found, [each for each in found if self._preferred.intersection(each[0].option_strings)]):
+            if len({id(action) for action, *_ in candidates}) == 1:
+                return list(candidates[:1])
+        return []
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and what to type, and exit with 2."""
@@ -65,8 +83,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def _closest(typed: str, legal: Sequence[str]) -> str:
-    close = difflib.get_close_matches(typed, legal, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    """Question whether one of the ``legal`` words was meant: those that begin so, or else the one most like it."""
+    close = [each for each in legal if typed.strip("-") and each.startswith(typed)][:MOST_MEANT]
+    close = close or difflib.get_close_matches(typed, legal, n=1)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
