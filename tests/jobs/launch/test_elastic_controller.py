@@ -113,7 +113,7 @@ def test_workers_of_a_lent_host_that_was_given_up_are_lost_at_once_with_the_next
     ours, theirs = LauncherPipe.pair()
     with Router(JobKeys.from_secret(terms.term.secret), EVERYWHERE) as router:
         root = Root(router, SETTINGS, ANY, formation)
-        agents = FarAgents(theirs, ["a/1"], inherits=True)
+        agents = FarAgents(theirs, ["a/1"], inherits=lambda host: host == "a")
         with ElasticLoop(elastic, agents, root, theirs, formation, terms.term.secret, terms) as loop:
             loop.refuse(["b+8_0"])
             loop.take_over({"a": "a/1"}, None)

@@ -67,6 +67,18 @@ def test_the_command_line_may_say_otherwise(
     assert sorted(line.partition(":")[2] for line in job.stdout.splitlines()) == hosts
 
 
+def test_a_discovery_script_that_prints_slurms_nodes_needs_no_ssh(
+    slurm: SlurmCluster, start: StartOnCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "discover.sh"
+    script.write_text("#!/bin/sh\nprintf 'node1:1\\nnode2:1\\n'\n")
+    script.chmod(0o700)
+    options = ("--min-np", "2", "--host-discovery-script", str(script), "--ssh-option", "ProxyCommand=false")
+    job = start(slurm.cluster, *options, *PATIENT, before=SALLOC, bash="hostname")
+    assert job.end() == 0
+    assert sorted(line.partition(":")[2] for line in job.stdout.splitlines()) == ["node1", "node2"]
+
+
 def test_a_batch_script_on_one_node_needs_no_step(slurm: SlurmCluster, start: StartOnCluster, tmp_path: Path) -> None:
     job = start(slurm.cluster, "-np", "1", command=["true"])  # to wait with
     script = "hostname; echo step=$SLURM_STEP_ID; touch ended.$FARANDOLE_RANK"
@@ -76,6 +88,12 @@ def test_a_batch_script_on_one_node_needs_no_step(slurm: SlurmCluster, start: St
     assert job.end() == 0
     lines = [line.partition(">:")[2] for line in (tmp_path / "batch.txt").read_text().splitlines()]
     assert sorted(lines) == ["node1"] * 2 + ["step="] * 2
+
+
+def test_a_launcher_in_each_task_trains_nothing(slurm: SlurmCluster, start: StartOnCluster) -> None:
+    job = start(slurm.cluster, *PATIENT, before=("srun", "--nodes=2"), command=["true"])
+    assert job.end() == 2
+    assert job.stderr.count("srun has started this launcher 2 times") == 2
 
 
 def test_more_workers_than_tasks_are_refused_with_the_remedy(slurm: SlurmCluster, start: StartOnCluster) -> None:

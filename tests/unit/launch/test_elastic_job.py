@@ -65,7 +65,8 @@ def asked(
         ({"slurm": True}, Fixed, Srun),
         ({"slurm": True, "launcher": "ssh"}, Fixed, Ssh),
         ({"slurm": True, "launcher": "local"}, Fixed, Local),
-        ({"slurm": True, "hosts": "a,b"}, Fixed, Ssh),
+        ({"slurm": True, "hosts": "a,b"}, Fixed, Srun),
+        ({"slurm": True, "script": "true"}, Script, Srun),
         ({"slurm": True, "script": "true", "launcher": "srun"}, Script, Srun),
     ],
 )
@@ -85,6 +86,14 @@ def test_in_an_allocation_the_hosts_are_slurms() -> None:
     found = asked(slurm=True)
     assert found.discovery.look(0.0) == (Host("n1", 4), Host("n2", 2))
     assert found.here == "n1"
+
+
+def test_hosts_that_come_later_are_reached_by_what_can() -> None:
+    """Slurm's own nodes were called by ssh, which had no key of theirs, until the elastic time-out."""
+    found = asked(script="true", slurm=True)
+    groups = [group for host in ("n2", "x") for group in found.starter.groups([host], found.here)]
+    assert [(type(group.starter), group.hosts) for group in groups] == [(Srun, ("n2",)), (Ssh, ("x",))]
+    assert [found.inherits(host) for host in ("n2", "x")] == [True, False]
 
 
 def test_srun_needs_an_allocation(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from farandole.cluster.allocation import Allocation, allocation
 from farandole.errors import UsageError
+from farandole.launch.agents.local import Local
 from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.hosts.elastic_job import elastic_job
@@ -58,8 +59,19 @@ def test_an_allocation_gives_hosts_and_slots() -> None:
     assert isinstance(asked(1, variables=SLURM, here="login").starter, Srun)
     assert isinstance(asked(None, "n2:8", variables=SLURM).starter, Srun)
     assert asked(None, variables=SLURM, launcher="ssh") == (("n1", "n1", "n2"), Ssh())
-    assert asked(None, "n1,login2", variables=SLURM).starter == Ssh()
     assert asked(5, variables=SLURM, launcher="local") == (("n1",) * 5, None)
+
+
+def test_each_host_is_reached_by_what_can() -> None:
+    """In an allocation all went by ssh as soon as one did, or as none was known before."""
+    starter = asked(None, "n1,n2,login2,login", variables=SLURM, here="login").starter
+    assert isinstance(starter, Srun)
+    found = starter.groups(["n1", "login", "n2", "login2"], "login")
+    assert [(type(group.starter), group.hosts) for group in found] == [
+        (Srun, ("n1", "n2")),
+        (Local, ("login",)),
+        (Ssh, ("login2",)),
+    ]
 
 
 def test_on_the_only_host_of_an_allocation_nobody_is_needed() -> None:

@@ -9,6 +9,7 @@ launcher's environment, and broadcasts what the agents are told on standard inpu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 from farandole.control.entry import entry_command
@@ -25,12 +26,22 @@ OPTIONS = (
 
 
 @final
+@dataclass(frozen=True)
 class Srun(AgentStarter):
-    """Agents of all hosts, also of the launcher's own, are tasks of one job step."""
+    """Agents of all hosts, also of the launcher's own, are tasks of one job step.
+
+    With a starter for what is ``elsewhere``, that is those of the allocation's ``nodes`` alone.
+    """
+
+    nodes: frozenset[str] = frozenset()
+    elsewhere: AgentStarter | None = None
 
     def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
-        """One group of all hosts."""
-        return [StarterGroup(self, tuple(dict.fromkeys(hosts)))]
+        """One group of all hosts, or of all nodes, and those of the starter for the others."""
+        ours = tuple(dict.fromkeys(host for host in hosts if self.elsewhere is None or host in self.nodes))
+        others = [host for host in hosts if host not in ours]
+        groups = [StarterGroup(self, ours)] if ours else []
+        return groups if self.elsewhere is None else [*groups, *self.elsewhere.groups(others, here)]
 
     def command(self, hosts: Sequence[str], settings: Settings, module: str = MODULE) -> list[str]:
         """Each host gets one task, which knows its host by Slurm's variable."""

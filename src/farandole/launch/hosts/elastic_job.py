@@ -47,6 +47,11 @@ class ElasticJob(msgspec.Struct, frozen=True):
         """False if all workers are on this host, whatever happens."""
         return self.folder is not None or not isinstance(self.starter, Local)
 
+    def inherits(self, host: str) -> bool:
+        """True if the agent there gets the launcher's variables by itself."""
+        [group] = self.starter.groups([host], self.here)
+        return group.starter.passes_environment
+
 
 def elastic_job(
     job: Job,

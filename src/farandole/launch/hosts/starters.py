@@ -69,7 +69,7 @@ def choose_starter(
 ) -> AgentStarter | None:
     """The starter for these hosts (``None``: they are not known yet); ``None`` if all workers are on this host.
 
-    Slurm starts nothing outside its allocation: hosts that need not be in it are reached by ssh, unless the user says
+    Slurm starts nothing outside its allocation: other hosts are reached by ssh, unless the user says
     ``--launcher srun``. Raises ``UsageError`` for what cannot be, with what to type.
     """
     others = None if hosts is None else sorted(set(hosts) - {here})
@@ -87,5 +87,8 @@ def choose_starter(
         raise UsageError(
             f"--launcher srun: {', '.join(foreign)} is not in the Slurm allocation; leave -H out to take its hosts"
         )
-    is_slurms = slurm is not None and hosts is not None and not foreign
-    return Srun() if means.launcher == "srun" or (means.launcher == "auto" and is_slurms) else means.ssh
+    if means.launcher == "srun":
+        return Srun()
+    if means.launcher == "auto" and slurm is not None:
+        return Srun(frozenset(slurm.tasks), elsewhere=means.ssh)
+    return means.ssh

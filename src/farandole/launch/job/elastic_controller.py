@@ -117,7 +117,7 @@ class ElasticController:
             held.callback(self._elastic.discovery.close)  # left after the loop, which watches its descriptors
             root = Root(router, self._settings, ANY, formation)
             root.controller.watching.resizable = self._terms is None  # else: farandole scale
-            agents = FarAgents(line, legacy.live, inherits=self._elastic.starter.passes_environment)
+            agents = FarAgents(line, legacy.live, inherits=self._elastic.inherits)
             loop = ElasticLoop(self._elastic, agents, root, line, formation, self._secret, self._terms)
             held.enter_context(loop)
             loop.refuse(legacy.gone)

@@ -1,6 +1,6 @@
 """The agents of an elastic job as its controller sees them: children of the launcher, at the other end of a pipe.
 
-agents = FarAgents(line, live=["a/1"], inherits=False)
+agents = FarAgents(line, live=["a/1"], inherits=elastic.inherits)
 agents.add("b", "b/1")
 agents.take(AgentEnded("b/1", 255, "host b cannot be reached: ..."))
 agents.of("b").explain()
@@ -8,7 +8,7 @@ agents.of("b").explain()
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
 from farandole.launch.job.launcher_pipe import AgentEnded, AgentSaid, GiveUp, LauncherPipe, SendFor
@@ -57,11 +57,11 @@ class FarAgent:
 
 @final
 class FarAgents:
-    """One agent for each host that the controller has sent for."""
+    """One agent for each host that the controller has sent for; ``inherits`` is asked with the host."""
 
-    def __init__(self, line: LauncherPipe, live: Iterable[str], *, inherits: bool) -> None:
+    def __init__(self, line: LauncherPipe, live: Iterable[str], *, inherits: Callable[[str], bool]) -> None:
         self._line, self._inherits = line, inherits
-        self._by_host = {host_of(name): FarAgent(line, name, inherits=inherits) for name in live}
+        self._by_host = {host_of(name): FarAgent(line, name, inherits=inherits(host_of(name))) for name in live}
 
     def __iter__(self) -> Iterator[FarAgent]:
         return iter(tuple(self._by_host.values()))
@@ -72,7 +72,7 @@ class FarAgents:
 
     def add(self, host: str, name: str) -> None:
         """Have the launcher start one, which is to call itself ``name``."""
-        self._by_host[host] = FarAgent(self._line, name, inherits=self._inherits)
+        self._by_host[host] = FarAgent(self._line, name, inherits=self._inherits(host))
         self._line.send(SendFor(host, name))
 
     def admit(self, host: str) -> None:
