@@ -4,8 +4,9 @@
 >>> Torchrun(told).worker_id, Torchrun(told).spans_hosts
 (1, False)
 
-Its store is open to everybody who reaches its port, so the secret of the job never goes there: on one host it is in a
-file that only its owner can read, and a job on several hosts has to be given one.
+Its store is open to everybody who reaches its port, so the secret of the job never goes there: it is in a file that
+only its owner can read. On several hosts that lies in the folder by which tasks of ``srun`` meet, too, if Slurm has
+given the hosts or the folder was named; else nobody knows of one that all see, and the job has to be given a secret.
 
 Variables named RANK and WORLD_SIZE alone do not count: many scripts set them by themselves, for other purposes.
 """
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any, final
 
+from farandole.cluster.allocation import JOB
 from farandole.cluster.contact import Contact, Meeting
 from farandole.cluster.environment import KEY, Environment, Vocabulary
 from farandole.cluster.shared_file import SharedFile
@@ -34,6 +36,8 @@ VOCABULARY = Vocabulary(
 )
 STORE_HOST, STORE_PORT, RESTARTS = "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"
 AGENT_HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+FOLDER = "FARANDOLE_RENDEZVOUS_DIR"
+"""Variable by which a user names a folder that all hosts see."""
 MARK = re.compile(rb"[0-9a-f]{16}")
 
 
@@ -59,18 +63,19 @@ class Torchrun(Environment):
     def key(self) -> str:
         """The secret; raises ``SettingsError`` if it is missing and would have to travel between hosts."""
         key = super().key
-        if not key and self.spans_hosts:
+        if not key and self.spans_hosts and not any(self._variables.get(name) for name in (FOLDER, JOB)):
             raise SettingsError(
                 f"torchrun started this job on several hosts, and {KEY} is not set: torchrun's store, by which the "
-                "ranks could learn the secret of the job, is open to everybody who reaches its port. Give all nodes "
-                f"the same one before torchrun: export {KEY}=SECRET, where SECRET is what this says once: "
+                "ranks could learn the secret of the job, is open to everybody who reaches its port. Name a folder "
+                f"that all nodes see, before torchrun: export {FOLDER}=/shared/folder; or give all nodes the same "
+                f"secret: export {KEY}=SECRET, where SECRET is what this says once: "
                 "python -c 'import secrets; print(secrets.token_hex(32))'"
             )
         return key
 
     def file(self, meeting: Meeting) -> SharedFile | None:
         """A file with a random name, as runs of torchrun have none of their own; ``None`` where the secret is known."""
-        return None if self.key else _file(self._mark)
+        return None if self.key else self._file(self._mark, meeting)
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
         """Share by torchrun's store, under a key of this job and attempt; where there is a file, only its name."""
@@ -87,7 +92,10 @@ class Torchrun(Environment):
             raise StartError(
                 f"what torchrun's store says is not from rank 0, as that has no {KEY}: is it set here only?"
             )
-        return _file(said.decode()).share(None, meeting.timeout_s)
+        return self._file(said.decode(), meeting).share(None, meeting.timeout_s)
+
+    def _file(self, mark: str, meeting: Meeting) -> SharedFile:
+        return SharedFile(meeting.folder if self.spans_hosts else tempfile.gettempdir(), f"torchrun-{mark}")
 
     def _exchange(self, said: bytes | None, meeting: Meeting) -> bytes:
         """Tell the others what is ``said``, or return what rank 0 tells."""
@@ -108,10 +116,6 @@ class Torchrun(Environment):
                 f"(FARANDOLE_START_TIMEOUT_S). The store says: {error}"
             ) from error
         return said
-
-
-def _file(mark: str) -> SharedFile:
-    return SharedFile(tempfile.gettempdir(), f"torchrun-{mark}")
 
 
 @functools.cache

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import pytest
 
+from farandole.cluster.contact import Meeting
 from farandole.cluster.detect import ENVIRONMENTS, detect
 from farandole.cluster.environment import (
     CONTROLLER,
@@ -143,6 +145,18 @@ def test_what_stands_nearest_to_the_process_wins_over_slurm(more: dict[str, str]
     environment = detect({**STARTERS["srun"].variables, SLURM.rank: "1", SLURM.size: "2", **more})
     assert type(environment) is kind
     assert environment.size == (2 if kind is Slurm else 3)
+
+
+@pytest.mark.parametrize("more", [{"SLURM_JOB_ID": "7"}, {"FARANDOLE_RENDEZVOUS_DIR": "/shared"}])
+def test_torchrun_on_several_hosts_meets_in_a_folder_that_they_see(more: dict[str, str]) -> None:
+    """It wanted a secret of the user's, though tasks of ``srun`` meet there without one."""
+    file = detect({**STARTERS["torchrun"].variables, **more}).file(Meeting("/shared", 1.0))
+    assert file is not None
+    assert file.path.parent == Path("/shared")
+    with pytest.raises(
+        SettingsError, match=r"several hosts, and FARANDOLE_KEY is not set.*export FARANDOLE_RENDEZVOUS"
+    ):
+        detect(STARTERS["torchrun"].variables).file(Meeting("/shared", 1.0))
 
 
 def test_torchrun_wins_over_the_mpi_that_started_it() -> None:

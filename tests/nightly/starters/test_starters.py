@@ -146,4 +146,5 @@ def test_torchrun_on_several_hosts_needs_a_secret_and_says_what_to_type(tmp_path
     done = run(torchrun, "import os\nos.environ['WORLD_SIZE'] = '2'\n" + FACTS + 'join("first")', tmp_path)
     assert done.code != 0
     assert "SettingsError: torchrun started this job on several hosts, and FARANDOLE_KEY is not set" in done.stderr
+    assert "export FARANDOLE_RENDEZVOUS_DIR=/shared/folder; or" in done.stderr
     assert "export FARANDOLE_KEY=" in done.stderr
