@@ -6,6 +6,7 @@ main(["run", "-np", "4", "python", "train.py"])      # returns the exit status
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -62,6 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     except FarandoleError as error:
         print(f"farandole {parsed.name}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if not error.filename:  # nothing that the user has named
+            raise
+        print(f"farandole {parsed.name}: {os.fsdecode(error.filename)}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

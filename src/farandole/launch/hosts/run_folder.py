@@ -81,16 +81,24 @@ class RunFolder:
         """Raise ``UsageError`` unless the folder is there and belongs to this user alone."""
         try:
             status = os.stat(self.path)
-        except OSError as error:
+        except FileNotFoundError as error:
             raise UsageError(
-                f"the run folder {self.path} cannot be read here: {error.strerror}; it has to lie on a file system "
-                "that every node sees"
+                f"there is no run folder {self.path} here: is its name right, and does it lie on a file system that "
+                "every node sees?"
             ) from error
+        except OSError as error:
+            raise UsageError(f"the run folder {self.path} cannot be read: {error.strerror}") from error
         mode = stat.S_IMODE(status.st_mode)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or mode & 0o077:
+        if not stat.S_ISDIR(status.st_mode):
+            raise UsageError(f"{self.path} is no folder of a run: is its name right?")
+        if status.st_uid != os.geteuid():
             raise UsageError(
-                f"the run folder {self.path} belongs to user {status.st_uid} with mode {mode:o}: it holds the key of "
-                f"the job, so type: chmod 700 {self.path}"
+                f"the run folder {self.path} belongs to user {status.st_uid}, who alone can ask this run and order it"
+            )
+        if mode & 0o077:
+            raise UsageError(
+                f"the run folder {self.path} has the mode {mode:o}: it holds the key of the job, so type: "
+                f"chmod 700 {self.path}"
             )
 
     def publish(self, contact: RunContact) -> None:

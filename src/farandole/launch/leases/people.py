@@ -129,7 +129,7 @@ def _order(args: argparse.Namespace) -> int:
     try:
         reply = ask(folder, RunOrder(args.name, getattr(args, "number", 0)), RunReply)
     except FarandoleError as error:
-        is_there = isinstance(error, UsageError) and (folder.path / CONTACT).exists()
+        is_there = isinstance(error, UsageError) and os.path.exists(folder.path / CONTACT)
         if args.name != "stop" or is_there:
             raise
         return _sweep(folder, error)
