@@ -35,12 +35,12 @@ from farandole.control.watch_messages import (
     WatchJob,
     WatchOrder,
 )
-from farandole.errors import ControlError
+from farandole.errors import ControlError, StartError
 from farandole.monitor.folder import PointRecord, read_records
 from farandole.runtime.controller.watching import Watching
 from farandole.runtime.session import step_gate
 from farandole.runtime.session.metric_sender import MOST_POINTS, SHORTEST_S, MetricSender
-from farandole.runtime.session.step_gate import StepGate
+from farandole.runtime.session.step_gate import MOST_ALONE, StepGate
 from farandole.runtime.session.training import Training
 from farandole.testing.jobs import free_port
 from tests.support.launching import Launch
@@ -377,3 +377,12 @@ end_step(hvd.global_process_set)
         script = "from farandole import events; events.listen(print)\n" + script
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert ("loss" in done.stdout) is watch
+
+
+def test_a_newcomer_that_trains_alone_is_told_that_its_script_cannot_grow() -> None:
+    """It trained so to the end of the job, whose other workers it would never join, and nobody heard of it."""
+    gate = StepGate(lambda _: None, 0, Training())
+    for _ in range(MOST_ALONE):
+        gate.passes()
+    with pytest.raises(StartError, match=r"50 steps alone: the script trains outside of @hvd\.elastic\.run"):
+        gate.passes()

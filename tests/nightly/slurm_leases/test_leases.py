@@ -82,6 +82,19 @@ def test_a_run_grows_and_shrinks_as_it_is_ordered_and_leaves_nothing(run: Run) -
     assert 0 < run.records()[-1].seen.progress.pause_s < DEADLINE_S, "what the changes have cost is known to the policy"
 
 
+def test_leases_whose_workers_fail_are_given_back_and_no_more_are_asked_for(run: Run) -> None:
+    """They were held to the end of the training, and their node-hours spent."""
+    train = 'test "$FARANDOLE_WORKER_ID" = 0 || exit 7; exec "$0" "$1"'
+    run.submit(command=["bash", "-c", train, sys.executable, str(WORKER)])
+    run.generation(1)
+    run.scale(2)
+    run.until(lambda: f"then type: farandole release {run.path}" in run.said, "for the end of vain tries")
+    run.until(lambda: not [job for job in run.queue("RUNNING") if "lead" not in job], "for the ends of leases")
+    assert run.said.count("leaves at the next commit: the workers there fail, again and again") == 2
+    assert len(run.queue("PENDING")) == 4, "of six leases"
+    run.end()
+
+
 def test_a_preempted_lease_leaves_at_once_and_a_successor_is_released(run: Run) -> None:
     grown = lent(run, 3)
     lease = running(run)[0]

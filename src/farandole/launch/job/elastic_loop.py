@@ -320,6 +320,10 @@ class ElasticLoop(Loop):
             self._start(action)
         elif isinstance(action, actions.Kill):
             self._root.tell(self._hosts.get(action.worker_id, ""), KillWorker(action.worker_id))
+        elif isinstance(action, actions.Rest):
+            is_longest = action.rest_s >= self._job.settings.blacklist_cooldown_range[1]
+            if is_longest and self._leases is not None and action.host not in self._hosts.values():
+                self._leases.give_back(action.host, "the workers there fail, again and again")
         elif isinstance(action, actions.Finish):
             words = self._words(decision.reason) if action.status else ""
             self._result = self._decided or JobResult(action.status, words)

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from farandole.launch.job.fence import Fence
     from farandole.runtime.controller.root import Root
 
+MOST_BARREN = 2
+"""Lent hosts in a row whose workers all fail before no other is asked for."""
+
 CLOSE_S = 1.0
 """Time for the last lines of the journal."""
 
@@ -68,6 +71,8 @@ class JobLeases:
         """Calls for when the journal has been read; ``None`` once it has."""
         self._reported: tuple[Progressed, float] | None = None
         """What the script has reported before the journal was read, and when."""
+        self._barren = 0
+        """Lent hosts in a row on which no worker became a member."""
         self._orders = RunOrders(self._obey, root.router.send)
 
     def take_over(self, hosts: Mapping[str, int]) -> None:
@@ -149,6 +154,23 @@ class JobLeases:
             self._when_read(partial(self._manager.book.leave, host, why, time.time()))
             self._say(f"{host} leaves at the next commit: {why}")
 
+    def give_back(self, host: str, why: str) -> None:
+        """End the lease of a host where every worker fails; no other is released once ``MOST_BARREN`` have shown that.
+
+        A host may be broken, but where no lease has ever trained the script is likely to be one that cannot grow.
+        """
+        if host not in self._terms:
+            return
+        self.release(host, why)
+        self._barren += 1
+        if self._barren == MOST_BARREN:
+            self._obey(RunOrder("hold"), b"")
+            self._say(
+                f"{self._barren} leases in a row were given back, as their workers failed before they trained, so no "
+                "more are released; see why in the output of these workers, then type: "
+                f"farandole release {self._folder}"
+            )
+
     def has_left(self, host: str) -> bool:
         """True if the agent of a host was told to end, as its workers had left."""
         return host in self._dismissed
@@ -164,6 +186,8 @@ class JobLeases:
         """Do what is due; end the agents of hosts that are to leave, and on which nobody is ``busy`` any more."""
         self._read_limits()
         members = self._members()
+        if any(map(is_lent, members.values())):
+            self._barren = 0
         self._manager.stepped(self._formation.membership.step_s)
         decided = self._decided(members) if self._later is None else ()
         for host, why in decided:

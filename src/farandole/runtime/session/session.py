@@ -287,7 +287,7 @@ class Session:
         ``SystemExit`` if somebody who watches has ordered the end, in a cell of a notebook ``KeyboardInterrupt``.
         """
         training.stepped(self.topology.rank, step)
-        if by_all:
+        if by_all or self.provisional:
             self._gate.passes()
 
     def watch(self, message: SendMetrics | Prepare | ActAt) -> None:

@@ -36,13 +36,16 @@ from typing import final
 from farandole import events
 from farandole.control.message import Message
 from farandole.control.watch_messages import ActAt, Acted, CellOver, Prepare, Prepared
-from farandole.errors import ControlError
+from farandole.errors import ControlError, StartError
 from farandole.runtime.session.cell_state import CellState
 from farandole.runtime.session.training import Training
 
 SLICE_S = 0.25
 
 NONE = -1
+
+MOST_ALONE = 50
+"""Steps that a newcomer may make before it takes part, as to compile what it will train with."""
 
 
 @final
@@ -108,8 +111,17 @@ class StepGate:
             self._say(CellOver(self._generation, heard))
 
     def passes(self) -> None:
-        """Come to the end of a step; returns when the next one may begin. Raises ``SystemExit`` where that was all."""
+        """Come to the end of a step; returns when the next one may begin. Raises ``SystemExit`` where that was all.
+
+        Raises ``StartError`` in a newcomer to an elastic job that trains, alone, and so will never take part.
+        """
         self.steps += 1  # first: see the module
+        if self._generation == 0 and self.steps > MOST_ALONE:
+            raise StartError(
+                f"this worker came to a training that goes on, and has made {MOST_ALONE} steps alone: the script "
+                "trains outside of @hvd.elastic.run, where alone workers can come and go. Decorate the function that "
+                "trains, or start the job with -np N in place of --min-np, --max-np and --lease"
+            )
         if self._number == NONE:
             return
         with self._changed:
