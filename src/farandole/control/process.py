@@ -180,7 +180,8 @@ def fork(run: Callable[[], object], keep: Collection[int], death_signal: int) ->
     """A child that calls ``run``, in a session of its own; returns its process number, for ``os.waitpid``.
 
     Of our descriptors it has the standard streams and those it is to ``keep``, and nobody must close others there. It
-    exits with status 0, or, having said what ``run`` raised, with 1. Only where no other threads run.
+    exits with status 0, or, having said what ``run`` raised, with 1; of ``SystemExit`` its words are all that is said.
+    Only where no other threads run.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -197,7 +198,9 @@ def fork(run: Callable[[], object], keep: Collection[int], death_signal: int) ->
                     os.close(fd)
         run()
         status = 0
-    except BaseException:  # SystemExit, too, must not get into the frames of the parent, of which this is a copy
+    except SystemExit as error:  # as all else, not to get into the frames of the parent, of which this is a copy
+        print(error, file=sys.stderr, flush=True)
+    except BaseException:
         traceback.print_exc()
     finally:
         os._exit(status)  # no exit handlers and no flushing: what is registered and buffered is the parent's

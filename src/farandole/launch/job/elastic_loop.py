@@ -215,7 +215,7 @@ class ElasticLoop(Loop):
             if agent is not None:
                 self._note_end(agent)
         elif isinstance(message, PipeClosed):
-            raise SystemExit("the launcher is gone")
+            raise SystemExit("farandole: the launcher is gone, and the job ends")
 
     def _pass_on(self, number: int, hosts: Collection[str]) -> list[str]:
         have_workers = set(hosts) - (self._coming - self._inherited)
