@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from farandole.control.private_file import write_private
+from farandole.launch.hosts.run_folder import CONTACT
 from farandole.launch.leases.folder_thread import JOURNAL
 from farandole.launch.leases.journal import replay
 from farandole.launch.leases.lease import LeasePhase
@@ -167,7 +169,8 @@ def test_nothing_is_left_of_a_lead_that_was_cancelled_or_killed(run: Run) -> Non
 def test_a_run_without_a_lead_is_stopped_by_what_its_folder_knows(run: Run) -> None:
     run.submit("--sbatch=--begin=now+1hour")
     assert len(run.queue()) == 7
-    assert "there is no" in run.farandole("ps", str(run.path), check=False)
+    waits = r"the run run has no lead now: its job \d+ waits \(BeginTime\)"
+    assert re.search(waits, run.farandole("ps", str(run.path), check=False))
     (run.path / JOURNAL).mkdir()  # which cannot be read: what is known without it is cancelled all the same
     said = run.farandole("stop", str(run.path), check=False)
     assert "so its jobs are cancelled" in said
@@ -175,6 +178,23 @@ def test_a_run_without_a_lead_is_stopped_by_what_its_folder_knows(run: Run) -> N
     run.until(lambda: not run.queue(), "for an empty queue")
     (run.path / JOURNAL).rmdir()
     assert "so its jobs are cancelled" in run.farandole("stop", str(run.path)), "again, of what is gone"
+
+
+def test_it_is_told_that_the_job_of_a_dead_lead_has_ended(run: Run) -> None:
+    """It was called for 15 seconds, and its addresses were told."""
+    run.submit()
+    run.generation(1)
+    lead = run.slurm.run(["squeue", "--noheader", "--name=fdl-run-lead", "--format=%i"]).stdout.strip()
+    contact = (run.path / CONTACT).read_bytes()
+    run.slurm.run(["scancel", "--signal=KILL", "--full", lead])
+    run.until(lambda: not run.queue(), "for an empty queue")
+    for is_left in (False, True):
+        if is_left:
+            write_private(run.path / CONTACT, contact)
+        said = run.farandole("scale", str(run.path), "2", check=False)
+        assert re.search(
+            rf"{'cannot be reached from here' if is_left else 'no lead now'}: its job {lead} has ended", said
+        )
 
 
 def test_what_people_do_in_the_queue_are_orders(run: Run) -> None:

@@ -131,3 +131,20 @@ def test_the_number_of_an_array_is_read(out: str, number: str) -> None:
 def test_a_nonce_that_is_no_word_is_refused() -> None:
     with pytest.raises(ValueError, match="letters and digits"):
         words.submission(3, "a b")
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (ClientReply(0, "PENDING|BeginTime\n", ""), "its job 22 waits (BeginTime)"),
+        (ClientReply(0, "PENDING|JobHeldUser\n", ""), "its job 22 waits (JobHeldUser)"),
+        (ClientReply(0, "REQUEUE_HOLD|JobHoldMaxRequeue\n", ""), "its job 22 waits (JobHoldMaxRequeue)"),
+        (ClientReply(0, "FAILED|NonZeroExitCode\n", ""), "its job 22 has ended (FAILED)"),
+        (ClientReply(1, "", "slurm_load_jobs error: Invalid job id specified\n"), "its job 22 has ended"),
+        (ClientReply(0, "RUNNING|None\n", ""), ""),
+        (ClientReply(1, "", "Unable to contact slurm controller (connect failure)\n"), ""),
+        (ClientReply(0, "UNHEARD_OF|None\n", ""), ""),
+    ],
+)
+def test_why_a_job_does_not_run_is_told(reply: ClientReply, told: str) -> None:
+    assert words.told_of("22", reply) == told

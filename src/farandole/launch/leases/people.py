@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
@@ -27,11 +28,13 @@ from farandole.control.message import Message
 from farandole.control.run_messages import ANSWER_S, PERSON, HostView, RunOrder, RunQuestion, RunReply, RunView
 from farandole.control.search_messages import PoolView
 from farandole.errors import ControlError, FarandoleError, UsageError
-from farandole.launch.hosts.run_folder import CONTACT, RunFolder
+from farandole.launch.hosts.run_folder import CONTACT, LEAD_ANSWERS_S, NoLeadError, RunContact, RunFolder
 from farandole.launch.leases.ending import arrays_of, cancelled
 from farandole.launch.leases.slurm import SlurmScheduler
+from farandole.launch.leases.slurm_words import ClientReply, state_of, told_of
 from farandole.launch.leases.supply import read_supply
 from farandole.launch.leases.turn import count
+from farandole.launch.sbatch.environment import client_environment
 
 ANSWERS_S = 3 * ANSWER_S
 """Time for the controller of a run to answer: longer than an order can wait there, so that none is obeyed unheard."""
@@ -114,14 +117,42 @@ def ask(folder: RunFolder, message: Message, *kinds: type[_Answer]) -> _Answer:
 
 @contextmanager
 def _dealer(folder: RunFolder) -> Iterator[Dealer]:
-    contact = folder.contact()
+    try:
+        contact = folder.contact()
+    except NoLeadError as error:
+        if words := _lead_told(folder):
+            raise NoLeadError(f"the run {folder.name} has no lead now: {words}") from error
+        raise
     keys = JobKeys.from_secret(contact.secret)
     try:
-        address = first_answering(contact.addresses, keys, ANSWERS_S)
+        address = _answering(folder, contact, keys)
         with Dealer(address, PERSON + secrets.token_hex(8).encode(), keys, ANSWERS_S) as dealer:
             yield dealer
     except ControlError as error:
         raise FarandoleError(f"the run {folder.name} cannot be reached from here: {error}") from error
+
+
+def _answering(folder: RunFolder, contact: RunContact, keys: JobKeys) -> str:
+    """Address at which the lead answers; raises ``ControlError``, soon where the scheduler says why it does not."""
+    try:
+        return first_answering(contact.addresses, keys, LEAD_ANSWERS_S)
+    except ControlError as error:
+        if words := _lead_told(folder):
+            raise ControlError(words) from error
+        return first_answering(contact.addresses, keys, ANSWERS_S)
+
+
+def _lead_told(folder: RunFolder) -> str:
+    """Words of the scheduler on the job of the lead, if that does not run; "" where it does, or that is not known."""
+    lead = read_supply(folder).lead
+    if not lead:
+        return ""
+    pipes: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": ANSWERS_S}
+    try:
+        done = subprocess.run(state_of(lead), env=client_environment(os.environ), check=False, **pipes)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return told_of(lead, ClientReply(done.returncode, done.stdout, done.stderr))
 
 
 def _order(args: argparse.Namespace) -> int:

@@ -230,6 +230,26 @@ def jobs(out: str) -> dict[int, JobView]:
     return seen
 
 
+def state_of(job: str) -> list[str]:
+    """The command that shows the state of one job to ``told_of``, also for some minutes after it has ended."""
+    return ["squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%T|%r"]
+
+
+def told_of(job: str, reply: ClientReply) -> str:
+    """Words on a job that does not run; "" for one that does, or where that is not known.
+
+    >>> told_of("32", ClientReply(0, "PENDING|BeginTime", ""))
+    'its job 32 waits (BeginTime)'
+    """
+    if reply.is_of_nothing:
+        return f"its job {job} has ended"
+    shown, _, reason = reply.out.strip().partition("\n")[0].partition("|")
+    phase = _PHASES.get(shown)
+    if phase in (JobPhase.PENDING, JobPhase.HELD):
+        return f"its job {job} waits ({reason})"
+    return f"its job {job} has ended ({shown})" if phase is JobPhase.GONE else ""
+
+
 def nodes(names: Sequence[str]) -> list[str]:
     """The command that shows which of these nodes are being drained, or have been, to ``drained``."""
     wanted = [f"--nodes={','.join(names)}", "--states=drain,fail"]
