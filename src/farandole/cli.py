@@ -40,7 +40,7 @@ Data-parallel deep learning, in the words of Horovod.
 
   farandole run -np 4 python train.py     train on four workers
   farandole submit -np 8 python train.py  the same, as a job of Slurm
-  farandole ps FOLDER                     how a run with leases stands
+  farandole ps                            how runs with leases stand
   farandole plan --trace sacct.txt        what a training on leases would do
   farandole search train.py space.toml    search for hyper-parameters
   farandole runs list                     runs that were recorded

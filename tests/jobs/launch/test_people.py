@@ -33,7 +33,11 @@ def test_a_folder_that_is_closed_is_told_in_one_line(words: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("none", "is its name right, and does it lie on"), ("file", "is its name right?")]
+    ("kind", "told"),
+    [
+        ("none", "is its name right (farandole ps shows those of ~/.farandole/runs), and does it"),
+        ("file", "is its name right?"),
+    ],
 )
 def test_a_name_that_is_no_runs_is_doubted(
     kind: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -42,6 +46,25 @@ def test_a_name_that_is_no_runs_is_doubted(
         (tmp_path / "run").touch()
     assert main(["ps", str(tmp_path / "run")]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_run_is_told_by_its_name_where_nobody_has_named_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / ".farandole" / "runs" / "train-8f3a"
+    assert main(["ps"]) == 0
+    assert "no run goes on in" in capsys.readouterr().out
+    run.mkdir(parents=True, mode=0o700)
+    assert main(["ps"]) == 0
+    assert capsys.readouterr().out.endswith("over: train-8f3a\n")
+    assert main(["ps", "train-8f3a"]) == 2
+    assert f"there is no {run}/run.json" in capsys.readouterr().err
+    (tmp_path / "train-8f3a").mkdir(mode=0o700)
+    assert main(["scale", "train-8f3a", "2"]) == 2
+    assert f"there is no {tmp_path}/train-8f3a/run.json" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

@@ -180,6 +180,24 @@ def test_a_run_without_a_lead_is_stopped_by_what_its_folder_knows(run: Run) -> N
     assert "so its jobs are cancelled" in run.farandole("stop", str(run.path)), "again, of what is gone"
 
 
+def test_all_runs_are_shown_and_known_by_their_names(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = run.folder / "home" / ".farandole" / "runs"
+    runs.mkdir(parents=True)
+    (runs / "cosmo").symlink_to(run.path)
+    monkeypatch.setenv("HOME", str(run.folder / "home"))
+    run.submit("--sbatch=--begin=now+1hour")
+    lead = run.slurm.run(["squeue", "--noheader", "--name=fdl-run-lead", "--format=%i"]).stdout.strip()
+    assert re.search(rf"cosmo +its job {lead} waits \(BeginTime\)", run.farandole("ps"))
+    run.slurm.run(["scontrol", "update", f"JobId={lead}", "StartTime=now"])
+    run.generation(1)
+    run.until((run.path / CONTACT).exists, "for the contact of the lead")
+    assert re.search(r"cosmo +1 worker \(1 to 4\), generation 1, for", run.farandole("ps"))
+    assert "no more leases are released" in run.farandole("hold", "cosmo")
+    assert run.farandole("ps", "cosmo").startswith("run cosmo: 1 worker ")
+    run.end()
+    assert re.search(r"no run goes on in .*over: cosmo\n", run.farandole("ps"), re.DOTALL)
+
+
 def test_it_is_told_that_the_job_of_a_dead_lead_has_ended(run: Run) -> None:
     """It was called for 15 seconds, and its addresses were told."""
     run.submit()

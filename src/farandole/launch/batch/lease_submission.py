@@ -23,7 +23,7 @@ import msgspec
 from farandole.errors import FarandoleError, UsageError
 from farandole.launch.batch.script import BatchJob, batch_script
 from farandole.launch.batch.submission import asked, submitted
-from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.hosts.run_folder import RUNS, RunFolder
 from farandole.launch.leases.folder_thread import set_aside
 from farandole.launch.leases.policy_file import SITE_POLICY, PolicyFile, bounded, read_policy
 from farandole.launch.leases.rules import LeaseRule
@@ -36,9 +36,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-RUNS = Path("~/.farandole/runs")
-"""Where folders of runs are made that nobody has named."""
 
 LEAST_S = 60.0
 """Time to train below which no lease is worth its start."""
@@ -124,8 +121,9 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
             yield f"the held leases outlive the lead, should somebody cancel it ({wrong}); then type: scancel {array}"
         output = self.lead.options.output.replace("%x", self.lead.name).replace("%j", lead)
         yield f"submitted job {lead}, which trains, and {self.count} held leases, array {array}"
-        yield f"see it with: farandole ps {self.folder}; tail -F {output}"
-        yield f"order it with: farandole scale {self.folder} N; end it with: farandole stop {self.folder}"
+        told = self.folder.name if RunFolder.told(self.folder.name).path == self.folder else self.folder
+        yield f"see it with: farandole ps {told}; tail -F {output}"
+        yield f"order it with: farandole scale {told} N; end it with: farandole stop {told}"
 
 
 def _number(said: str) -> str:

@@ -24,6 +24,9 @@ from farandole.control.private_file import NotPrivateError, read_private, write_
 from farandole.errors import ControlError, UsageError
 from farandole.version import __version__
 
+RUNS = Path("~/.farandole/runs")
+"""Where folders of runs are made that nobody has named."""
+
 CONTACT = "run.json"
 LEAD_ANSWERS_S = 2.0
 """Time for a lead to answer that may have a folder already."""
@@ -62,6 +65,12 @@ class RunFolder:
         self.path = Path(path).absolute()
 
     @classmethod
+    def told(cls, text: str) -> RunFolder:
+        """Folder of a run that a person tells by its path, or by its name where that is in ``RUNS``."""
+        own = RUNS.expanduser() / text
+        return cls(own if os.sep not in text and not os.path.exists(text) and os.path.exists(own) else text)
+
+    @classmethod
     def create(cls, path: str | Path) -> RunFolder:
         """Make the folder, or take one that is there; raises ``UsageError`` for one that others can look into."""
         folder = cls(path)
@@ -83,8 +92,8 @@ class RunFolder:
             status = os.stat(self.path)
         except FileNotFoundError as error:
             raise UsageError(
-                f"there is no run folder {self.path} here: is its name right, and does it lie on a file system that "
-                "every node sees?"
+                f"there is no run folder {self.path} here: is its name right (farandole ps shows those of {RUNS}), and "
+                "does it lie on a file system that every node sees?"
             ) from error
         except OSError as error:
             raise UsageError(f"the run folder {self.path} cannot be read: {error.strerror}") from error

@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Lend this node until it is not wanted any more; returns the exit status."""
     try:
-        folder = RunFolder(args.folder)
+        folder = RunFolder.told(args.folder)
         contact = folder.contact()
         terms = terms_of(os.environ, args.np)
         lend(folder, contact, terms)

@@ -88,7 +88,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Simulate or replay; returns the exit status."""
     if args.dry_run:
-        return _dry_run(RunFolder(args.dry_run))
+        return _dry_run(RunFolder.told(args.dry_run))
     return _replay(Path(args.replay)) if args.replay else _simulate(args)
 
 

@@ -121,6 +121,11 @@ class ClientReply(msgspec.Struct, frozen=True):
         return self.code != 0 and self._says(_GONE)
 
     @property
+    def is_of_ended(self) -> bool:
+        """True if it shows, as ``told_of`` reads it, a job that has ended."""
+        return _PHASES.get(self.out.strip().partition("|")[0]) is JobPhase.GONE
+
+    @property
     def is_untied(self) -> bool:
         """True if a job waits for its lead no more: it was untied, or has started."""
         return self.code == 0 or self._says(_STARTED)
@@ -230,9 +235,24 @@ def jobs(out: str) -> dict[int, JobView]:
     return seen
 
 
+NO_JOB = ClientReply(1, "", "Invalid job id specified")
+"""Reply for ``told_of`` of a job that is not known any more."""
+
+
 def state_of(job: str) -> list[str]:
     """The command that shows the state of one job to ``told_of``, also for some minutes after it has ended."""
     return ["squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%T|%r"]
+
+
+def own_states() -> list[str]:
+    """The command that shows the states of all jobs of this user to ``states``."""
+    return ["squeue", "--noheader", "--all", "--me", "--states=all", "--format=%i|%T|%r"]
+
+
+def states(out: str) -> dict[str, ClientReply]:
+    """Replies for ``told_of`` by the numbers of jobs."""
+    lines = (line.strip().partition("|") for line in out.splitlines())
+    return {job: ClientReply(0, shown, "") for job, _, shown in lines}
 
 
 def told_of(job: str, reply: ClientReply) -> str:
