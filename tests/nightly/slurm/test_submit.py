@@ -57,3 +57,38 @@ def test_what_slurm_refuses_is_told_in_its_words(slurm: SlurmCluster, tmp_path: 
     assert done.returncode == 2
     assert "farandole submit: Slurm refuses this job: " in done.stderr
     assert "invalid partition specified: nowhere" in done.stderr
+
+
+@pytest.mark.parametrize(("ending", "status"), [("0", 0), ("3", 3)])
+def test_the_output_of_a_job_that_is_waited_for_is_printed_and_its_status_returned(
+    slurm: SlurmCluster, tmp_path: Path, ending: str, status: int
+) -> None:
+    script = f"echo begins; sleep 1; echo ends; exit {ending}"
+    done = submit(
+        slurm,
+        tmp_path,
+        "--wait",
+        "-np",
+        "1",
+        "-t",
+        "5",
+        "--start-timeout",
+        "60",
+        "-o",
+        "a b %j.txt",
+        "bash",
+        "-c",
+        script,
+    )
+    assert done.returncode == status, done.stderr
+    assert [line for line in done.stdout.splitlines() if "<stdout>" in line] == [
+        f"[0]<stdout>:{word}" for word in ("begins", "ends")
+    ]
+    assert re.match(r"submitted job \d+; ", done.stderr)
+    assert ("has ended (FAILED)" in done.stderr) == (status != 0)
+
+
+def test_a_job_that_is_cancelled_while_it_is_waited_for_has_failed(slurm: SlurmCluster, tmp_path: Path) -> None:
+    done = submit(slurm, tmp_path, "--wait", "-np", "1", "bash", "-c", 'scancel "$SLURM_JOB_ID"; sleep 600')
+    assert done.returncode != 0
+    assert "has ended (CANCELLED)" in done.stderr

@@ -43,11 +43,16 @@ def submitted(script: str, options: Sequence[str], variables: Mapping[str, str])
 
 def asked(command: Sequence[str], variables: Mapping[str, str]) -> str:
     """Ask Slurm for something that a submission can do without; returns why it was not done, or ""."""
+    return said(command, variables)[1]
+
+
+def said(command: Sequence[str], variables: Mapping[str, str]) -> tuple[str, str]:
+    """Words of a command of Slurm's, or "" and why it has none."""
     try:
         done = _run(command, variables)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return "" if not done.returncode else " ".join((done.stderr or done.stdout).split())
+        return "", str(error)
+    return ("", " ".join((done.stderr or done.stdout).split())) if done.returncode else (done.stdout, "")
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:

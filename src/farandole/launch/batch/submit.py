@@ -18,12 +18,15 @@ from typing import Any
 
 from farandole.errors import UsageError
 from farandole.launch.batch.defaults import files, pairs, with_defaults
+from farandole.launch.batch.follow import follow
 from farandole.launch.batch.lease_submission import LeaseSubmission, add_lease_options
 from farandole.launch.batch.script import BatchJob, batch_script
 from farandole.launch.batch.submission import submitted
 from farandole.launch.command.command import add_output_options, add_size_option
 from farandole.launch.command.options import Parser, add_knobs, knob_arguments, read_file
+from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.script import lease_script
+from farandole.launch.leases.supply import read_supply
 from farandole.launch.sbatch.options import BatchOptions
 from farandole.settings import Settings
 
@@ -33,6 +36,7 @@ examples:
   farandole submit -np 4 --gres gpu:4 -c 8 -p gpu -A project42 python train.py
   farandole submit --min-np 2 --max-np 8 -t 24:00:00 python train.py
   farandole submit --min-np 2 --max-np 16 --lease 1x4@1h --budget 200nh python train.py
+  farandole submit --wait -np 8 -N 2 python test.py && echo well
   farandole submit --print -np 8 -N 2 python train.py > train.sbatch
 
 Writes a batch script and submits it with sbatch. Inside of it, 'farandole run'
@@ -77,6 +81,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--print", action="store_true", dest="prints", help="print the script, and submit nothing")
     parser.add_argument("--test-only", action="store_true", help="ask Slurm whether it would take the job, and when")
+    parser.add_argument("--wait", action="store_true", help="print what the job writes, and exit with its exit status")
     batch = parser.add_argument_group("the job, in Slurm's words")
     for flags, kind, metavar, told in OPTIONS:
         batch.add_argument(*flags, type=kind, metavar=metavar, default=None, help=told.replace("%", "%%"))
@@ -103,8 +108,21 @@ def main(args: argparse.Namespace) -> int:
         return 0
     number = words.partition(";")[0]
     output = asked.options.output.replace("%x", asked.name).replace("%j", number)
-    print(f"submitted job {number}; see it with: squeue -j {number}; tail -F {output}; end it with: scancel {number}")
-    return 0
+    told = f"submitted job {number}; see it with: squeue -j {number}; tail -F {output}; end it with: scancel {number}"
+    print(told, file=sys.stderr if args.wait else sys.stdout, flush=True)
+    return _wait(number) if args.wait else 0
+
+
+def _wait(number: str) -> int:
+    """Print what a job writes, until it has ended; returns its exit status."""
+    try:
+        state = follow(number, os.environ, sys.stdout.buffer)
+    except KeyboardInterrupt:
+        print(f"farandole submit: job {number} goes on; end it with: scancel {number}", file=sys.stderr)
+        raise
+    if state.words != "COMPLETED":
+        print(f"farandole submit: job {number} has ended ({state.words})", file=sys.stderr)
+    return state.status
 
 
 def _submit_leases(submission: LeaseSubmission, args: argparse.Namespace) -> int:
@@ -115,7 +133,9 @@ def _submit_leases(submission: LeaseSubmission, args: argparse.Namespace) -> int
         print(submission.text(), end="")
     else:
         for line in submission.submit(os.environ):
-            print(line)
+            print(line, file=sys.stderr if args.wait else sys.stdout, flush=True)
+        if args.wait:
+            return _wait(read_supply(RunFolder(submission.folder)).lead)
     return 0
 
 

@@ -123,7 +123,7 @@ class ClientReply(msgspec.Struct, frozen=True):
     @property
     def is_of_ended(self) -> bool:
         """True if it shows, as ``told_of`` reads it, a job that has ended."""
-        return _PHASES.get(self.out.strip().partition("|")[0]) is JobPhase.GONE
+        return has_ended(self.out.strip().partition("|")[0])
 
     @property
     def is_untied(self) -> bool:
@@ -237,6 +237,11 @@ def jobs(out: str) -> dict[int, JobView]:
 
 NO_JOB = ClientReply(1, "", "Invalid job id specified")
 """Reply for ``told_of`` of a job that is not known any more."""
+
+
+def has_ended(state: str) -> bool:
+    """True if a job in this state of Slurm's has ended, and comes not again."""
+    return _PHASES.get(state) is JobPhase.GONE
 
 
 def state_of(job: str) -> list[str]:
