@@ -235,8 +235,7 @@ def rates_by_samples_go_on_with_the_model() -> None:
 
     def rates(model: Any, state: Any = None, stop: int = -1, every: int = 2, **how: Any) -> list[float]:
         seen = Rates()
-        counts = hvd.callbacks.SamplesScheduleCallback(found.schedule, ROWS, batch=GLOBAL_BATCH)
-        callbacks = [counts, seen, *stopping(stop)]
+        callbacks = [hvd.callbacks.SamplesScheduleCallback(found.schedule, ROWS, GLOBAL_BATCH), seen, *stopping(stop)]
         if state is not None:
             callbacks.insert(2, hvd.elastic.CommitStateCallback(state, batches_per_commit=every))
         with contextlib.suppress(InterruptedError):
