@@ -119,6 +119,10 @@ print("done")
 """
 
 IN_C = """
+from concurrent.futures import ThreadPoolExecutor
+
+pool = ThreadPoolExecutor(1)
+pool.submit(int).result()  # its thread waits for a task from now on
 for wait in (lambda: select.poll().poll(700), lambda: ctypes.CDLL(None).usleep(700_000)):
     def come():
         wait()
@@ -129,6 +133,8 @@ for wait in (lambda: select.poll().poll(700), lambda: ctypes.CDLL(None).usleep(7
         ended = threading.Event()
         if thread:
             thread.start()
+        elif HOW == "pool":
+            pool.submit(lambda: (come(), ended.set()))
         else:
             _thread.start_new_thread(lambda: (come(), ended.set()), ())
         everybody.allreduce("first", x)
@@ -190,7 +196,7 @@ def test_a_native_thread_that_comes_later(launch: Launch, how: str) -> None:
     _ends(launch, 2, NATIVE, how)
 
 
-@pytest.mark.parametrize("how", ["threading", "_thread"])
+@pytest.mark.parametrize("how", ["threading", "_thread", "pool"])
 def test_a_thread_that_is_blocked_in_c(launch: Launch, how: str) -> None:
     _ends(launch, 2, IN_C, how)
 

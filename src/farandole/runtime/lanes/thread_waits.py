@@ -12,6 +12,8 @@ A signal handler runs on top of a wait, and may do there whatever it likes: comp
 own, raise. Its thread waits no more than any other that is in the script. So the stack tells: from its top down to the
 frame that waits there must be nothing but what waiting consists of.
 
+A thread of a pool that has no task begins nothing either: whoever could give it one waits (``idle_pools``).
+
 A thread that waits for another one to end (``thread_joins``) begins nothing before that: if the other one is alive and
 waits, so does it. It is told of by nobody's wait but that one's.
 
@@ -34,6 +36,7 @@ from farandole.control.messages import ThreadWait, Waits
 from farandole.native.core import call_stacks
 from farandole.runtime.coordination.agreement import title
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
+from farandole.runtime.lanes.idle_pools import idle_threads
 from farandole.runtime.lanes.lane import Lane, PendingCollectives
 from farandole.runtime.lanes.native_threads import are_native_threads_expected
 from farandole.runtime.lanes.thread_joins import joined
@@ -113,7 +116,7 @@ def _are_all(waiting: Mapping[int, Functions]) -> bool:
     blocked = {**waiting, **idle}
     if threading.main_thread().ident not in blocked:  # without a frame it is in C++ that has embedded the interpreter
         return False
-    if not stacks.keys() - servants - _others <= blocked.keys():
+    if not stacks.keys() - servants - _others - idle_threads(stacks) <= blocked.keys():
         return False
     if not all(_only_waits(stacks.get(thread, []), where) for thread, where in blocked.items() if where):
         return False
