@@ -182,9 +182,16 @@ class _Runs:
                 "the other. Use one device per rank, a function and a name= for each, or jax.clear_caches() in between"
             )
         if origin.run == last.run and origin.place != last.place:
+            is_step = spec.verb == FUNCTION
+            what = "the step of one distributed optimizer" if is_step else f"{spec.verb} {spec.name!r}"
+            remedy = (
+                "loop by jax.lax.fori_loop or jax.lax.scan, or make a DistributedOptimizer for each"
+                if is_step
+                else "give each its own name="
+            )
             raise UsageError(
-                f"{spec.verb} {spec.name!r} stands twice in one compiled program (a jitted function with it was called "
-                "twice, or a loop unrolled), and ranks could pair the one with the other: give each its own name="
+                f"{what} stands twice in one compiled program (a jitted function with it was called twice, or a loop "
+                f"unrolled), and ranks could pair the one with the other: {remedy}"
             )
 
 

@@ -71,6 +71,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._root_rank, self._process_set = root_rank, process_set
         self._local = {id(variable) for variable in local_variables or ()}
 
+    def register_local_var(self, var: Any) -> None:
+        """Let a variable stay what it is on each rank, before training begins."""
+        self._local.add(id(var))
+
     def on_train_begin(self, logs: Logs = None) -> None:
         """See ``Callback``."""
         backend.build(self.model)
@@ -219,19 +223,27 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     >>> hvd.callbacks.BestModelCheckpoint(monitor="val_loss", filepath="best.keras")
 
-    Put it after ``MetricAverageCallback``, so that the value is that of all ranks.
+    Put it after ``MetricAverageCallback``, so that the value is that of all ranks. With ``save_weights_only`` the
+    default of ``filepath`` is ``best.weights.h5``.
     """
 
     def __init__(
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
+        save_weights_only: bool = False,
         mode: str = "auto",
         save_freq: str | int = "epoch",
-        filepath: str | os.PathLike[str] = "best.keras",
+        filepath: str | os.PathLike[str] = "",
     ) -> None:
         super().__init__(
-            os.fspath(filepath), monitor=monitor, verbose=verbose, save_best_only=True, mode=mode, save_freq=save_freq
+            os.fspath(filepath) or ("best.weights.h5" if save_weights_only else "best.keras"),
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
         )
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:

@@ -58,6 +58,11 @@ class Distribution:
         """Variables of which each rank has its own."""
         return self._local
 
+    def add_local(self, variable: Any) -> None:
+        """Let the gradients of one more variable stay here; before the first step."""
+        self._local.append(variable)
+        self._local_ids.add(id(variable))
+
     def watch(self, watcher: Callable[[GraphGradients], object]) -> None:
         """Call ``watcher`` with the reduction that was made last, and with each that is made from now on."""
         self._watcher = watcher

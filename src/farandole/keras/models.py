@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from farandole.errors import UsageError
+from farandole.keras.compression import CompressorLike, NoneCompressor
 from farandole.keras.optimizer import DistributedOptimizer
 from farandole.keras.optimizer_tree import leaves
 
@@ -17,8 +18,10 @@ def load_model(
     filepath: str | os.PathLike[str],
     custom_optimizers: Any = None,
     custom_objects: Mapping[str, Any] | None = None,
+    compression: CompressorLike = NoneCompressor,
+    legacy_opts: bool = False,  # noqa: ARG001 (Horovod's: there are none in Keras 3)
     *,
-    wrap: Callable[[Any], Any] = DistributedOptimizer,
+    wrap: Callable[[Any], Any] | None = None,
     **others: Any,
 ) -> keras.Model:
     """Load a model that Keras has saved, and distribute its optimizer, with its state.
@@ -26,15 +29,17 @@ def load_model(
     >>> model = hvd.load_model("runs/a.keras")
 
     ``custom_optimizers``: classes of optimizers that Keras does not know. ``wrap`` makes the distributed optimizer, by
-    default ``DistributedOptimizer`` without arguments; others are those of ``keras.saving.load_model``. Raises
-    ``UsageError`` without ``wrap`` for an optimizer that accumulates.
+    default ``DistributedOptimizer`` with the ``compression`` and no other argument; others are those of
+    ``keras.saving.load_model``. Raises ``UsageError`` without ``wrap`` for an optimizer that accumulates.
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = keras.saving.load_model(os.fspath(filepath), custom_objects={**known, **(custom_objects or {})}, **others)
     if getattr(model, "optimizer", None) is not None:
-        if wrap is DistributedOptimizer:
+        if wrap is None:
             _refuse_to_guess(model.optimizer)
-        model.optimizer = wrap(model.optimizer)
+            model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+        else:
+            model.optimizer = wrap(model.optimizer)
     return model
 
 

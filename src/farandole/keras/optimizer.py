@@ -164,11 +164,17 @@ def _variables_of(
             raise UsageError(
                 f"local_layers: {layer.name} is not built, and has no variables yet: build the model first"
             )
-    if listed and any(leaf.global_clipnorm for leaf in leaves(optimizer)):
-        raise UsageError(_CLIPS_LOCAL)
-    if listed and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise UsageError(_SCALES_LOCAL)
+    if listed:
+        _require_no_mix(optimizer)
     return [variable for layer in listed for variable in layer.variables]
+
+
+def _require_no_mix(optimizer: Any) -> None:
+    """Raise ``UsageError`` for an optimizer that would mix local variables with others."""
+    if any(leaf.global_clipnorm for leaf in leaves(optimizer)):
+        raise UsageError(_CLIPS_LOCAL)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise UsageError(_SCALES_LOCAL)
 
 
 def _with(optimizer: Optimizer, distribution: Distribution) -> Optimizer:
@@ -203,6 +209,11 @@ class _Reducing:
         """``apply`` of JAX: everything comes in, and everything goes out."""
         with self._farandole.reducing(self, grads, None, trainable_variables) as reduced:
             return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradients of a variable on their rank, as those of ``local_layers``; before the first step."""
+        _require_no_mix(self)
+        self._farandole.add_local(var)
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """See Keras; before 3.11 a ``LossScaleOptimizer`` around this tells it nothing else."""

@@ -77,6 +77,31 @@ def questions_about_an_optimizer_are_asked_of_those_that_it_holds() -> None:
 
 
 @case
+def names_that_horovods_scripts_use() -> None:
+    model = network(1 + hvd.rank())
+    optimizer = hvd.DistributedOptimizer(K.SGD(0.05))
+    local = model.layers[0].bias
+    optimizer.register_local_var(local)
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    broadcast.register_local_var(local)
+    local.assign(np.full(8, 1.0 + hvd.rank(), np.float32))
+    model.compile(optimizer, loss="mse")
+    best = hvd.callbacks.BestModelCheckpoint("loss", 0, True)
+    fit(model, epochs=1, callbacks=[broadcast, best])
+    each = allgather_object([value(v) for v in model.trainable_variables])
+    for i, variable in enumerate(model.trainable_variables):
+        assert np.array_equal(each[0][i], each[-1][i]) == (variable is not local or hvd.size() == 1)
+    hvd.barrier()
+    assert Path("best.weights.h5").exists()
+    with raises(UsageError, "global_clipnorm with local_layers"):
+        hvd.DistributedOptimizer(K.SGD(0.05, global_clipnorm=1.0)).register_local_var(local)
+    file = Path(f"compressed-{hvd.rank()}.keras")
+    model.save(file)
+    loaded = hvd.load_model(file, None, None, hvd.Compression.fp16)
+    assert loaded.optimizer._farandole._asked.compression is hvd.Compression.fp16
+
+
+@case
 def a_rate_that_nobody_can_set_is_refused_by_name() -> None:
     made = [K.SGD(K.schedules.ExponentialDecay(0.1, 4, 0.7)), *([several()] if HAS_SEVERAL else [])]
     for optimizer in made:
