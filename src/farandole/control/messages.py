@@ -24,6 +24,7 @@ from farandole.control import (
 )
 from farandole.control.clock import Stamp
 from farandole.control.message import Message
+from farandole.control.os_text import pack, unpack
 from farandole.errors import ControlError
 
 Signature: TypeAlias = entries.Signature
@@ -401,13 +402,16 @@ Any: TypeAlias = (
     | run_messages.Any | search_messages.Any | slot_messages.Any | watch_messages.Any
 )  # fmt: skip
 
+_FOR_PROGRAMS = agent_messages.StartWorkers | search_messages.TrialOrder
+"""What programs are started with; other texts are for people, or those of the operating system are none."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Any)
 
 
 def encode(message: Message) -> bytes:
     """Message to frame; raises ``ControlError`` above ``LIMIT_BYTES``, to which an envelope adds its own."""
-    frame = _encoder.encode(message)
+    frame = pack(_encoder.encode, message, exact=isinstance(message, _FOR_PROGRAMS))
     limit = LIMIT_BYTES + ENVELOPE_BYTES * isinstance(message, Letters | Multicast)
     if len(frame) > limit:
         raise ControlError(f"a {type(message).__name__} of {len(frame)} bytes exceeds the limit of {limit}")
@@ -432,6 +436,6 @@ def bags(letters: Iterable[Letter]) -> Iterator[Letters]:
 def decode(frame: bytes) -> Any:
     """Frame to message; raises ``ControlError`` for anything that is not exactly one known message."""
     try:
-        return cast("Any", _decoder.decode(frame))
+        return cast("Any", unpack(_decoder.decode, frame))
     except (msgspec.DecodeError, RecursionError) as error:
         raise ControlError(f"a frame of {len(frame)} bytes is no message of this version: {error}") from error

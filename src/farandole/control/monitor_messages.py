@@ -12,6 +12,8 @@ from typing import TypeAlias, final
 
 import msgspec
 
+from farandole.control.os_text import pack, unpack
+
 MODULE = "farandole.monitor.process"
 """Module that a launcher starts, by ``python -m``."""
 
@@ -105,16 +107,16 @@ _lines, _answers = msgspec.json.Decoder(Line), msgspec.json.Decoder(Answer)
 
 def encode_line(message: Line | Answer) -> bytes:
     """A message as a line."""
-    return msgspec.json.encode(message) + b"\n"
+    return pack(msgspec.json.encode, message, exact=isinstance(message, MonitorConfig | MonitorReady)) + b"\n"
 
 
 def decode_line(line: bytes) -> Line:
     """Message of a launcher."""
-    message: Line = _lines.decode(line)
+    message: Line = unpack(_lines.decode, line)
     return message
 
 
 def decode_answer(line: bytes) -> Answer:
     """Answer of a monitor."""
-    answer: Answer = _answers.decode(line)
+    answer: Answer = unpack(_answers.decode, line)
     return answer

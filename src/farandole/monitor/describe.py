@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
+from farandole.control.os_text import legible
 from farandole.monitor.folder import RunInfo
 
 PACKAGES = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "mxnet", "numpy", "optax", "optuna")
@@ -28,10 +29,11 @@ _SEED = re.compile(r"--?(\w*seed\w*)(?:=(.+))?|(\w*seed\w*)=(.+)", re.IGNORECASE
 
 def describe(command: Sequence[str], environment: Mapping[str, str] | None = None) -> RunInfo:
     """Description of ``command``, which is started here and now."""
+    command = list(map(legible, command))
     return RunInfo(
         began_s=time.time(),
-        command=list(command),
-        folder=os.getcwd(),
+        command=command,
+        folder=legible(os.getcwd()),
         host=socket.gethostname(),
         user=_user(),
         git=git_commit(),

@@ -24,6 +24,7 @@ from typing import final
 import msgspec
 
 from farandole.control import process
+from farandole.control.os_text import pack, unpack
 
 ENGINE = "ipyparallel.engine"
 
@@ -49,7 +50,7 @@ class EngineSignal(msgspec.Struct, frozen=True):
 
 def encode_line(message: EngineConfig | EngineSignal) -> bytes:
     """A message as a line."""
-    return msgspec.json.encode(message) + b"\n"
+    return pack(msgspec.json.encode, message, exact=True) + b"\n"
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def main() -> None:
     line = lines.next(None)
     if line is None:
         return
-    config = msgspec.json.decode(line, type=EngineConfig)
+    config = unpack(msgspec.json.Decoder(EngineConfig).decode, line)
     pid = process.spawn(
         [sys.executable, "-m", ENGINE, *config.arguments],
         death_signal=signal.SIGKILL,

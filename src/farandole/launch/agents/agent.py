@@ -45,6 +45,7 @@ from farandole.control.dial import first_answering
 from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
+from farandole.control.os_text import printed, unpack
 from farandole.control.shortage import Shortage
 from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
@@ -180,7 +181,7 @@ class LaunchedWorkers(Workers):
             return
         if self._launcher_lives or self._config.lent is not None:
             with contextlib.suppress(OSError):  # the launcher has just ended, and our standard input tells it next
-                os.write(2, f"farandole: the agent on {self._config.host} ends: {error}\n".encode())
+                os.write(2, printed(f"farandole: the agent on {self._config.host} ends: {error}\n"))
         self._orphaned()
 
     def obey(self, message: object) -> None:
@@ -405,7 +406,7 @@ def main() -> None:
     if not line.endswith(b"\n"):
         sys.exit("farandole: the agent got no config: 'farandole run' starts it, not you")
     process.adopt_orphans()
-    config = msgspec.json.decode(line, type=LaunchedAgentConfig)
+    config = unpack(msgspec.json.Decoder(LaunchedAgentConfig).decode, line)
     config = msgspec.structs.replace(config, host=config.host or os.environ[SLURM_HOST])
     try:
         serve(config, dial(config))

@@ -26,6 +26,7 @@ from typing import NamedTuple, final
 import msgspec
 
 from farandole.control import process
+from farandole.control.os_text import pack
 from farandole.errors import UsageError
 from farandole.launch.agents.agent_config import MODULE, LaunchedAgentConfig
 from farandole.settings import Settings
@@ -124,7 +125,7 @@ class AgentProcess:
     def config(self, config: LaunchedAgentConfig) -> None:
         """Write the config of its agents to its standard input; if it has died already this does nothing."""
         with contextlib.suppress(BrokenPipeError), open(self._input, "wb", closefd=False) as file:
-            file.write(msgspec.json.encode(config) + b"\n")
+            file.write(pack(msgspec.json.encode, config, exact=True) + b"\n")
         os.set_blocking(self._input, False)  # only now: the line above has to arrive whole
 
     def tell(self, text: bytes) -> bytes:

@@ -21,6 +21,7 @@ from farandole.control.addresses import EVERYWHERE, own_endpoints
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
+from farandole.control.os_text import pack
 from farandole.errors import UnsupportedError, UsageError
 from farandole.launch.agents.agent_config import DIAL_SHARE, LaunchedAgentConfig
 from farandole.launch.clusters.lender import Lender
@@ -72,7 +73,7 @@ def run_on(
     # Results come straight to this process, so that none can arrive after the news of its worker's end.
     settings = msgspec.structs.replace(settings, tree_radix=max(settings.tree_radix, np))
     pickled = cloudpickle.dumps((call.func, tuple(call.args), dict(call.kwargs or {})))
-    task = msgspec.msgpack.encode(Task(list(sys.path), pickled))
+    task = Task(list(sys.path), pickled).encode()
     job = Job([], (), settings, None, output_filename, timestamps, verbose, environment=dict(env or {}))
     return _run(lender, job, np, task)
 
@@ -93,7 +94,7 @@ def _run(lender: Lender, job: Job, np: int, task: bytes) -> list[Any]:
         starts = {host: _start(job, slots, secret, host) for host in dict.fromkeys(job.hosts)}
         loop.start_later(starts)
         for host in starts:
-            slots.run_agent(host, msgspec.json.encode(msgspec.structs.replace(config, host=host)))
+            slots.run_agent(host, pack(msgspec.json.encode, msgspec.structs.replace(config, host=host), exact=True))
         outcome = loop.run()
     return values_of(results, np, outcome.words if outcome.status else "", outcome.cause)
 

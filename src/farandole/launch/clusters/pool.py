@@ -23,7 +23,6 @@ from concurrent.futures import Future
 from typing import Any, final
 
 import cloudpickle
-import msgspec
 
 from farandole.cluster.detect import detect
 from farandole.control.addresses import EVERYWHERE, own_endpoints
@@ -75,7 +74,7 @@ class WorkerPool:
             raise ControlError("the workers have ended")
         pickled = cloudpickle.dumps((asked.func, tuple(asked.args), dict(asked.kwargs or {})))
         results = self._last = Future[list[Any]]()
-        self._asked.put((msgspec.msgpack.encode(Task(list(sys.path), pickled)), results))
+        self._asked.put((Task(list(sys.path), pickled).encode(), results))
         return results
 
     def close(self, *, now: bool = False) -> None:

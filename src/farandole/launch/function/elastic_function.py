@@ -27,6 +27,7 @@ from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.channel import Router
 from farandole.control.entry import entry_command
 from farandole.control.keys import JobKeys, new_secret
+from farandole.control.os_text import pack
 from farandole.control.task_messages import FetchTask, TaskResult
 from farandole.control.task_pieces import ResultPieces, piece_of
 from farandole.errors import ControlError
@@ -148,5 +149,5 @@ def main() -> None:
         with caller.makefile("rb") as file:
             request = pickle.load(file)  # noqa: S301 (from our parent)
         outcome = ElasticLauncher(request.resolve()).run()
-        caller.sendall(msgspec.json.encode(outcome))
+        caller.sendall(pack(msgspec.json.encode, outcome))
     sys.exit(outcome.status)

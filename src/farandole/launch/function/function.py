@@ -96,7 +96,7 @@ def packed(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     file = io.BytesIO()
     _NamingPickler(file).dump((func, tuple(args), dict(kwargs or {})))
     call = file.getvalue()
-    return msgspec.msgpack.encode(Task(list(sys.path), call, _cells_in(call)))
+    return Task(list(sys.path), call, _cells_in(call)).encode()
 
 
 def _named_code(code: types.CodeType) -> Any:

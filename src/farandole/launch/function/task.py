@@ -24,6 +24,7 @@ from farandole.control import task_pieces
 from farandole.control.channel import Dealer
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
+from farandole.control.os_text import pack, unpack
 from farandole.errors import AbortError, FarandoleError
 from farandole.runtime.session.tracebacks import folded
 from farandole.settings import Settings
@@ -41,6 +42,10 @@ class Task(msgspec.Struct, frozen=True):
     path: list[str]
     call: bytes
     cells: dict[str, str] = {}
+
+    def encode(self) -> bytes:
+        """Encode it for the workers."""
+        return pack(msgspec.msgpack.encode, self, exact=True)
 
 
 @final
@@ -102,7 +107,7 @@ def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
     Where workers come and go, one of them may be told to leave: then it ends as it would in a script.
     """
     try:
-        task = msgspec.msgpack.decode(payload, type=Task)
+        task = unpack(msgspec.msgpack.Decoder(Task).decode, payload)
         sys.path[:] = [*task.path, *(each for each in sys.path if each not in task.path)]
         for name, source in task.cells.items():
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -132,9 +137,8 @@ def _failed(error: BaseException, environment: Environment) -> bytes:
     summary = "".join(traceback.format_exception_only(error)).strip()
     text = folded(error)
     rank, is_consequence = _rank(environment), isinstance(error, AbortError)
-    return msgspec.msgpack.encode(
-        TaskFailure(rank, environment.host, summary, text, _pickled(error), is_consequence=is_consequence)
-    )
+    failure = TaskFailure(rank, environment.host, summary, text, _pickled(error), is_consequence=is_consequence)
+    return pack(msgspec.msgpack.encode, failure)
 
 
 def _pickled(error: BaseException) -> bytes:

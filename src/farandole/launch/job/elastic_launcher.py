@@ -28,6 +28,7 @@ import msgspec
 from farandole.control import process
 from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.keys import new_secret
+from farandole.control.os_text import printed
 from farandole.errors import UsageError
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
@@ -219,7 +220,7 @@ class _ControllerSupervisor:
         except SupersededError:
             return  # all that is left is the other's
         except (OSError, UsageError) as error:  # it may be: whoever comes next has these leases, or they end alone
-            print_now(f"farandole: leases may be left, as nobody knows who leads this run now: {error}\n".encode())
+            print_now(printed(f"farandole: leases may be left, as nobody knows who leads this run now: {error}\n"))
             return
         terms.folder.withdraw(terms.term.epoch)
         if terms.supply.script and status != TOLD_TO_END:
@@ -227,10 +228,10 @@ class _ControllerSupervisor:
             try:
                 arrays, doubted = arrays_of(terms.folder, terms.supply)
             except UsageError as error:
-                print_now(f"farandole: leases may be left: {error}\n".encode())
+                print_now(printed(f"farandole: leases may be left: {error}\n"))
                 arrays, doubted = [terms.supply.array] if terms.supply.array else [], []
             for text in cancelled(scheduler, arrays, doubted):
-                print_now(f"farandole: {text}\n".encode())
+                print_now(printed(f"farandole: {text}\n"))
             scheduler.close()
 
     def _look_after(self) -> None:
@@ -254,7 +255,7 @@ class _ControllerSupervisor:
             self._outcome = JobResult(1, f"{why}; it is the {MOST_DEATHS}th within {WITHIN_S:g} s")
             return
         self._begin()
-        print_now(f"farandole: {why}: another one takes over\n".encode())  # last: perhaps nobody reads
+        print_now(printed(f"farandole: {why}: another one takes over\n"))  # last: perhaps nobody reads
 
     def _bury(self) -> int:
         """Kill and reap the controller; its exit status or minus the signal, 0 if that was done before. Idempotent."""

@@ -24,6 +24,7 @@ from farandole.control.agent_messages import (
     StopWorkers,
 )
 from farandole.control.endings import WorkerExited
+from farandole.control.os_text import printed
 from farandole.control.process import INTERRUPTS, PASSED_ON, exit_status
 from farandole.control.watch_messages import Printed, WatchOrder
 from farandole.launch.agents.agents import print_now
@@ -314,7 +315,7 @@ class Loop(ControllerHost):
 
     def _say(self, text: str) -> None:
         """Print between the lines of workers, so that none is torn."""
-        line = f"farandole: {text}\n".encode()
+        line = printed(f"farandole: {text}\n")
         self._watching.said(text)
         if self._output is not None:
             self._output.say(STDERR, line)

@@ -35,6 +35,7 @@ from farandole.control.monitor_messages import (
     decode_answer,
     encode_line,
 )
+from farandole.control.os_text import printed
 from farandole.errors import UsageError
 from farandole.launch.agents.agents import print_now
 
@@ -55,7 +56,7 @@ def say_where(ready: MonitorReady) -> None:
         lines = f"farandole: live view at {ready.link}\n" + lines
     elif ready.link:
         lines = f"farandole: the link of the live view is in {ready.folder}/live.link, for you alone\n" + lines
-    print_now(lines.encode())
+    print_now(printed(lines))
 
 
 def begin_monitor(config: MonitorConfig | None, held: contextlib.ExitStack) -> MonitorProcess | None:
@@ -73,7 +74,7 @@ def begin_monitor(config: MonitorConfig | None, held: contextlib.ExitStack) -> M
     except UsageError as error:
         if not config.is_optional:
             raise
-        print_now(f"farandole: the training has no live view: {error}\n".encode())
+        print_now(printed(f"farandole: the training has no live view: {error}\n"))
         return None
     if not config.is_quiet:
         say_where(ready)

@@ -32,6 +32,7 @@ from farandole.control.channel import Router
 from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.messages import Hello
+from farandole.control.os_text import printed
 from farandole.control.process import dump_stack
 from farandole.control.watch_messages import WatchOrder
 from farandole.errors import ControlError, UsageError
@@ -234,7 +235,7 @@ def _reached_at(listening: str, interface: str) -> list[str]:
 
 def say(text: str) -> None:
     """Print a line on standard error."""
-    os.write(sys.stderr.fileno(), f"farandole: {text}\n".encode())
+    os.write(sys.stderr.fileno(), printed(f"farandole: {text}\n"))
 
 
 if __name__ == "__main__":
