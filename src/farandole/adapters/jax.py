@@ -102,10 +102,14 @@ class JaxAdapter(TensorAdapter[Any]):
         held = np.array(tensor)
         return Array(held.ctypes.data, held.nbytes, DType.UINT8, held)
 
-    def host_copy(self, tensor: Any) -> Any:
-        """See ``TensorAdapter``; of NumPy, whose memory no program takes for its results."""
+    def require_kept(self, tensor: Any) -> None:
+        """See ``TensorAdapter``."""
         if isinstance(tensor, jax.Array) and jax.numpy.issubdtype(tensor.dtype, jax.dtypes.prng_key):
             raise UsageError(f"an array of {tensor.dtype} cannot be kept: keep jax.random.key_data() of it")
+
+    def host_copy(self, tensor: Any) -> Any:
+        """See ``TensorAdapter``; of NumPy, whose memory no program takes for its results."""
+        self.require_kept(tensor)
         held = np.array(tensor)
         return held.view(HostCopy) if isinstance(tensor, jax.Array) else held
 

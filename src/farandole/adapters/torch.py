@@ -105,15 +105,18 @@ class TorchAdapter(TensorAdapter[torch.Tensor]):
         held = tensor if lies else tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return Array(held.data_ptr(), held.nbytes, DType.UINT8, held)
 
-    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See ``TensorAdapter``; the order of the elements stays."""
-        held = tensor.detach().to("cpu", copy=True, memory_format=torch.preserve_format)
-        if type(held) is not torch.Tensor:
+    def require_kept(self, tensor: torch.Tensor) -> None:
+        """See ``TensorAdapter``."""
+        if type(tensor.detach()) is not torch.Tensor:
             raise UnsupportedError(
                 f"a {type(tensor).__name__} cannot be kept: what files give back are plain tensors; pass "
                 "x.as_subclass(torch.Tensor), or what it consists of"
             )
-        return held
+
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See ``TensorAdapter``; the order of the elements stays."""
+        self.require_kept(tensor)
+        return tensor.detach().to("cpu", copy=True, memory_format=torch.preserve_format)
 
 
 def _require_strided(tensor: torch.Tensor) -> None:

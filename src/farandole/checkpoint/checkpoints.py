@@ -104,8 +104,8 @@ class Checkpoints:
         >>> checkpoints.save(1200, {"model": model.state_dict(), "epoch": 3})
 
         ``step`` is a whole number from 0 on. Returns when the state has been copied; it may change then. Waits for the
-        checkpoint before this one. Raises ``UsageError`` for objects that are none of these, and ``CheckpointError``
-        for what went wrong with the last one: this one is written all the same.
+        checkpoint before this one. Raises ``UsageError`` for objects that are none of these, on every rank that saves
+        them, and ``CheckpointError`` for what went wrong with the last one: this one is written all the same.
         """
         self._join()
         writer = Writer.here(self._sharded)
@@ -113,7 +113,7 @@ class Checkpoints:
         if writer.rank < writer.writers and not writer.is_outside:
             self._begin(step, state, writer)
         else:  # others write it, and leave the branch of later steps if need be: this one never does
-            _whole_number(step)
+            self._require_kept(step, state)
             self._back_to = None
         for each in before:
             self._raise(each)
@@ -128,6 +128,12 @@ class Checkpoints:
             raise
         self._back_to = None
         self._start(save)
+
+    def _require_kept(self, step: int, state: Any) -> None:
+        """Raise what the ranks that write it raise: a script may go on, and must not do so on some ranks alone."""
+        _whole_number(step)
+        for tensor in take_apart(state, self._codec.adapter)[1].values():
+            self._codec.adapter.require_kept(tensor)
 
     def _copied(self, step: int, state: Any, writer: Writer, name: str) -> Save:
         """Copy what this rank writes: training may change the tensors as soon as ``save`` returns."""

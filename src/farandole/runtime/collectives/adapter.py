@@ -126,6 +126,9 @@ class TensorAdapter(Adapter[T]):
         written there; ``written`` else.
         """
 
+    def require_kept(self, tensor: T) -> None:
+        """Raise ``UsageError`` for a tensor of which ``host_copy`` could make no other."""
+
     @abstractmethod
     def host_copy(self, tensor: T) -> T:
         """The same values in host memory that nobody else writes to, and nothing else of what they were a view of."""
