@@ -56,6 +56,9 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Radix = Annotated[int, msgspec.Meta(ge=2)]
 Pair = tuple[Seconds, Seconds]
 
+PORTS, LAST_PORT = re.compile(r"[0-9]{1,5}-[0-9]{1,5}"), 65535
+"""Range of ports, as one writes it, and the last port there is."""
+
 
 @final
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,6 +166,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("--network-interface", "--network-interfaces"),
             group="many hosts",
             metavar="NAME",
+        ),
+    ] = ""
+    ports: Annotated[
+        str,
+        Knob(
+            "ports to listen at for other hosts, as a firewall lets them: 60001-63000 (default: any that is free)",
+            ("--ports",),
+            group="many hosts",
+            metavar="FIRST-LAST",
         ),
     ] = ""
     rendezvous_dir: Annotated[
@@ -346,9 +358,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if isinstance(merged[name], str):
                 merged[name] = merged[name].replace(",", " ").split()
         try:
-            return msgspec.convert(merged, cls, strict=False)
+            settings = msgspec.convert(merged, cls, strict=False)
         except msgspec.ValidationError as error:
             raise SettingsError(_misfit(str(error), merged)) from error
+        port_range(settings.ports)
+        return settings
 
     def to_environment(self, base: Settings | None = None) -> dict[str, str]:
         """The variables that make these settings of ``base`` (or the defaults), for a worker that has ``base``."""
@@ -410,6 +424,16 @@ def _unknown(name: str, place: str, legal: list[str]) -> str:
     close = difflib.get_close_matches(name, legal, n=1)
     hint = f"; did you mean {close[0]}?" if close else "."
     return f"{name} in {place} is no setting of Farandole{hint} The legal names are: {', '.join(sorted(legal))}"
+
+
+def port_range(text: str) -> range:
+    """Ports of ``--ports``, as in ``"60001-63000"``; "" stands for 0, any that is free. Raises ``SettingsError``."""
+    if not text:
+        return range(1)
+    first, last = map(int, text.split("-")) if PORTS.fullmatch(text) else (0, 0)
+    if not 0 < first <= last <= LAST_PORT:
+        raise SettingsError(f"--ports {text}: write FIRST-LAST, of ports from 1 to {LAST_PORT}, such as 60001-63000")
+    return range(first, last + 1)
 
 
 def _misfit(problem: str, merged: Mapping[str, Any]) -> str:

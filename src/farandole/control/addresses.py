@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import ipaddress
 import os
+import random
 import secrets
 import socket
 import struct
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from farandole.errors import UsageError
+from farandole.settings import port_range
 
 EVERYWHERE = "tcp://*:0"
 """The address for a controller that other hosts have to reach: every interface, IPv4 and IPv6, a free port."""
@@ -31,6 +33,25 @@ def own_host_only() -> str:
     It is a Unix socket in the abstract namespace, which ends with it.
     """
     return f"ipc://@farandole-{secrets.token_hex(8)}"
+
+
+def everywhere(ports: str) -> str:
+    """Address for a controller that other hosts have to reach at one of these ``ports``; "": at any that is free.
+
+    >>> everywhere(""), everywhere("60001-63000")
+    ('tcp://*:0', 'tcp://*:60001-63000')
+    """
+    return f"tcp://*:{ports}" if ports else EVERYWHERE
+
+
+def ports_in(text: str) -> list[int]:
+    """Ports of a range, ``FIRST-LAST``, in an order of chance, as others look for a free one, too; "": any (0).
+
+    >>> ports_in(""), sorted(ports_in("7001-7003"))
+    ([0], [7001, 7002, 7003])
+    """
+    ports = port_range(text)
+    return random.sample(ports, len(ports))
 
 
 class Interface(NamedTuple):

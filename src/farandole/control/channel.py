@@ -46,6 +46,7 @@ from typing import final
 import zmq
 
 from farandole.control import messages
+from farandole.control.addresses import ports_in
 from farandole.control.admission import HANDSHAKE_FAILED, Admissions, Door, Monitor
 from farandole.control.keys import JobKeys
 from farandole.control.local_peer import admit_own
@@ -64,6 +65,7 @@ from farandole.control.sockets import (
     new_socket,
 )
 from farandole.errors import ControlError
+from farandole.settings import PORTS
 
 logger = logging.getLogger("farandole.control")
 
@@ -103,10 +105,10 @@ class Router:
         self._admissions = Admissions()
         self._epoll = select.epoll()
         try:
-            self._socket.bind(address)
-        except zmq.ZMQError as error:
+            self._bind(address)
+        except BaseException:
             self.close()
-            raise ControlError(f"the controller cannot listen at {address}: {error}") from error
+            raise
         self.address: str = self._socket.get_string(zmq.LAST_ENDPOINT)
         self._fd: int = self._socket.fileno()
         for fd in (self._fd, self._door.fd, self._monitor.fd):
@@ -199,6 +201,19 @@ class Router:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _bind(self, address: str) -> None:
+        """Listen at ``address``, whose port may be a range; raises ``ControlError`` where that cannot be."""
+        place, _, ports = address.rpartition(":")
+        *others, last = [f"{place}:{port}" for port in ports_in(ports)] if PORTS.fullmatch(ports) else [address]
+        try:
+            for each in others:
+                with contextlib.suppress(zmq.ZMQError):  # taken; of what else is wrong the last one tells
+                    self._socket.bind(each)
+                    return
+            self._socket.bind(last)
+        except zmq.ZMQError as error:
+            raise ControlError(f"the controller cannot listen at {address}: {error}") from error
 
     def _decode(self, identity: bytes, frame: bytes) -> messages.Any | None:
         try:

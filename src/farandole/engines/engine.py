@@ -59,7 +59,7 @@ class Group:
     ``address`` is where other hosts reach this process, as far as its owner knows. ``broken`` is set when the
     generation ends otherwise than by ``shutdown()``: ``abort`` cannot reach an engine that is still being made.
     ``on_silence`` may be called by any thread with the host of a member from which nothing has come for at least
-    ``silence_s`` (0: for ever) while something was waited for.
+    ``silence_s`` (0: for ever) while something was waited for. ``ports`` are those at which other hosts reach this one.
     """
 
     rank: int
@@ -74,6 +74,7 @@ class Group:
     silence_s: float = 0.0
     # Called by a thread that waits, in the middle of its loop: it must neither block nor raise.
     on_silence: Callable[[str], object] = field(default=lambda _: None, compare=False, repr=False)
+    ports: str = ""
 
     @property
     def size(self) -> int:

@@ -35,8 +35,9 @@ from typing import Any, NamedTuple, final
 
 import msgspec
 
+from farandole.control.addresses import ports_in
 from farandole.engines.engine import Exchange, Group
-from farandole.engines.reach import family_of, reachable_address
+from farandole.engines.reach import LOOPBACK, family_of, reachable_address
 from farandole.engines.silence import limit_s
 from farandole.errors import AbortError, EngineError, StallError
 
@@ -108,6 +109,15 @@ def _require_reached(group: Group, lost: Sequence[dict[int, str]]) -> None:
     raise EngineError(f"not all of {group.label} could connect to the others. {'; '.join(why.values())}")
 
 
+def _server(address: str, ports: str) -> socket.socket:
+    """Socket that listens at a port of this range that is free; "": at any, as on one host no firewall is passed."""
+    *others, last = ports_in("" if address == LOOPBACK else ports)
+    for port in others:
+        with contextlib.suppress(OSError):  # taken; of what else is wrong the last one tells
+            return socket.create_server((address, port), family=family_of(address), backlog=_BACKLOG)
+    return socket.create_server((address, last), family=family_of(address), backlog=_BACKLOG)
+
+
 @final
 class _Caller(NamedTuple):
     """A caller that has not greeted yet, the time when it was accepted, and what has come of its greeting."""
@@ -135,7 +145,7 @@ class _Meeting:
         try:
             address = reachable_address(group, exchange)
             self._server.close()
-            self._server = socket.create_server((address, 0), family=family_of(address), backlog=_BACKLOG)
+            self._server = _server(address, group.ports)
         except EngineError as error:
             return _Endpoint(problem=str(error))
         except OSError as error:

@@ -41,7 +41,7 @@ import msgspec
 from farandole.cluster import engine
 from farandole.cluster.contact import Contact
 from farandole.cluster.engine import EngineSeat
-from farandole.control.addresses import EVERYWHERE, own_host_only
+from farandole.control.addresses import everywhere, own_host_only
 from farandole.control.keys import new_secret
 from farandole.errors import FarandoleError, MismatchError, StartError
 from farandole.notebook.cells import (
@@ -374,9 +374,10 @@ def install() -> None:
 
 def start_controller(job: str, size: int, spans_hosts: bool) -> tuple[list[str], str]:
     """Start the controller of a job as a child of this engine; its addresses, and the secret. For the notebook."""
-    listen = EVERYWHERE if spans_hosts else own_host_only()
+    settings = Settings.resolve()
+    listen = everywhere(settings.ports) if spans_hosts else own_host_only()
     config = ControllerConfig(listen, socket.gethostname(), size, new_secret(), in_cells=True)
-    contact = ensure_controller(job, config, Settings.resolve())
+    contact = ensure_controller(job, config, settings)
     return contact.addresses, contact.key
 
 

@@ -20,7 +20,7 @@ import cloudpickle
 import msgspec
 
 from farandole.cluster.contact import Contact
-from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
+from farandole.control.addresses import everywhere, own_endpoints, own_host_only
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.monitor_messages import MonitorConfig
@@ -180,7 +180,9 @@ def _run(study: Study, pool: Pool, terms: SearchTerms, page: MonitorConfig | Non
     secret = new_secret()
     with contextlib.ExitStack() as held:
         router = held.enter_context(
-            Router(JobKeys.from_secret(secret), EVERYWHERE if pool.reaches_out else own_host_only())
+            Router(
+                JobKeys.from_secret(secret), everywhere(terms.settings.ports) if pool.reaches_out else own_host_only()
+            )
         )
         held.enter_context(pool)
         try:

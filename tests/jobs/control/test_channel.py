@@ -19,7 +19,8 @@ from farandole.control.channel import Dealer, Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import ENVELOPE_BYTES, LIMIT_BYTES, Abort, Leave, encode
 from farandole.control.task_messages import TaskResult
-from farandole.errors import ControlError
+from farandole.errors import ControlError, SettingsError
+from farandole.testing.jobs import free_port
 from tests.support.patience import PATIENCE_S
 from tests.support.runtime.interruptions import within_deadline
 
@@ -376,3 +377,16 @@ def test_who_hangs_up_in_the_handshake_may_have_no_room() -> None:
         with pytest.raises(ControlError, match=r"broke the handshake off: .*FARANDOLE_KEY.*, or has no descriptor"):
             Dealer(f"tcp://127.0.0.1:{full.getsockname()[1]}", b"w0u", KEYS, DEADLINE_S)
         hangs_up.join(DEADLINE_S)
+
+
+def test_a_controller_listens_at_a_free_port_of_a_range() -> None:
+    first = free_port()
+    last = min(first + 50, 65535)
+    with Router(KEYS, f"tcp://127.0.0.1:{first}-{last}") as one, Router(KEYS, f"tcp://127.0.0.1:{first}-{last}") as two:
+        ports = [int(router.address.rpartition(":")[2]) for router in (one, two)]
+        assert ports[0] != ports[1]
+        assert all(first <= port <= last for port in ports)
+        with pytest.raises(ControlError, match=rf"cannot listen at .*{ports[0]}-{ports[0]}: Address already in use"):
+            Router(KEYS, f"tcp://127.0.0.1:{ports[0]}-{ports[0]}")
+    with pytest.raises(SettingsError, match=r"--ports 9-8: write FIRST-LAST, of ports from 1 to 65535"):
+        Router(KEYS, "tcp://127.0.0.1:9-8")

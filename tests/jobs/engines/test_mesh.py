@@ -297,3 +297,15 @@ def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         answers = iter((mute, msgspec.msgpack.encode({})))
         with pytest.raises(StallError, match="rank 0 on here did not answer while lane was being connected"):
             mesh.connect(group, lambda payload: [next(answers), payload])
+
+
+def test_a_member_listens_at_a_free_port_of_the_range_for_other_hosts() -> None:
+    with mesh._server("127.0.0.2", "") as one:
+        taken = one.getsockname()[1]
+        with pytest.raises(OSError, match="Address already in use"):
+            mesh._server("127.0.0.2", f"{taken}-{taken}")
+        with mesh._server("127.0.0.1", f"{taken}-{taken}") as here:
+            assert here.getsockname()[1] != taken, "no firewall is on the way"
+        first = max(1024, taken - 50)
+        with mesh._server("127.0.0.2", f"{first}-{taken}") as other:
+            assert first <= other.getsockname()[1] < taken

@@ -32,7 +32,8 @@ def test_every_knob_has_an_option_that_sets_it(name: str) -> None:
     elif isinstance(default, (int, float)):
         assert getattr(_parse(knob.flags[0], "3"), name) == 3 * knob.flag_scale
     else:
-        assert getattr(_parse(knob.flags[0], default or "x"), name) == (default or "x")
+        value = default or {"ports": "7000-7009"}.get(name, "x")
+        assert getattr(_parse(knob.flags[0], value), name) == value
 
 
 def test_horovods_spelling_of_log_levels_is_taken() -> None:
@@ -54,6 +55,7 @@ def test_argument_beats_file_beats_environment(tmp_path: Path) -> None:
         (["run", "-np", "2", "--nonsense", "true"], "The options are: "),
         (["run", "-np", "2", "--engine", "warp", "true"], "'auto', 'solo', 'shm'"),
         (["run", "-np", "two", "true"], "invalid int value: 'two'"),
+        (["run", "-np", "2", "-H", "elsewhere:2", "--ports", "all", "true"], "--ports all: write FIRST-LAST"),
         (["run", "-np", "0", "true"], "-np 0 asks for no worker"),
         (["run", "true"], "Say -np N"),
         (["run", "-np", "2"], "COMMAND"),

@@ -348,3 +348,28 @@ def test_a_silent_host_is_named_and_ends_its_workers_when_it_comes_back(
     finally:
         getattr(cluster, {"freeze": "thaw", "cut": "heal"}[fault])("node2")
     job.leaves_nothing()
+
+
+def test_a_firewall_that_lets_a_range_of_ports_through_is_enough(cluster: Cluster, start: StartOnCluster) -> None:
+    rules = ["-i lo -j ACCEPT", "-m state --state ESTABLISHED,RELATED -j ACCEPT", "-p tcp --dport 22 -j ACCEPT"]
+    rules += ["-p tcp --dport 60001:60100 -j ACCEPT", "-p tcp -j REJECT"]
+    script = """
+import numpy as np
+import farandole.numpy as hvd
+hvd.init()
+print(float(hvd.allreduce(np.ones(300_000), op=hvd.Sum)[0]), float(hvd.allreduce(np.ones(1), name="small")[0]))
+hvd.shutdown()
+"""
+    for host in cluster.hosts:
+        for command in ("iptables", "ip6tables"):
+            for rule in rules:
+                cluster.run(host, [command, "-A", "INPUT", *rule.split()])
+    try:
+        for options in (("-np", "4"), ("--min-np", "4"), ("-np", "4", "--tree-radix", "2")):
+            job = start(cluster, *TWO, *PATIENT, *options, "--engine", "tcp", "--ports", "60001-60100", python=script)
+            assert job.end() == 0, job.stderr
+            assert [line.partition(":")[2] for line in job.stdout.splitlines()] == 4 * ["4.0 1.0"]
+    finally:
+        for host in cluster.hosts:
+            for command in ("iptables", "ip6tables"):
+                cluster.run(host, [command, "-F", "INPUT"])

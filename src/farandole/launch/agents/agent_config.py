@@ -38,5 +38,6 @@ class LaunchedAgentConfig(AgentConfig, frozen=True):
             secret,
             silence_s=settings.host_timeout_s,
             interface=settings.network_interface,
+            ports=settings.ports,
             dial_s=DIAL_SHARE * settings.start_timeout_s,
         )

@@ -17,7 +17,7 @@ import cloudpickle
 import msgspec
 
 from farandole.cluster.environment import variables_for
-from farandole.control.addresses import EVERYWHERE, own_endpoints
+from farandole.control.addresses import everywhere, own_endpoints
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
@@ -81,7 +81,7 @@ def run_on(
 def _run(lender: Lender, job: Job, np: int, task: bytes) -> list[Any]:
     settings, secret, results = job.settings, new_secret(), Results()
     with contextlib.ExitStack() as held:
-        router = held.enter_context(Router(JobKeys.from_secret(secret), EVERYWHERE))
+        router = held.enter_context(Router(JobKeys.from_secret(secret), everywhere(settings.ports)))
         addresses = own_endpoints(router.address, settings.network_interface)
         ticket = Ticket(tuple(addresses), DIAL_SHARE * settings.start_timeout_s, settings.host_timeout_s, secret)
         slots = held.enter_context(LentSlots(lender, router, ticket, np))

@@ -25,7 +25,7 @@ from typing import Any, final
 import cloudpickle
 
 from farandole.cluster.detect import detect
-from farandole.control.addresses import EVERYWHERE, own_endpoints
+from farandole.control.addresses import everywhere, own_endpoints
 from farandole.control.channel import Dealer, Router
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys, new_secret
@@ -57,10 +57,10 @@ class WorkerPool:
         self._payload, self._pieces = b"", ResultPieces()
         self._last: Future[list[Any]] | None = None
         secret, addresses = new_secret(), Future[list[str]]()
-        self._interface = Settings.resolve(arguments=knobs).network_interface
+        self._settings = Settings.resolve(arguments=knobs)
         self._run: Future[Any] = Future()
         self._calls = _in_thread(self._serve, secret, addresses)
-        task = FunctionCall(serve, (addresses.result(), secret, Settings.resolve(arguments=knobs).start_timeout_s))
+        task = FunctionCall(serve, (addresses.result(), secret, self._settings.start_timeout_s))
         _in_thread(lambda: run_on(lender, task, np, env=env, knobs=knobs), future=self._run)
 
     def call(self, asked: FunctionCall) -> Future[list[Any]]:
@@ -94,8 +94,8 @@ class WorkerPool:
             raise
 
     def _take_calls(self, secret: str, addresses: Future[list[str]]) -> None:
-        with Router(JobKeys.from_secret(secret), EVERYWHERE) as router:
-            addresses.set_result(own_endpoints(router.address, self._interface))
+        with Router(JobKeys.from_secret(secret), everywhere(self._settings.ports)) as router:
+            addresses.set_result(own_endpoints(router.address, self._settings.network_interface))
             while True:
                 try:
                     asked = self._asked.get_nowait()

@@ -23,7 +23,7 @@ import msgspec
 from farandole.cluster.contact import Contact
 from farandole.cluster.environment import CALLER
 from farandole.control import process
-from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
+from farandole.control.addresses import everywhere, own_endpoints, own_host_only
 from farandole.control.channel import Router
 from farandole.control.entry import entry_command
 from farandole.control.keys import JobKeys, new_secret
@@ -74,7 +74,7 @@ def run_elastic(request: JobRequest, task: bytes, attended: Attended = _unattend
     """
     spread, settings = request.resolve().reaches_out, request.job.settings
     secret, results, pieces = new_secret(), Results(), ResultPieces()
-    with Router(JobKeys.from_secret(secret), EVERYWHERE if spread else own_host_only()) as router:
+    with Router(JobKeys.from_secret(secret), everywhere(settings.ports) if spread else own_host_only()) as router:
         addresses = own_endpoints(router.address, settings.network_interface) if spread else [router.address]
         told = {**request.job.environment, CALLER: Contact(addresses, secret).encode().decode()}
         job = msgspec.structs.replace(request.job, environment=told)

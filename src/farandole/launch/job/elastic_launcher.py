@@ -26,7 +26,7 @@ from typing import final
 import msgspec
 
 from farandole.control import process
-from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
+from farandole.control.addresses import everywhere, own_endpoints, own_host_only
 from farandole.control.keys import new_secret
 from farandole.control.os_text import printed
 from farandole.errors import UsageError
@@ -129,7 +129,7 @@ class _ControllerSupervisor:
         self._secret = terms.term.secret if terms is not None else new_secret()
         self._controller = ElasticController(elastic, settings, self._secret, journal, copy, terms)
         self._journals = journal, copy
-        self._listen = EVERYWHERE if elastic.reaches_out else own_host_only()
+        self._listen = everywhere(settings.ports) if elastic.reaches_out else own_host_only()
         self._addresses: list[str] = []
         """Addresses of the controller for agents on other hosts."""
         self._named: dict[str, AgentProcess] = {}

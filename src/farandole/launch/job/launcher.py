@@ -22,7 +22,7 @@ from typing import final
 import msgspec
 
 from farandole.control import process
-from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
+from farandole.control.addresses import everywhere, own_endpoints, own_host_only
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import Agents
@@ -81,7 +81,7 @@ class Launcher:
             if self._owns_process:
                 configure_logging(self._settings.log_level)
             secret = new_secret()
-            address = EVERYWHERE if self._is_spread else own_host_only()
+            address = everywhere(self._settings.ports) if self._is_spread else own_host_only()
             router = held.enter_context(Router(JobKeys.from_secret(secret), address))
             held.callback(agents.close)
             root = Root(router, self._settings, self._job.size)

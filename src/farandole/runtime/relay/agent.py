@@ -32,9 +32,9 @@ class AgentConfig(msgspec.Struct, frozen=True):
     """Addresses of the controller, the job's secret, and the name of the agent's host.
 
     ``silence_s`` is how long either may be silent (0: as long as it likes). With ``relay`` the workers are reached
-    through the agent, which is to be reached by ``interface`` ("": by any). ``name`` is what the agent calls itself
-    where its host may have one after another: the controller may still hold the connection of the last. ``lent`` are
-    the terms of an agent that comes by itself.
+    through the agent, which is to be reached by ``interface`` and at ``ports`` ("": by any). ``name`` is what the agent
+    calls itself where its host may have one after another: the controller may still hold the connection of the last.
+    ``lent`` are the terms of an agent that comes by itself.
     """
 
     addresses: list[str]
@@ -43,6 +43,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     silence_s: float = 0.0
     relay: bool = False
     interface: str = ""
+    ports: str = ""
     name: str = ""
     lent: LeaseTerms | None = None
 
@@ -128,5 +129,5 @@ def connected(config: AgentConfig, address: str) -> AgentLink:
     if config.relay:
         from farandole.runtime.relay.relay import Relay  # small jobs need none
 
-        relay = Relay(keys, config.host, config.silence_s, config.interface)
+        relay = Relay(keys, config.host, config.silence_s, config.interface, config.ports)
     return AgentLink(address, keys, config.host, config.silence_s, relay, config.name, config.lent)

@@ -29,7 +29,7 @@ from typing import final
 
 import msgspec
 
-from farandole.control.addresses import EVERYWHERE, own_endpoints
+from farandole.control.addresses import everywhere, own_endpoints
 from farandole.control.agent_messages import RELAY
 from farandole.control.channel import Dealer, Router
 from farandole.control.dial import first_answering
@@ -51,11 +51,13 @@ KEPT_BYTES = LIMIT_BYTES
 class Relay:
     """Relay that listens from the beginning; messages upwards are kept until the parent has answered."""
 
-    def __init__(self, keys: JobKeys, host: str, silence_s: float, interface: str = "", hold_s: float = HOLD_S) -> None:
+    def __init__(
+        self, keys: JobKeys, host: str, silence_s: float, interface: str = "", ports: str = "", hold_s: float = HOLD_S
+    ) -> None:
         self.lost = ""
         """Reason why there is no parent any more; "" while there is one, or one is looked for."""
         self._keys, self._host, self._silence_s = keys, host, silence_s
-        self._router = Router(keys, EVERYWHERE)
+        self._router = Router(keys, everywhere(ports))
         port = self._router.address.rpartition(":")[2]
         self.address = f"tcp://127.0.0.1:{port}"
         """Address for workers of this host."""

@@ -57,9 +57,10 @@ class EnginePool:
         address: str = "",
         silence_s: float = 0.0,
         on_silence: Callable[[str], object] = lambda _: None,
+        ports: str = "",
     ) -> None:
         self._topology, self._engine, self._share, self._deadline_s = topology, engine, share, deadline_s
-        self._address, self._silence_s, self._on_silence = address, silence_s, on_silence
+        self._address, self._silence_s, self._on_silence, self._ports = address, silence_s, on_silence, ports
         self.broken = ReentrantEvent()
         """Set when the generation ends otherwise than by ``shutdown()``."""
         self._lock = threading.RLock()  # a signal handler may abort while its thread is in here
@@ -147,6 +148,7 @@ class EnginePool:
             self.broken,
             self._silence_s,
             self._on_silence,
+            self._ports,
         )
         return group, Rendezvous(self._share, key, ranks)
 

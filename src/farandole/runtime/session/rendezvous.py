@@ -16,7 +16,7 @@ import msgspec
 
 from farandole.cluster.contact import Contact, Meeting, is_loopback
 from farandole.cluster.environment import CONTROLLER, Environment
-from farandole.control.addresses import EVERYWHERE, is_own, own_host_only
+from farandole.control.addresses import everywhere, is_own, own_host_only
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError, SettingsError, StartError
@@ -64,7 +64,14 @@ def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings)
     [address], key = contact.addresses, contact.key
     is_large = size > settings.tree_radix
     config = HostAgentConfig(
-        [address], key, host, settings.host_timeout_s, is_large, settings.network_interface, starter=os.getpid()
+        [address],
+        key,
+        host,
+        settings.host_timeout_s,
+        is_large,
+        settings.network_interface,
+        settings.ports,
+        starter=os.getpid(),
     )
     ensure_agent(config, settings)
     return Contact([ask(name_of(key, host, address), host, settings.start_timeout_s)], key) if is_large else contact
@@ -74,7 +81,7 @@ def _start(job: str, environment: Environment, part: ProcessRole, meeting: Meeti
     """Start the controller on this host if it does not run, and share its contact with the other processes."""
     file = environment.file(meeting)
     config = ControllerConfig(
-        _where_to_listen(environment),
+        _where_to_listen(environment, settings.ports),
         environment.host,
         environment.size if environment.controller else part.expected,
         environment.key or new_secret(),
@@ -88,10 +95,10 @@ def _start(job: str, environment: Environment, part: ProcessRole, meeting: Meeti
     return contact
 
 
-def _where_to_listen(environment: Environment) -> str:
+def _where_to_listen(environment: Environment, ports: str) -> str:
     told = environment.controller
     if not told:
-        return EVERYWHERE if environment.spans_hosts else own_host_only()
+        return everywhere(ports) if environment.spans_hosts else own_host_only()
     host, _, port = told.removeprefix("tcp://").rpartition(":")
     if is_loopback(told):
         return told

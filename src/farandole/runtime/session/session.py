@@ -439,7 +439,14 @@ class Session:
         address = known_address(settings.network_interface, self._link.controller if self._link else "")
         limit_s = settings.stall_limit_s(settings.stall_shutdown_s)
         return EnginePool(
-            topology, self.engine, self._share, limit_s, address, settings.host_timeout_s, self._on_silence
+            topology,
+            self.engine,
+            self._share,
+            limit_s,
+            address,
+            settings.host_timeout_s,
+            self._on_silence,
+            settings.ports,
         )
 
     def _open_lane(self, sets: Sequence[ProcessSet]) -> Lane:
