@@ -571,6 +571,7 @@ class Session:
         if leave is not None:
             self._tell_leave(leave, ending, kind)
         self._engine_pool.abort(reason, orderly=leave == "")
+        self._metrics.flush()  # not only when the script ends: a launcher may end this process before
 
     def _tell_leave(
         self, reason: str, ending: bool = False, kind: type[FarandoleError] = AbortError, told: bool = False
