@@ -68,12 +68,24 @@ def test_defects_planted_in_the_package_are_found_and_nothing_else(
     assert judged[1::2] == [kind for _, _, kind in due]
 
 
+def test_layers_that_keep_what_they_made_of_other_variables_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on PyTorch, where a layer's constants lie in the memory of its variables."""
+    skip_without("keras")
+    skip_without("jax")
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    terms = PlanTerms(rate=0.05, initial="broadcast", normalizes=True)
+    plain = FrameworkPlan("keras", 1, 0, terms, (PlanAction("batches", 1, 3),))
+    judged = [each.kind for each in check([plain, msgspec.structs.replace(plain, planted="stale")], 2)]
+    assert judged == [EQUAL, "difference"]
+
+
 @pytest.mark.parametrize("framework", ["jax", "keras"])
 def test_the_same_seed_gives_the_same_program_and_all_features(framework: str) -> None:
     assert [generate(framework, 7, i) for i in range(20)] == [generate(framework, 7, i) for i in range(20)]
     features = {feature for i in range(1000) for feature in generate(framework, 1, i).features}
     of_jax = {"train", "lag", "overlap", "donate", "dtype mixed", "reinit", "again", "shape", "more"}
     of_keras = {"fit", "batches", "apply", "save", "freeze", "local", "scaled", "warmup", "average", "passes_how keras"}
+    of_keras |= {"normalizes"}
     both = {"metrics", "broadcast", "heal", "spoil", "structure", "absent", "uneven", "process_set", "op", "clip"}
     assert both | (of_jax if framework == "jax" else of_keras) <= features
 

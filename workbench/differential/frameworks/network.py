@@ -29,6 +29,19 @@ def batch(number: int, step: int, rank: int, rows: int) -> tuple[Values, Values]
     return _exact(source.normal(size=(rows, INPUTS))), _exact(source.normal(size=(rows, OUTPUTS)) + rank)
 
 
+def adapted(rank: int) -> Values:
+    """Rows that a rank adapts a layer to: their mean and spread are other ones on each."""
+    source = np.random.default_rng([14, rank])
+    return _exact(source.normal(size=(32, INPUTS)) * (1 + rank) + rank)
+
+
+def normalized(x: Values, rank: int) -> Values:
+    """``x`` as that layer of a rank computes it."""
+    rows = adapted(rank)
+    found: Values = (x - rows.mean(0)) / rows.std(0)
+    return found
+
+
 def metric(number: int, rank: int, size: int) -> Values:
     """Array of a rank for collectives, whose rows the number of ranks divides."""
     return _exact(np.random.default_rng([13, number, rank]).normal(size=(2 * size, 3)))

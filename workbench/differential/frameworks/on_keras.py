@@ -19,6 +19,7 @@ from workbench.differential.frameworks.network import (
     HIDDEN,
     INPUTS,
     OUTPUTS,
+    adapted,
     batch,
     initial,
     loss_and_gradients,
@@ -76,8 +77,10 @@ class KerasProgram:
 
     def __init__(self, plan: FrameworkPlan) -> None:
         self._plan, self._terms = plan, plan.terms
-        self._model = network(HIDDEN)
-        self._model.set_weights(initial(plan.seed + plan.index, hvd.rank() if plan.terms.initial == "broadcast" else 0))
+        self._model = network(HIDDEN, plan.terms.normalizes)
+        given = initial(plan.seed + plan.index, hvd.rank() if plan.terms.initial == "broadcast" else 0)
+        for layer, own in zip(self._dense, (given[:2], given[2:]), strict=True):
+            layer.set_weights(own)
         if plan.terms.initial == "broadcast":
             hvd.broadcast_variables(self._model.variables, root_rank=0)
         self._set = hvd.global_process_set
@@ -91,13 +94,14 @@ class KerasProgram:
             hvd.shutdown()
             hvd.init(**self._plan.arguments)
         elif action.kind == "freeze":
-            for i, layer in enumerate(self._model.layers):
+            for i, layer in enumerate(self._dense):
                 layer.trainable = str(i) not in action.how
             self._compile()
         elif action.kind == "save":
             self._save()
         elif action.kind == "structure" and hvd.size() > 1:
-            self._model = network(HIDDEN + (hvd.rank() == action.rank % hvd.size()))
+            hidden = HIDDEN + (hvd.rank() == action.rank % hvd.size())
+            self._model = network(hidden, self._terms.normalizes)
             self._compile()
         if action.kind in ("spoil", "heal"):
             self._spoil(action)
@@ -108,8 +112,12 @@ class KerasProgram:
         for i, weight in enumerate(self._weights()):
             record(f"{name}.weight{i}", weight)
 
+    @property
+    def _dense(self) -> list[Any]:
+        return [layer for layer in self._model.layers if isinstance(layer, keras.layers.Dense)]
+
     def _weights(self) -> list[Any]:
-        return [w for layer in self._model.layers for w in layer.get_weights()]
+        return [w for layer in self._dense for w in layer.get_weights()]
 
     def _distributed(self, optimizer: Any) -> Any:
         terms = self._terms
@@ -123,7 +131,7 @@ class KerasProgram:
             average_aggregated_gradients=terms.passes_how == "mean",
             process_set=self._set,
             scale_local_gradients=terms.local == "scaled",
-            local_layers=[self._model.layers[0]] if terms.local else None,
+            local_layers=[self._dense[0]] if terms.local else None,
         )
 
     def _compile(self) -> None:
@@ -172,8 +180,10 @@ class KerasProgram:
             optimizer.build(variables)
         for i in range(action.steps):
             given = [np.asarray(each, np.float64) for each in self._weights()]
-            data = batch(action.number, i, hvd.rank(), rows_of(self._plan, hvd.rank()))
-            found: dict[str, Any] = dict(zip(self._all(), loss_and_gradients(given, *data)[1], strict=True))
+            x, y = batch(action.number, i, hvd.rank(), rows_of(self._plan, hvd.rank()))
+            if self._terms.normalizes:
+                x = np.asarray(keras.ops.convert_to_numpy(self._model.layers[0](x.astype(np.float32))), np.float64)
+            found: dict[str, Any] = dict(zip(self._all(), loss_and_gradients(given, x, y)[1], strict=True))
             scale = float(optimizer.dynamic_scale) if self._terms.scaled else 1.0
             arrays = {
                 path: keras.ops.convert_to_tensor((each * scale).astype(np.float32)) for path, each in found.items()
@@ -184,7 +194,7 @@ class KerasProgram:
             optimizer.apply([arrays[each.path] for each in variables], variables)
 
     def _all(self) -> list[str]:
-        return [v.path for layer in self._model.layers for v in layer.variables]
+        return [v.path for layer in self._dense for v in layer.variables]
 
     def _broadcast(self, name: str, action: PlanAction, record: Record) -> None:
         optimizer = self._model.optimizer
@@ -195,7 +205,7 @@ class KerasProgram:
     def _spoil(self, action: PlanAction) -> None:
         members = self._plan.members(hvd.size())
         if hvd.rank() == members[action.rank % len(members)]:
-            layer = self._model.layers[1]
+            layer = self._dense[1]
             layer.set_weights([each + np.float32(0.25) for each in layer.get_weights()])
 
     def _exchange(self, name: str, action: PlanAction, record: Record) -> None:
@@ -205,10 +215,13 @@ class KerasProgram:
             record(f"{name}.{verb}", keras.ops.convert_to_numpy(found))
 
 
-def network(hidden: int) -> Any:
-    """The two layers of ``network.py``."""
+def network(hidden: int, normalizes: bool = False) -> Any:
+    """The two layers of ``network.py``, behind one that this rank adapts to its own rows."""
     layers = [keras.layers.Dense(hidden, activation="tanh"), keras.layers.Dense(OUTPUTS)]
-    return keras.Sequential([keras.Input((INPUTS,)), *layers])
+    first = keras.layers.Normalization() if normalizes else None
+    if first is not None:
+        first.adapt(adapted(hvd.rank()).astype(np.float32))
+    return keras.Sequential([keras.Input((INPUTS,)), *([first] if first is not None else []), *layers])
 
 
 def collective(verb: str, x: Any, name: str, size: int) -> Any:

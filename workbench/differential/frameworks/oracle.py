@@ -16,7 +16,14 @@ import numpy as np
 
 from workbench.differential.frameworks.exchange import exchanged
 from workbench.differential.frameworks.keras_plans import is_on_torch
-from workbench.differential.frameworks.network import Values, batch, initial, loss_and_gradients, metric
+from workbench.differential.frameworks.network import (
+    Values,
+    batch,
+    initial,
+    loss_and_gradients,
+    metric,
+    normalized,
+)
 from workbench.differential.frameworks.optimizers import OracleStepper
 from workbench.differential.frameworks.plan import FrameworkPlan, PlanAction, rows_of
 
@@ -53,6 +60,7 @@ class OracleRanks:
         self._plan, self._terms, self._size = plan, plan.terms, size
         self._members, self._ranks = plan.members(size), range(size)
         self._weights = [initial(plan.seed + plan.index) for _ in self._ranks]  # those of rank 0, whoever had others
+        self._adapted = [0 if self._terms.initial == "broadcast" else rank for rank in self._ranks]  # whose rows
         self._trained = [0, 1, 2, 3]
         self._begin()
 
@@ -97,8 +105,10 @@ class OracleRanks:
             self._due(DIVERGENCE, len(self._members))
 
     def _copy(self, root: int) -> None:
+        whose = self._adapted[root]
         for rank in self._ranks:
             self._weights[rank] = [each.copy() for each in self._weights[root]]
+            self._adapted[rank] = whose
             self._steppers[rank].copy_from(self._steppers[root])
             self._sums[rank] = [each.copy() for each in self._sums[root]]
 
@@ -161,8 +171,9 @@ class OracleRanks:
         losses: list[float] = []
         own: list[list[Values]] = []
         for rank in self._ranks:
-            given = batch(action.number, step, rank, rows_of(self._plan, rank))
-            loss, gradients = loss_and_gradients(self._weights[rank], *given)
+            x, y = batch(action.number, step, rank, rows_of(self._plan, rank))
+            seen = normalized(x, self._adapted[rank]) if self._terms.normalizes else x
+            loss, gradients = loss_and_gradients(self._weights[rank], seen, y)
             losses.append(loss)
             if (absent := self._absent(action, rank)) >= 0:
                 gradients[absent] *= 0

@@ -70,6 +70,13 @@ def _unnamed(_rank: int) -> Any:
     return mock.patch.object(collectives, "named", side_effect=lambda *_: f"call {next(numbers)}")
 
 
+def _stale(_rank: int) -> Any:
+    """What layers of Keras have made of their variables stays when these are assigned."""
+    from farandole.keras import layer_tables
+
+    return mock.patch.object(layer_tables, "refresh")
+
+
 def _around_reduction(change: Callable[..., Any]) -> Any:
     reduce = GraphGradients.reduce
     return mock.patch.object(
@@ -79,6 +86,7 @@ def _around_reduction(change: Callable[..., Any]) -> Any:
 
 DEFECTS: dict[str, Callable[[int], Any]] = {
     "factor": _factor, "swapped": _swapped, "late": _late, "blind": _blind, "unnamed": _unnamed,
+    "stale": _stale,
 }  # fmt: skip
 
 
