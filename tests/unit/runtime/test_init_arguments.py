@@ -58,6 +58,7 @@ OF_THE_WORKER_TOO = {
     "bucket_bytes": "no controller lays out buckets",
     "log_level": "each process has its own log",
     "network_interface": "a worker offers its own address",
+    "ports": "a worker listens for its peers, too",
     "start_timeout_s": "a worker waits so long for the controller's answer",
 }
 """Settings that a worker may have otherwise than the launcher and the controller, which read them as well; and why."""
