@@ -326,7 +326,7 @@ def slices_in_a_group_and_of_integers_are_gathered() -> None:
         dense, gathered, indices, average = (each.numpy().tolist() for each in run())
         assert dense == [size * (size + 1) / 2] * 2
         assert (gathered, indices) == (expected, list(range(size)))
-        assert average == [[value / size for value in row] for row in expected]
+        np.testing.assert_allclose(average, np.array(expected) / size, rtol=1e-6)
     integers = hvd.allreduce(tf.IndexedSlices(values, tf.constant([rank])), name="integers")
     assert integers.values.dtype == tf.int64
     assert integers.values.numpy().tolist() == [[int(value / size) for value in row] for row in expected]
@@ -440,7 +440,7 @@ def layers_of_keras_compute_with_what_was_handed_over() -> None:
         model = adapted()
         norm, bins = model.layers
         own = hvd.allgather_object(list(bins.bin_boundaries))
-        assert own[0] != own[-1]
+        assert own[0] != own[-1] or hvd.size() == 1
         if handed_over:
             hvd.elastic.TensorFlowKerasState(model).sync()
             assert list(bins.bin_boundaries) == own[0]
@@ -466,7 +466,7 @@ def random_layers_draw_numbers_of_their_own_in_an_elastic_job() -> None:
         state.restore()
         assert ((model(inputs, training=True).numpy() != 0) == drawn).all()
         everybody = hvd.allgather_object(drawn.tolist())
-        assert everybody[0] != everybody[1]
+        assert everybody[0] != everybody[-1] or hvd.size() == 1
 
 
 @case
