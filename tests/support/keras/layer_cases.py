@@ -98,7 +98,7 @@ def a_step_that_was_traced_with_other_statistics_is_traced_anew() -> None:
 @case
 def boundaries_of_bins_are_those_of_one_rank() -> None:
     root = hvd.size() - 1
-    layer = keras.layers.Discretization(num_bins=4, output_mode="one_hot")
+    layer = keras.layers.Discretization(num_bins=4)
     adapt(layer, rows(hvd.rank())[:, :1])
     own = allgather_object(list(layer.bin_boundaries))
     keras.utils.set_random_seed(1)
