@@ -35,6 +35,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from farandole.errors import ControlError
 
@@ -355,41 +356,62 @@ def refusal(command: Sequence[str], error: OSError) -> tuple[int, str]:
 def dump_stack(pid: int, number: int, fd: int, deadline_s: float = 2.0, quiet_s: float = 0.1) -> str:
     """The text a process writes to its descriptor ``fd`` when signal ``number`` comes (see ``runtime/session/stacks``).
 
-    Works while the process computes, waits or holds the GIL: where its main thread sleeps in C code, or computes there
-    for half of ``deadline_s``, the signal before comes, too. Raises ``ControlError`` if nothing comes in time.
+    Works while the process computes, waits or holds the GIL: where its main thread stays in C code, the signal before
+    is sent, too. Raises ``ControlError`` if nothing comes in time.
     """
     try:
         with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
             before = file.seek(0, os.SEEK_END)  # earlier stacks are there, too; this position is ours, not the writer's
+            size, until_s = partial(_size, file.fileno()), time.monotonic() + deadline_s
             os.kill(pid, number)
-            size = lambda: os.fstat(file.fileno()).st_size  # noqa: E731
-            if not _answers(pid, size, before, deadline_s / 2):
-                os.kill(pid, number - 1)
-            _until_quiet(size, before, deadline_s, quiet_s)
+            if _stays_in_c(pid, size, before, until_s):
+                _kill_main_thread(pid, number - 1)
+            _until_quiet(size, before, max(quiet_s, until_s - time.monotonic()), quiet_s)
             return file.read().decode(errors="replace")
     except OSError as error:
         raise ControlError(f"no stack of process {pid}: {error.strerror}") from error
 
 
-def _answers(pid: int, size: Callable[[], int], before: int, patience_s: float) -> bool:
-    """Wait until ``size`` has grown; false where the main thread of the process stands still, or time is over."""
-    begin = time.monotonic()
-    while size() == before:
-        waited_s = time.monotonic() - begin
-        if waited_s >= patience_s or (waited_s >= _SETTLED_S and _is_asleep(pid)):
-            return False
+def _size(fd: int) -> int:
+    return os.fstat(fd).st_size
+
+
+def _stays_in_c(pid: int, size: Callable[[], int], before: int, until_s: float) -> bool:
+    """True if the main thread sleeps, or has computed for so long that it is not in Python code; false if it answers.
+
+    A thread that waits for a processor or for its turn in Python does neither, and may be anywhere.
+    """
+    settled_s = time.monotonic() + _SETTLED_S
+    _, first = _main_thread(pid)
+    while size() == before and (now := time.monotonic()) < until_s:
+        is_asleep, ticks = _main_thread(pid)
+        if (is_asleep and now >= settled_s) or ticks - first >= _TICKS_IN_C:
+            return True
         time.sleep(0.005)
-    return True
+    return False
 
 
 _SETTLED_S = 0.05
 """Time after which a thread that sleeps has taken in a signal that woke it."""
 
+_TICKS_IN_C = 6
+"""Hundredths of a second: Python code heeds a signal within much less."""
 
-def _is_asleep(pid: int) -> bool:
-    """True if the main thread of a process sleeps: what is behind the name in brackets begins with its state."""
+
+def _main_thread(pid: int) -> tuple[bool, int]:
+    """Whether the main thread of a process sleeps, and how long it has computed, in the kernel's ticks."""
     with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] in (b"S", b"D")
+        fields = file.read().rpartition(b")")[2].split()
+    return fields[0] in (b"S", b"D"), int(fields[11]) + int(fields[12])
+
+
+def _kill_main_thread(pid: int, number: int) -> None:
+    """Signal the main thread: the kernel gives one for the process to another, while the first is yet to be handled."""
+    tgkill = getattr(_libc, "tgkill", None)
+    if tgkill is None:  # before glibc 2.30
+        os.kill(pid, number)
+    elif tgkill(pid, pid, number):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _until_quiet(size: Callable[[], int], before: int, deadline_s: float, quiet_s: float) -> None:

@@ -71,7 +71,7 @@ def _unnamed(_rank: int) -> Any:
 
 
 def _stale(_rank: int) -> Any:
-    """What layers of Keras have made of their variables stays when these are assigned."""
+    """Constants that layers of Keras have made of their variables stay when these are assigned."""
     from farandole.keras import layer_tables
 
     return mock.patch.object(layer_tables, "refresh")
