@@ -7,6 +7,7 @@ Only the framework of the backend in use is imported.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from abc import ABC, abstractmethod
@@ -161,8 +162,13 @@ class TensorFlowBackend(Backend):
             frame = frame.f_back
         if frame is not None:  # its first batch is lost where the data can be read once only
             iterator = frame.f_locals["epoch_iterator"]
-            model._symbolic_build(iterator=iterator)
-            iterator.reset()
+            # Before Keras 3.8 it is another method, and the next epoch makes a new iterator by itself.
+            steps = iterator.enumerate_epoch() if hasattr(iterator, "enumerate_epoch") else iterator
+            *_, batches = next(iter(steps))
+            with contextlib.suppress(Exception):  # it is not built then, which is told by who asks
+                model._symbolic_build(data_batch=next(batches))
+            if hasattr(iterator, "reset"):
+                iterator.reset()
 
     def present(self, value: Any) -> Any:
         """See ``Backend``."""

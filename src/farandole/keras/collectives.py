@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from farandole.collective import ReduceOp
+from farandole.graphs.keras_variables import is_of_keras
 from farandole.keras.backends import collectives as _collectives
 from farandole.keras.compression import CompressorLike, NoneCompressor
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
@@ -88,7 +89,7 @@ def reducescatter(
 
 def _tensor(value: Any) -> Any:
     """A tensor of the backend; sparse ones of TensorFlow, and what is one already, as they are."""
-    if isinstance(value, keras.Variable):
+    if is_of_keras(value):
         return value.value
     is_plain = isinstance(value, list | tuple | bool | int | float | np.ndarray | np.generic)
     return keras.ops.convert_to_tensor(value) if is_plain else value

@@ -47,6 +47,8 @@ class Distribution:
         self._latest: GraphGradients | None = None
         self._watcher: Callable[[GraphGradients], object] = _nobody
         self._is_inside = False
+        self.is_scaled = False
+        """True once scaled losses decide whether to step: no gradient may stay on its rank."""
 
     @property
     def has_local(self) -> bool:
@@ -59,7 +61,9 @@ class Distribution:
         return self._local
 
     def add_local(self, variable: Any) -> None:
-        """Let the gradients of one more variable stay here; before the first step."""
+        """Let the gradients of one more variable stay here; raises ``UsageError`` after the first step."""
+        if self._reductions:
+            raise UsageError("register_local_var() after the first step: steps are compiled by then; call it before")
         self._local.append(variable)
         self._local_ids.add(id(variable))
 

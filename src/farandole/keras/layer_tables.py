@@ -41,16 +41,17 @@ def read(model: keras.Model) -> dict[str, Table]:
 
 def write(model: keras.Model, tables: Mapping[str, Table]) -> None:
     """Have the layers of a model keep that. Places that ``tables`` does not name keep what they have."""
-    changed = False
+    changed = []
     for i, layer, kind in _keepers(model):
         table = tables.get(f"{i}.{kind}")
         if table is None:
             continue
-        if not _are_alike(table, _KINDS[kind].read(layer)):
+        differs = not _are_alike(table, _KINDS[kind].read(layer))
+        if differs:
             _KINDS[kind].write(layer, table)
-        changed |= _is_new(layer, table)
-    if changed:
-        _trace_anew(model)
+        if _is_new(layer, table) or differs:
+            changed.append(layer)
+    _trace_anew_with(changed)
 
 
 def has_any(model: keras.Model) -> bool:
@@ -76,20 +77,26 @@ class LayerTables:
 
 def refresh(variables: Iterable[Any]) -> None:
     """Make what layers have made of ``variables`` anew, in every model of this process that has these layers."""
-    assigned = {id(variable) for variable in variables}
-    layers, models = [], []
-    for found in gc.get_objects():  # a variable does not know its layer
-        if issubclass(type(found), keras.layers.Layer):
-            if _derives(found) and any(id(v) in assigned for v in _own_variables(found)):
-                layers.append(found)
-            if issubclass(type(found), keras.Model):
-                models.append(found)
-    for layer in layers:
+    changed = []
+    for layer in deriving(variables):
+        before = _constants(layer)
         layer.finalize_state()
-    changed = {id(layer) for layer in layers if _is_new(layer, _constants(layer))}
-    for model in models:
-        if changed and any(id(layer) in changed for layer in model._flatten_layers()):
-            _trace_anew(model)
+        after = _constants(layer)
+        if _is_new(layer, after) or not _are_alike(before, after):
+            changed.append(layer)
+    _trace_anew_with(changed)
+
+
+def deriving(variables: Iterable[Any]) -> list[Any]:
+    """Layers of this process that compute with constants which they make of ``variables``."""
+    assigned = {id(variable) for variable in variables}
+    # A variable does not know its layer. Objects that ``gc.freeze`` has put away are not found.
+    layers = [each for each in _living(keras.layers.Layer) if _derives(each)]
+    return [layer for layer in layers if any(id(v) in assigned for v in _own_variables(layer))]
+
+
+def _living(kind: type) -> list[Any]:
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
 def _derives(layer: Any) -> bool:
@@ -103,8 +110,8 @@ _given: weakref.WeakKeyDictionary[Any, Table] = weakref.WeakKeyDictionary()
 def _is_new(layer: Any, table: Table) -> bool:
     """Note that a layer has got ``table``; returns whether that is something else than the last time.
 
-    Not whether it is something else than the layer had: a script that adapts it between two fits leaves Keras's own
-    programs as they are.
+    It may be what the layer has already: a script that adapts it between two fits leaves Keras's own programs as they
+    are.
     """
     before, _given[layer] = _given.get(layer), table
     return before is None or not _are_alike(before, table)
@@ -124,6 +131,14 @@ def traces(model: keras.Model) -> int:
 
 
 _traces: weakref.WeakKeyDictionary[keras.Model, int] = weakref.WeakKeyDictionary()
+
+
+def _trace_anew_with(layers: Sequence[Any]) -> None:
+    """Have all models trace their steps anew that have one of ``layers``."""
+    changed = set(map(id, layers))
+    for model in _living(keras.Model) if changed else ():
+        if any(id(layer) in changed for layer in model._flatten_layers()):
+            _trace_anew(model)
 
 
 def _trace_anew(model: Any) -> None:
@@ -161,9 +176,22 @@ def _write_boundaries(layer: Any, table: Table) -> None:
     layer.bin_boundaries = table["boundaries"]
 
 
+_vocabularies: weakref.WeakKeyDictionary[Any, tuple[object, Table]] = weakref.WeakKeyDictionary()
+"""Words by layer, with the table of TensorFlow that they were read from: an elastic state asks at each commit."""
+
+
 def _read_vocabulary(layer: Any) -> Table:
+    lookup = getattr(layer, "_lookup_layer", layer)
+    held, weights = getattr(lookup, "lookup_table", None), getattr(lookup, "idf_weights_const", None)
+    before, table = _vocabularies.get(layer, (None, {}))
+    if held is None or before is not held:  # a new one with each change
+        table = _words_of(layer, weights)
+        _vocabularies[layer] = held, table
+    return table
+
+
+def _words_of(layer: Any, weights: Any) -> Table:
     words = layer.get_vocabulary()
-    weights = getattr(getattr(layer, "_lookup_layer", layer), "idf_weights_const", None)
     plain = [word.item() if isinstance(word, np.generic) else word for word in words]
     return {"words": plain, "weights": None if weights is None else np.array(weights)}
 

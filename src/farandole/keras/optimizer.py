@@ -213,6 +213,8 @@ class _Reducing:
     def register_local_var(self, var: Any) -> None:
         """Leave the gradients of a variable on their rank, as those of ``local_layers``; before the first step."""
         _require_no_mix(self)
+        if self._farandole.is_scaled:
+            raise UsageError(_SCALES_LOCAL)
         self._farandole.add_local(var)
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,4 +251,5 @@ class _Reducing:
             return
         if self._farandole.has_local:
             raise UsageError(_SCALES_LOCAL)
+        self._farandole.is_scaled = True
         object.__setattr__(scale, "__class__", _reducing(type(scale), self._farandole))

@@ -13,6 +13,7 @@ from farandole.adapters.numpy import verbs
 from farandole.collective import Kind
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.identity import without_numbers
+from farandole.graphs.keras_variables import is_of_keras
 from farandole.keras import layer_tables
 from farandole.keras.optimizer_tree import leaves
 from farandole.runtime.collectives.objects import broadcast_object
@@ -40,7 +41,7 @@ def path_of(variable: Any) -> str:
 
 def value_of(variable: Any) -> Any:
     """The backend's own variable, or tensor, of one of Keras, which on TensorFlow may be that already."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
+    return variable.value if is_of_keras(variable) else variable
 
 
 def is_overwritten(variable: Any) -> bool:

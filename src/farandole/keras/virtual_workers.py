@@ -56,10 +56,11 @@ class VirtualWorkersCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See ``Callback``."""
+        backend.build(self.model)
         self._take_step()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """See ``Callback``; one that came after this one may have had the step traced anew."""
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """See ``Callback``; another one may have had the step traced anew."""
         self._take_step()
 
     def _take_step(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
@@ -17,10 +16,17 @@ import tensorflow as tf
 from farandole.adapters.tensorflow import verbs
 from farandole.collective import Kind
 from farandole.errors import UsageError
+from farandole.events import logger
+from farandole.graphs.keras_variables import is_of_keras
 from farandole.runtime.collectives import objects
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.gradients import ops
 from farandole.tensorflow.graph import apart, as_written, in_graph, in_session_graph
+
+_IN_A_GRAPH = (
+    "broadcast_variables() in a tf.function: the layer %s goes on with what it has made of its variables on this rank; "
+    "call it outside, before the first step"
+)
 
 _CARRIED = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 """Dtypes of variables that do not travel, such as the seeds of Keras, and those as which their bits do."""
@@ -38,6 +44,9 @@ def broadcast_variables(
     >>> hvd.broadcast_variables(model.variables, root_rank=0)
     >>> hvd.broadcast_variables(optimizer.variables, root_rank=0)
 
+    Layers of Keras as ``Normalization`` compute with constants that they make of their variables: broadcast these
+    before the first step, and outside of a ``tf.function``, which keeps the constants that it was traced with.
+
     All ranks give the same variables in the same order. Raises ``HorovodInternalError`` where they differ; in a graph a
     rank without any has nothing to run, and the others wait for it until the job is taken for stalled.
     """
@@ -51,16 +60,19 @@ def broadcast_variables(
     assigned = []
     for variable, tensor, value in zip(listed, tensors, copied, strict=True):
         assigned.append(variable.assign(tf.bitcast(value, tensor.dtype) if tensor.dtype in _CARRIED else value))
-    if not in_graph():
-        refresh_layers(listed)
+    refresh_layers(listed)
     return tf.group(*assigned) if is_session else None
 
 
 def refresh_layers(variables: Sequence[Any]) -> None:
     """Have layers of Keras compute with what their variables are now; see ``farandole.keras.layer_tables``."""
-    keras: Any = sys.modules.get("keras")
-    if keras is not None and any(isinstance(variable, keras.Variable) for variable in variables):
-        tables: Any = importlib.import_module("farandole.keras.layer_tables")
+    if not any(is_of_keras(variable) for variable in variables):
+        return
+    tables: Any = importlib.import_module("farandole.keras.layer_tables")
+    if in_graph():
+        if layers := tables.deriving(variables):
+            logger.warning(_IN_A_GRAPH, layers[0].name)
+    else:
         tables.refresh(variables)
 
 

@@ -187,3 +187,23 @@ def buffers_of_modules_of_pytorch_go_along() -> None:
     second = made(keras.layers.TorchModuleWrapper(again))
     fit(second, epochs=1, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
     assert again.running_mean.tolist() == kept
+
+
+@case
+def a_step_that_was_traced_between_two_hand_overs_of_one_table_is_traced_anew() -> None:
+    """Each time, the root hands over what it had handed over before, and the others had traced something else."""
+    layer = keras.layers.Normalization()
+    broadcast = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    models = [made(layer) for _ in range(2)]  # they share it
+    for _ in range(2):
+        layer.adapt(rows(hvd.rank()))
+        for model in models:
+            model.predict(PROBE, verbose=0)
+        for model in models:
+            fit(model, epochs=1, callbacks=broadcast)
+        for model in models:
+            predicted = allgather_object(model.predict(PROBE, verbose=0))
+            np.testing.assert_array_equal(predicted[0], predicted[-1])
+            own = model.layers[-1].get_weights()
+            expected = normalized(PROBE, rows(0)) @ own[0] + own[1]
+            np.testing.assert_allclose(predicted[0], expected, rtol=1e-3, atol=1e-4)

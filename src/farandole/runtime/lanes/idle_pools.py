@@ -30,7 +30,8 @@ def idle_threads(stacks: Mapping[int, Sequence[tuple[str | None, str]]]) -> set[
     found: set[int] = set()
     for pool, threads in there.items():
         idle: Any = getattr(pool, "_idle_semaphore", None)
-        if idle is not None and idle._value >= len(threads) and pool._work_queue.empty():
+        # More than there are threads: before Python 3.12 it is counted too high where tasks had to wait.
+        if idle is not None and len(pool._threads) >= idle._value >= len(threads) and pool._work_queue.empty():
             found |= threads
     return found
 

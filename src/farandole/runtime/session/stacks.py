@@ -34,7 +34,7 @@ def stack_dump() -> tuple[int, int]:
     number = next(n for n in numbers if signal.getsignal(n) is signal.getsignal(n - 1) is signal.SIG_DFL)
 
     def write(_: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(OSError):  # a full one; whoever reads sees what is there
+        with contextlib.suppress(OSError, RecursionError):  # the script's own is told where it is; no text is no harm
             os.write(fd, _text_of(frame).encode(errors="replace"))
 
     if threading.current_thread() is threading.main_thread():
