@@ -1,7 +1,7 @@
 """Threads of ``concurrent.futures`` that have nothing to do, and get nothing while all others wait.
 
->>> idle_threads(call_stacks())         # identifiers
-{139...}
+>>> idle_threads({})        # of these call stacks, by thread
+set()
 """
 
 # Keras has such a pool for as long as ``fit`` lasts. A thread that has taken a task out of the queue, and has not yet
