@@ -51,7 +51,7 @@ def ports_in(text: str) -> list[int]:
     ([0], [7001, 7002, 7003])
     """
     ports = port_range(text)
-    return random.sample(ports, len(ports))
+    return random.SystemRandom().sample(ports, len(ports))  # not the generator of the script
 
 
 class Interface(NamedTuple):
