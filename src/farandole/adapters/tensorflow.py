@@ -147,12 +147,21 @@ def variable(tensor: AnyTensor) -> AnyTensor:
     return adapter.clone(tensor)
 
 
+def dense_tensor(value: Any) -> AnyTensor:
+    """The tensor of what a user gives: a tensor, a variable of TensorFlow or Keras, an array, a number.
+
+    Raises ``UnsupportedError`` for what is several tensors.
+    """
+    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
+        to_dense = "tf.sparse.to_dense()" if isinstance(value, tf.SparseTensor) else ".to_tensor()"
+        raise UnsupportedError(f"a {type(value).__name__} does not travel as it is: pass {to_dense} of it")
+    return tf.convert_to_tensor(value)
+
+
 def _eager(tensor: AnyTensor) -> AnyTensor:
-    if isinstance(tensor, tf.IndexedSlices | tf.SparseTensor | tf.RaggedTensor):
-        raise UnsupportedError(
-            f"a {type(tensor).__name__} does not travel in this way: pass tf.convert_to_tensor() or .to_dense() of it"
-        )
-    found = tf.convert_to_tensor(tensor)
+    if isinstance(tensor, tf.IndexedSlices):
+        raise UnsupportedError("IndexedSlices do not travel in this way: pass tf.convert_to_tensor() of them")
+    found = dense_tensor(tensor)
     if not hasattr(found, "_numpy"):
         raise UsageError(
             "a tensor of a graph has no value yet: inside of tf.function call the function whose name has neither "

@@ -9,7 +9,7 @@ from typing import TypeGuard, final
 import torch
 
 from farandole.collective import Array, DType
-from farandole.errors import UnsupportedError
+from farandole.errors import UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.verbs import Verbs
 from farandole.runtime.session.init import current
@@ -120,9 +120,15 @@ class TorchAdapter(TensorAdapter[torch.Tensor]):
 
 
 def _require_strided(tensor: torch.Tensor) -> None:
-    if tensor.layout is not _STRIDED:
+    layout = getattr(tensor, "layout", None)
+    if layout is None:
+        raise UsageError(
+            f"a {type(tensor).__name__} is no tensor: pass torch.as_tensor() of it, or take broadcast_object or "
+            "allgather_object"
+        )
+    if layout is not _STRIDED:
         raise UnsupportedError(
-            f"a tensor with layout {tensor.layout} does not travel as it is: pass tensor.to_dense(), "
+            f"a tensor with layout {layout} does not travel as it is: pass tensor.to_dense(), "
             "or use sparse_allreduce_async"
         )
 

@@ -59,6 +59,8 @@ class Names:
         given: list[Any] = every if named is None else list(named)
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
             raise UsageError("named_parameters holds (name, parameter) tuples: pass model.named_parameters()")
+        if odd := [name for name, _ in given if not isinstance(name, str)]:
+            raise UsageError(f"named_parameters holds the name {odd[0]!r}, a {type(odd[0]).__name__}: names are str")
         twice = [name for name, count in Counter(name for name, _ in given).items() if count > 1]
         if twice:
             found = ", ".join(sorted(twice))

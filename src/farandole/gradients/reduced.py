@@ -57,7 +57,7 @@ class ReducedGradients(ABC, Generic[T]):
     ) -> None:
         self._keys = list(like) if isinstance(like, Mapping) else None
         params = self._params = [self._shaped(each) for each in (like.values() if isinstance(like, Mapping) else like)]
-        names = Names(zip(self._keys or map(str, range(len(params))), params, strict=True), self._keys is not None)
+        names = Names(zip(_names(self._keys, len(params)), params, strict=True), self._keys is not None)
         terms = Terms(how, None, {id(p): 0 for p in params if group_count}, group_count, process_set=process_set)
         self._outlast = lag > 0 or backward_passes_per_step > 1  # then gradients are used after the call
         self.reducer: HandedReducer[T] | HandedShardReducer[T]
@@ -180,11 +180,22 @@ class ReducedGradients(ABC, Generic[T]):
             return "a dict where it was made of a list, or the other way round: give the gradients as the arrays"
         if isinstance(gradients, Mapping):
             unknown = [key for key in gradients if key not in (self._keys or ())]
-            known = ", ".join(self._keys or ())
+            known = ", ".join(map(str, self._keys or ()))
             return f"{unknown[0]!r} is not among the arrays that it was made of: {known}" if unknown else ""
         if len(gradients) != len(self._params):
             return f"{len(gradients)} gradients for {len(self._params)} arrays: give one for each, or None"
         return ""
+
+
+def _names(keys: Sequence[Any] | None, count: int) -> Sequence[str]:
+    """Names that ranks match gradients by; raises ``UsageError`` for ``keys`` that read alike."""
+    names = list(map(str, range(count) if keys is None else keys))
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise UsageError(
+            f"DistributedGradients: the keys of two arrays both read {twice[0]!r}, and ranks match gradients by that: "
+            "give them other keys"
+        )
+    return names
 
 
 def terms_of_gradients(op: int, gradient_predivide_factor: float, passes: int, lag: int) -> Reduction:

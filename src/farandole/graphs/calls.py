@@ -81,6 +81,13 @@ MOST_NESTED = 8
 _functions: dict[str, Function] = {}
 
 
+ON_SEVERAL_DEVICES = (
+    "in a program that runs on several local devices, each of which would take part: reduce over these within the "
+    "program, and call the function outside of it, or give the program arguments on one device"
+)
+"""What is wrong with a call in such a program, and what to do."""
+
+
 def provide(name: str, function: Function) -> str:
     """Let graphs call ``function`` by ``name``; returns the spec of such calls."""
     expect_native_threads()
@@ -171,10 +178,7 @@ class _Runs:
             last = self._last.get((spec.verb, spec.name), origin) if previous.place < 0 else previous
             self._last[spec.verb, spec.name] = origin
         if origin.run == last.run and origin.device != last.device:
-            raise UsageError(
-                f"{spec.verb} {spec.name!r} in a program that runs on several local devices, each of which would take "
-                "part: reduce over these within the program, and call the function outside of it"
-            )
+            raise UsageError(f"{spec.verb} {spec.name!r} {ON_SEVERAL_DEVICES}")
         if origin.device != last.device:
             raise UsageError(
                 f"{spec.verb} {spec.name!r} of a compiled program on local device {origin.device}, and before that on "

@@ -54,7 +54,7 @@ from jax.interpreters import batching, mlir
 
 import farandole
 from farandole.errors import UnsupportedError, UsageError
-from farandole.graphs.calls import forget, take_calls
+from farandole.graphs.calls import ON_SEVERAL_DEVICES, forget, take_calls
 from farandole.graphs.library import Library
 from farandole.runtime.session.init import settle_before_leaving
 
@@ -141,6 +141,10 @@ def _dispatched_with(found: Iterable[effects.Effect]) -> list[effects.Effect]:
 
 
 def _lower(context: Any, *inputs: Any, params: _Params) -> Any:
+    axes = context.module_context.axis_context  # of jit, or of shard_map, which has a mesh
+    devices: int = getattr(axes, "num_devices", None) or getattr(getattr(axes, "mesh", None), "size", 1)
+    if devices > 1:
+        raise UsageError(f"a collective of farandole {ON_SEVERAL_DEVICES}")
     aliases = {i: i for i in params.same}
     lowering = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=aliases)
     return lowering(context, *inputs, spec=params.spec)

@@ -132,9 +132,10 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     Saves the model, the optimizers that it has, the epoch and the samples of a ``SamplesScheduleCallback`` after every
     epoch; rank 0 writes, all ranks read. Optimizers that are attributes of the model must be built. Of ``local_layers``
-    each rank's are kept, for as many ranks. A ``fit`` of epochs that are done already trains nothing. The other
-    arguments are those of ``farandole.checkpoint.Checkpoints``. It broadcasts, too: no other callback has to. States of
-    random layers are not kept. A model of a ``KerasState`` goes on from a checkpoint in its first ``fit`` with this,
+    each rank's are kept, for as many ranks. A ``fit`` of epochs that are done already trains nothing, and leaves the
+    model as it is in the checkpoint, whatever it was trained on since. The other arguments are those of
+    ``farandole.checkpoint.Checkpoints``. It broadcasts, too: no other callback has to. States of random layers are not
+    kept. A model of a ``KerasState`` goes on from a checkpoint in its first ``fit`` with this,
     with ``state.epoch`` set to its epoch; what is committed from then on is newer, as is a state that was loaded, and
     no checkpoint is read.
     """

@@ -23,6 +23,7 @@ from farandole.errors import UsageError
 from farandole.gradients.shard_reducer import Shard
 from farandole.keras import layer_tables, variables
 from farandole.keras.backends import backend
+from farandole.keras.mean_losses import require_mean
 from farandole.keras.variables import AnyArray
 from farandole.numpy.gradients import DistributedGradients
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
@@ -159,6 +160,7 @@ class _ShardedStep:
         self._keras_step = model.train_function
         self._apply = backend.compiled(model.optimizer.stateless_apply)
         self._logs: Any = None
+        self._is_mean = False
 
     def of_variables(self, batches: Any) -> Any:
         """``train_function`` of PyTorch and TensorFlow: the variables hold what they are."""
@@ -170,9 +172,10 @@ class _ShardedStep:
             self._logs = self._recorded(lambda: self._keras_step(iter([part]) if _takes_iterator() else [part]))
             return self._used(variables.read(trained)), variables.read(others)
 
-        weights, rest = variables.read(trained), variables.read(others)
+        weights, rest, data = variables.read(trained), variables.read(others), _next(batches)
+        self._require_mean(data, [*zip(trained, weights, strict=True), *zip(others, rest, strict=True)])
         try:
-            sums, after = self._reduced(step, weights, rest, _next(batches), int(model.optimizer._iterations))
+            sums, after = self._reduced(step, weights, rest, data, int(model.optimizer._iterations))
         except BaseException:
             variables.write([*trained, *others], [*weights, *rest])
             raise
@@ -185,7 +188,9 @@ class _ShardedStep:
     def of_state(self, state: Any, batches: Iterator[Any]) -> tuple[Any, Any]:
         """``train_function`` of JAX: everything comes in, and everything goes out."""
         trained, others, kept, metrics = state
-        optimizer = self._model.optimizer
+        model, data = self._model, next(batches)
+        of_model = [*model.trainable_variables, *model.non_trainable_variables, *model.metrics_variables]
+        self._require_mean(data, list(zip(of_model, [*trained, *others, *metrics], strict=True)))
         of_recorder = [variable.value for variable in self._recorder.variables]
 
         def step(weights: Arrays, rest: Arrays, part: Any) -> tuple[Sequence[AnyArray | None], Arrays]:
@@ -197,10 +202,16 @@ class _ShardedStep:
             return self._used([np.array(each) for each in gradients]), [np.array(each) for each in after]
 
         weights, rest = ([np.array(each) for each in values] for values in (trained, others))
-        position = next(i for i, v in enumerate(optimizer.variables) if v is optimizer._iterations)
-        sums, after = self._reduced(step, weights, rest, next(batches), int(kept[position]))
+        position = next(i for i, v in enumerate(model.optimizer.variables) if v is model.optimizer._iterations)
+        sums, after = self._reduced(step, weights, rest, data, int(kept[position]))
         trained, kept = self._apply(kept, [keras.ops.array(each) for each in sums], trained)
         return self._logs, (trained, [keras.ops.array(each) for each in after], kept, metrics)
+
+    def _require_mean(self, data: Any, values: Sequence[tuple[Any, Any]]) -> None:
+        """Raise ``UsageError`` for a loss that is no mean, in the first step."""
+        if not self._is_mean:
+            require_mean(self._model, data, values)
+            self._is_mean = True
 
     def _reduced(
         self, step: ShardStep, weights: Arrays, rest: Arrays, data: Any, number: int

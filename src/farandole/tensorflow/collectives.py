@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, final
 
 import tensorflow as tf
 
-from farandole.adapters.tensorflow import AnyTensor, require_served, values_of, verbs
+from farandole.adapters.tensorflow import AnyTensor, dense_tensor, require_served, values_of, verbs
 from farandole.collective import Kind, ReduceOp, Reduction
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.factors import DERIVATIVE, Factors, factor, require_linear
@@ -30,7 +30,7 @@ _SUM = Reduction(ReduceOp.SUM)
 
 def as_tensors(values: Sequence[Any]) -> list[AnyTensor]:
     """Tensors of what a user gives: tensors, variables of TensorFlow and Keras, arrays, numbers."""
-    return [tf.convert_to_tensor(value) for value in values]
+    return [dense_tensor(value) for value in values]
 
 
 def _recorded(function: Callable[..., Any], tensors: Tensors) -> list[AnyTensor]:

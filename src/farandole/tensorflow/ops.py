@@ -59,7 +59,7 @@ class TensorFlowOps(Ops[AnyTensor]):
         how = reduction(average, op, prescale_factor, postscale_factor)
         if isinstance(tensor, tf.IndexedSlices):
             return self._slices(tensor, name, how, compression, process_set)
-        travelling, context = compression.compress(tf.convert_to_tensor(tensor))
+        travelling, context = compression.compress(as_tensors([tensor])[0])
         return compression.decompress(self._reduced([travelling], name, how, process_set)[0], context)
 
     @as_written

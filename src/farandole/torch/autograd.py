@@ -21,7 +21,7 @@ _SUM = Reduction(ReduceOp.SUM)
 
 def wanted(*tensors: torch.Tensor) -> bool:
     """True if a call with these has to be recorded for a backward pass."""
-    return any(t.requires_grad for t in tensors) and torch.is_grad_enabled()
+    return any(getattr(t, "requires_grad", False) for t in tensors) and torch.is_grad_enabled()
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import farandole.numpy as hvd
-from farandole.errors import UnsupportedError
+from farandole.errors import UnsupportedError, UsageError
 from farandole.largebatch.noise import Estimate
 from farandole.testing.binding.contract import CASES, run_contract
 from farandole.testing.binding.refusals import Act
@@ -49,6 +49,22 @@ def _scalars(member: RankContext) -> None:
 
 def test_numbers_come_back_as_numbers() -> None:
     run_job(_scalars, 2)
+
+
+def _keys(member: RankContext) -> None:
+    hvd.init()
+    like: dict[Any, Any] = {0: np.zeros(2), "b": np.zeros(3), (1, 2): np.zeros(1)}
+    found = hvd.DistributedGradients(like, op=hvd.Sum)({key: np.ones_like(value) for key, value in like.items()})
+    assert {key: value.tolist() for key, value in found.items()} == {
+        key: [hvd.size()] * len(value) for key, value in like.items()
+    }
+    with pytest.raises(UsageError, match="the keys of two arrays both read '0'"):
+        hvd.DistributedGradients(like | {"0": np.zeros(3)})
+    hvd.shutdown()
+
+
+def test_keys_of_gradients_may_be_anything_that_reads_apart() -> None:
+    run_job(_keys, 2)
 
 
 def _arrays(member: RankContext) -> None:

@@ -164,6 +164,8 @@ def wrong_calls_in_programs(rank: int, size: int) -> None:
     """A sentence each, on every rank, and the next call works."""
     x = jnp.ones(size)
     again = jax.jit(lambda x: hvd.allreduce(x))
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()), "i")
+    spread = [jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes)) for axes in (None, "i")]
     cases: list[tuple[type[BaseException], str, Callable[[], Any]]] = [
         (UsageError, "stands twice in one function", lambda: jax.jit(_named_twice)(x)),
         (UsageError, "leave splits out", lambda: jax.jit(lambda x: hvd.alltoall(x, splits=[1] * size))(x)),
@@ -171,6 +173,7 @@ def wrong_calls_in_programs(rank: int, size: int) -> None:
         (UsageError, "root_rank", lambda: jax.jit(lambda x: hvd.broadcast(x, size))(x)),
         (UnsupportedError, "does not travel", lambda: jax.jit(hvd.allreduce)(jnp.ones(3, "uint32"))),
         (ValueError, "without the underscore", lambda: hvd.allreduce_(x)),
+        *((UsageError, "several local devices", lambda at=at: again(jax.device_put(jnp.ones(4), at))) for at in spread),
     ]
     if size > 1:
         cases += [

@@ -132,6 +132,45 @@ def virtual_workers_need_the_optimizer_alone() -> None:
             model.fit(X, Y, verbose=0, callbacks=[hvd.callbacks.VirtualWorkersCallback(COUNT)])
 
 
+class Adding(keras.layers.Layer):  # type: ignore[misc]
+    """Layer that adds what ``of`` makes of the squares of its rows to the loss."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        self._of = of
+
+    def call(self, x: Any) -> Any:
+        """See ``Layer``."""
+        self.add_loss(0.1 * self._of(keras.ops.square(x)))
+        return x
+
+
+@case
+def virtual_workers_refuse_losses_that_add_up_rows() -> None:
+    """Of a layer, of a function and of ``compute_loss``; a mean of a layer trains as one worker does."""
+
+    class Own(keras.Model):  # type: ignore[misc]
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+            return keras.ops.sum(keras.ops.square(y - y_pred))
+
+    inputs = keras.Input((5,))
+    own, plain, added = Own(inputs, keras.layers.Dense(2)(inputs)), network(), network(3, Adding(keras.ops.sum))
+    for model, loss in (
+        (own, "mse"),
+        (plain, lambda y, found: keras.ops.sum(keras.ops.square(y - found))),
+        (added, "mse"),
+    ):
+        model.compile(keras.optimizers.SGD(0.01), loss=loss, metrics=["mae"])
+        before = variables.read(model.variables)
+        with raises(UsageError, "is no mean over rows"):
+            model.fit(X, Y, batch_size=GLOBAL_BATCH, verbose=0, callbacks=[hvd.callbacks.VirtualWorkersCallback(COUNT)])
+        if keras.backend.backend() != "jax":  # there a fit that fails leaves no variables
+            assert all((a == b).all() for a, b in zip(before, variables.read(model.variables), strict=True))
+    virtual: list[Any] = [hvd.callbacks.VirtualWorkersCallback(COUNT)]
+    ours, alone = (trained(callbacks, Adding(keras.ops.mean)) for callbacks in (virtual, []))
+    are_close(ours, alone)
+
+
 class Counting(keras.layers.Layer):  # type: ignore[misc]
     """Layer that counts its steps of training in a whole number."""
 

@@ -228,6 +228,11 @@ def errors_are_found_in_what_tensorflow_makes_of_them() -> None:
         graph(lambda: hvd.allreduce(tf.ones(2)), jit_compile=True)()
     with raises(ValueError, "root_rank=99"):
         graph(lambda: hvd.broadcast(tf.ones(2), 99))()
+    ragged, sparse = tf.ragged.constant([[1.0, 2.0], [3.0]]), tf.sparse.from_dense([[1.0, 0.0]])
+    for verb in (hvd.allreduce, hvd.allgather, lambda x: hvd.broadcast(x, 0), lambda x: hvd.grouped_allreduce([x])):
+        for wrong, text in ((ragged, r"pass .to_tensor() of it"), (sparse, r"pass tf.sparse.to_dense() of it")):
+            with raises(ValueError, text):
+                verb(wrong)
 
 
 @case

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -38,10 +40,14 @@ def check_sparse_allreduce() -> None:
 
 def check_that_layouts_and_devices_nobody_serves_raise_at_once() -> None:
     ones, elsewhere = torch.ones(3), torch.ones(2, device="meta")
+    given: list[Any] = [[1.0, 2.0], ones.numpy(), True]
     for wrong, text in (
         (lambda: hvd.allreduce(elsewhere), "cpu tensors"),
         (lambda: hvd.grouped_allreduce([ones, elsewhere]), "cpu tensors"),
         (lambda: hvd.allreduce(ones.to_sparse()), "to_dense"),
+        (lambda: hvd.allreduce(given[0]), "a list is no tensor: pass torch.as_tensor"),
+        (lambda: hvd.allreduce_(given[1]), "a ndarray is no tensor"),
+        (lambda: hvd.grouped_allgather([ones, given[2]]), "a bool is no tensor"),
     ):
         with pytest.raises(ValueError, match=text):
             wrong()
