@@ -307,6 +307,18 @@ class ChangeDue(Message, frozen=True):
 
 
 @final
+class Notice(Message, frozen=True):
+    """Something has gone wrong lately: report your waits from a second on, for ``alert_s`` seconds.
+
+    Where people wait for each cell, show them ``text``, as you wait for others; "" for nothing.
+    """
+
+    generation: int
+    alert_s: float
+    text: str = ""
+
+
+@final
 class AskProgress(Message, frozen=True):
     """Tell me your progress."""
 
@@ -397,9 +409,9 @@ class Multicast(Message, frozen=True):
 
 Any: TypeAlias = (
     Hello | Exchange | Submit | Leave | Withdraw | LaneClosed | Stay | Unheard | Blocked | Waits | Progress
-    | SetTimeline | TimelineSet | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | AskProgress
-    | AskWaits | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.Any | task_messages.Any
-    | run_messages.Any | search_messages.Any | slot_messages.Any | watch_messages.Any
+    | SetTimeline | TimelineSet | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | Notice
+    | AskProgress | AskWaits | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.Any
+    | task_messages.Any | run_messages.Any | search_messages.Any | slot_messages.Any | watch_messages.Any
 )  # fmt: skip
 
 _FOR_PROGRAMS = agent_messages.StartWorkers | search_messages.TrialOrder

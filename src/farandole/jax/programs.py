@@ -142,7 +142,7 @@ def _dispatched_with(found: Iterable[effects.Effect]) -> list[effects.Effect]:
 
 def _lower(context: Any, *inputs: Any, params: _Params) -> Any:
     axes = context.module_context.axis_context  # of jit, or of shard_map, which has a mesh
-    devices: int = getattr(axes, "num_devices", None) or getattr(getattr(axes, "mesh", None), "size", 1)
+    devices: Any = getattr(axes, "num_devices", None) or getattr(getattr(axes, "mesh", None), "size", 1)
     if devices > 1:
         raise UsageError(f"a collective of farandole {ON_SEVERAL_DEVICES}")
     aliases = {i: i for i in params.same}

@@ -126,6 +126,8 @@ class Worker:
             self.link.control, self.link.up, self.welcome.generation, self, ActiveCollectives(), Limits(DEADLINE_S, 0.0)
         )
 
+    is_interactive = False
+
     def generation_ended(self, failure: Failure) -> None:
         self.end(failure)
 

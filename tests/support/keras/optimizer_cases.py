@@ -235,7 +235,9 @@ def a_model_is_compiled_again() -> None:
     for each in (alone, together):
         each.layers[0].trainable = True
     together.compile(together.optimizer, loss="mse")
-    with raises(ValueError, "optimizer"):
+    is_old = tuple(map(int, keras.version().split(".")[:2])) < (3, 9)  # cannot print a variable in a graph
+    is_graph = keras.backend.backend() == "tensorflow"
+    with raises(NotImplementedError, "eager") if is_old and is_graph else raises(ValueError, "optimizer"):
         fit(together)
 
 

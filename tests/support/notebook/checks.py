@@ -127,6 +127,15 @@ def px_remedy(kernel: Kernel) -> None:
     kernel.run(px(f"{anew}state = hvd.elastic.TorchState(model, optimizer, done=0)\ntrain(1)")).ok()
 
 
+def px_wait(kernel: Kernel) -> None:
+    """After a failed cell, a cell in which ranks wait for one of them says so while it runs."""
+    kernel.run(px("if hvd.rank() == 1:\n    raise ValueError('no data here')\ntrain(2)")).fails("ValueError")
+    waiting = "import threading\nif hvd.rank() == 1:\n    threading.Event().wait(4)\ntrain(1)"
+    cell = kernel.run(px(waiting)).ok()
+    told = r"\[stderr:0\] farandole: waiting after a fault: ranks 0, 2 on \S+ for rank 1 on \S+, .*, in the first "
+    assert len(re.findall(told, cell.stderr)) == 1, cell.stderr
+
+
 def execute_fail(kernel: Kernel) -> None:
     """A rank that raises in a cell of ``execute``, which has no mark, ends it on all, and the next one trains."""
     begin = """
@@ -382,7 +391,7 @@ def run_cell(kernel: Kernel) -> None:
 
 CHECKS: list[Callable[[Kernel], None]] = [
     px_fail, px_diverge, px_watch, px_watch_late, px_interrupt, px_interrupt_alone, px_interrupt_told, px_output,
-    lb_unchanged, px_numpy, px_remedy, execute_fail, px_kill, px_watch_replaced, px_watch_ended, px_kill_plain,
+    lb_unchanged, px_numpy, px_remedy, px_wait, execute_fail, px_kill, px_watch_replaced, px_watch_ended, px_kill_plain,
     run_cell,
 ]  # fmt: skip
 

@@ -24,6 +24,7 @@ from farandole.control.messages import (
     Hello,
     LaneClosed,
     Leave,
+    Notice,
     Orders,
     Progress,
     Signature,
@@ -48,6 +49,7 @@ class Job:
         self.sent: list[tuple[bytes, Message]] = []
         self.reports: list[str] = []
         self.stacks: list[Hello] = []
+        self.notices: list[tuple[str, Notice]] = []
         self.controller = Controller(self.send, Settings(**settings), size, lambda: self.now)
         self.controller.report = self.reports.append
         self.controller.request_stack = self.stacks.append
@@ -89,8 +91,10 @@ class Job:
         self.tick()
 
     def take(self) -> list[tuple[str, Message]]:
-        sent, self.sent = self.sent, []
-        return [(identity.decode(), message) for identity, message in sent]
+        """Everything that was sent since the last time, but for ``notices``."""
+        sent, self.sent = [(identity.decode(), message) for identity, message in self.sent], []
+        self.notices += [(to, message) for to, message in sent if isinstance(message, Notice)]
+        return [(to, message) for to, message in sent if not isinstance(message, Notice)]
 
     def only(self, kind: type[M]) -> list[tuple[str, M]]:
         """Everything of this kind that was sent since the last time; nothing else may have been."""
@@ -452,3 +456,70 @@ def test_nothing_that_comes_can_break_it(job_events: list[tuple[Any, Any]], form
         else:
             job.controller.handle(who, what)
         job.tick()
+
+
+# -- after a fault ----------------------------------------------------------------------------------------------------
+
+
+def shown(job: Job) -> list[tuple[str, str]]:
+    """Which text was shown to whom."""
+    job.take()
+    return [(to, notice.text) for to, notice in job.notices if notice.text]
+
+
+def test_after_a_fault_a_wait_of_a_second_is_told_once() -> None:
+    job = Job()
+    job.form()
+    job.submit("x", "allreduce.loss")
+    job.wait(5.0)
+    assert not job.reports, "nothing has gone wrong"
+    job.say("y", Submit(1, Entry(0, "allreduce.loss", signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[4]]))))
+    orders = [(to, message) for to, message in job.take() if isinstance(message, Orders)]
+    assert errors(orders) == [("xo", "MismatchError"), ("yo", "MismatchError")]
+    for name in ("allreduce.b", "allreduce.c"):
+        job.submit("x", name)
+    job.wait(0.9)
+    assert not job.reports
+    job.wait(0.6)
+    text = "waiting after a fault: rank 0 on a for rank 1 on a, 1.5 s so far, in allreduce 'b', allreduce 'c'"
+    assert job.reports == [text]
+    assert shown(job) == [("xc", text)]
+    job.wait(30.0)
+    assert job.reports == [text]
+    job.wait(30.0)
+    job.submit("x", "allreduce.d")
+    job.wait(5.0)
+    assert [each for each in job.reports if not each.startswith("stalled")] == [text], "the fault is long ago"
+
+
+def test_ranks_of_the_next_generation_report_short_waits_too_and_so_is_one_in_init() -> None:
+    job = Job(stall_warning_s=60.0)
+    job.form()
+    job.say("y", Leave(1, "rank 1 on a gave up: the cell raised KeyError"))
+    job.take()
+    job.hello(0)
+    job.wait(1.5)
+    (text,) = job.reports
+    assert text == "waiting after a fault: rank 0 on a for rank 1, 1.5 s so far, in init()"
+    assert shown(job) == [("xc", text)]
+    job.notices.clear()
+    job.hello(1)
+    job.take()
+    assert [(to, notice.alert_s) for to, notice in job.notices] == [("xc", 58.5), ("yc", 58.5)]
+    job.reports.clear()
+    job.say("x", Blocked(2, 0, "p", 7, "step 7", 1.0))
+    job.wait(0.5)
+    assert job.reports == ["waiting after a fault: rank 0 on a for rank 1 on a, 1.5 s so far, in step 7"]
+    job.reports.clear()
+    job.say("x", Blocked(2, 0, "p", 8, "step 8", 0.9))
+    job.wait(1.1)
+    assert not job.reports, "it was not said again, so it is over"
+
+
+def test_whoever_wants_no_stall_check_is_told_of_no_wait() -> None:
+    job = Job(stall_check=False)
+    job.form()
+    job.say("y", Leave(1, "it failed"))
+    job.hello(0)
+    job.wait(5.0)
+    assert not job.reports

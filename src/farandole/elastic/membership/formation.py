@@ -21,6 +21,7 @@ from farandole.control.messages import Hello
 from farandole.elastic.membership import actions, job_events
 from farandole.elastic.membership.journal import Recorded
 from farandole.elastic.membership.membership import Membership
+from farandole.elastic.membership.workers import WorkerPhase, name
 from farandole.errors import FarandoleError
 from farandole.runtime.coordination.formation import (
     Choose,
@@ -32,8 +33,10 @@ from farandole.runtime.coordination.formation import (
     Formed,
     Member,
     Refused,
+    WaitInInit,
     disagreement,
 )
+from farandole.runtime.coordination.rank_names import list_some
 
 
 @final
@@ -139,6 +142,18 @@ class ElasticFormation(Formation):
         return bool(worker_ids)
 
     # -- what follows -------------------------------------------------------------------------------------------------
+
+    def waits(self) -> WaitInInit | None:
+        """See ``Formation``; newcomers that wait while others train are none."""
+        workers = self._membership.workers.values()
+        here = [each for each in workers if each.phase is WorkerPhase.READY and each.worker_id in self._known]
+        if not self._membership.over or not here:
+            return None
+        missing = [f"{each} ({each.phase.value})" for each in workers if each.phase is not WorkerPhase.READY]
+        since_s = min(each.since_s for each in here)
+        members = self._members([each.worker_id for each in here])
+        whom = list_some(missing, "; ") or "workers that are not started yet"
+        return WaitInInit(since_s, members, name(here), whom)
 
     @property
     def deadline_s(self) -> float | None:

@@ -38,6 +38,7 @@ from farandole.control.messages import (
     LaneClosed,
     Leave,
     Letters,
+    Notice,
     Orders,
     Progress,
     Ready,
@@ -55,6 +56,7 @@ from farandole.control.task_pieces import ResultPieces, piece_of
 from farandole.control.watch_messages import Acted, CellOver, Metrics, Prepared
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
 from farandole.runtime.controller.watching import Watching
+from farandole.runtime.coordination.after_fault import AfterFault
 from farandole.runtime.coordination.deadlock import Confirmation, Deadlock
 from farandole.runtime.coordination.downlink import CONTROL, ORDERS, Downlink, Send
 from farandole.runtime.coordination.formation import Due, EndNow, Formation, Formed
@@ -62,7 +64,7 @@ from farandole.runtime.coordination.generation import Generation
 from farandole.runtime.coordination.negotiation import Delivery
 from farandole.runtime.coordination.process_groups import GLOBAL
 from farandole.runtime.coordination.rank_set import RankSet, alike
-from farandole.runtime.coordination.stall import Inquiry, StallReport, StallVerdict
+from farandole.runtime.coordination.stall import Inquiry, Limits, StallReport, StallVerdict
 from farandole.runtime.coordination.static_formation import StaticFormation
 from farandole.settings import Settings
 
@@ -106,6 +108,7 @@ class Controller:
         self.inherited = InheritedGeneration(send, self._formation, clock)  # another, where a controller was before
         self.watching = Watching(send, lambda ranks, message: self._tell(ranks, CONTROL, message), time.time)
         self._generation: Generation | None = None
+        self._after_fault = AfterFault(Limits.of(settings).warning_s > 0)
         self._received, self._rejected = 0, Counter[str]()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {
             Ready: self._on_ready,
@@ -197,6 +200,7 @@ class Controller:
         if generation is None:
             self.inherited.end(reason)
         elif generation.over is None:
+            self._after_fault.fault(self._clock())
             generation.over = Abort(generation.number, reason, kind)
             self._formation.generation_ended(GenerationEnded(generation.number, reason))
             self.watching.ended(generation.number, reason)
@@ -211,7 +215,7 @@ class Controller:
     def deadline(self) -> float | None:
         """Time at which ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
         current = self.inherited if self._generation is None else self._generation
-        moments = (self._formation.deadline_s, current.deadline_s)
+        moments = (self._formation.deadline_s, current.deadline_s, self._after_fault.deadline_s)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -230,6 +234,8 @@ class Controller:
                 self._look_for_deadlock(generation, now)
         if self._formation.deadline_s is not None:
             self._form(now)
+        if (notice_s := self._after_fault.deadline_s) is not None and notice_s <= now:
+            self._tell_waits(now)
 
     def statistics(self) -> dict[str, int]:
         """Counters: messages received and refused, and those of the current generation."""
@@ -440,6 +446,7 @@ class Controller:
             [(rank, member.uid) for rank, member in enumerate(formed.members)],
         )
         self.watching.formed(formed.generation, formed.hosts)
+        self._alert(self._generation)
 
     def _stop_waiting(self, generation: Generation) -> None:
         """End waits for ranks that have left, outside the negotiated lane: exchanges and requests to timelines."""
@@ -459,6 +466,9 @@ class Controller:
         """Send each rank its orders, in one message; ranks with the same orders get the same one."""
         for delivery in deliveries:
             self._downlink.note(delivery.order)
+        if any(delivery.order.error for delivery in deliveries):
+            self._after_fault.fault(self._clock())
+            self._alert(generation)
         for ranks, which in alike([delivery.ranks for delivery in deliveries]):
             self._tell(ranks, ORDERS, Orders(generation.number, [deliveries[i].order for i in which]))
 
@@ -472,6 +482,18 @@ class Controller:
             self.report(step.text)
         elif isinstance(step, StallVerdict):
             self._do_without(generation, step.missing, step.reason, "StallError")
+
+    def _alert(self, generation: Generation) -> None:
+        """Have ranks report short waits, if there was a fault lately."""
+        if alert_s := self._after_fault.left_s(self._clock()):
+            self._tell(generation.present(), CONTROL, Notice(generation.number, alert_s))
+
+    def _tell_waits(self, now: float) -> None:
+        """Tell people, after a fault, who waits for whom: on the screen of the job, and in their cells."""
+        alert_s = self._after_fault.left_s(now)
+        for text, uid in self._after_fault.look(now, self._formation, self._generation):
+            self.report(text)
+            self._downlink.post([uid + CONTROL], Notice(0, alert_s, text))
 
     def _look_for_deadlock(self, generation: Generation, now: float) -> None:
         step = generation.deadlocks.look(now)

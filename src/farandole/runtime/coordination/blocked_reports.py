@@ -89,14 +89,16 @@ class BlockedReports:
                     return said.what
         return ""
 
-    def waiting(self, now: float) -> Iterator[Waiting]:
-        """Collectives that ranks are inside of, as far as they said so lately.
+    def waiting(self, now: float, renewal_s: float = math.inf) -> Iterator[Waiting]:
+        """Collectives that ranks are inside of, as far as they said so within ``renewal_s``, if that is shorter.
 
         One that was agreed on may move any number of bytes: while all are inside, its engine's own limit holds.
         """
         self._said = {key: said for key, said in self._said.items() if now - said.heard_s <= self._renewal_s}
         together: dict[tuple[int, str, int], dict[int, _Said]] = {}
         for (rank, process_set, lane), said in self._said.items():
+            if now - said.heard_s > renewal_s:
+                continue
             together.setdefault((process_set, lane, said.sequence), {})[rank] = said
         for key, ranks in together.items():
             missing = tuple(rank for rank in self._groups.get(key[0]) or () if rank not in ranks)

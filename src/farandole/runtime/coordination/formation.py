@@ -107,6 +107,17 @@ class EndNow:
     reason: str
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class WaitInInit:
+    """Wait of some ``members`` for the next generation; ``who`` waits for ``whom``, in words."""
+
+    since_s: float
+    members: tuple[Member, ...]
+    who: str
+    whom: str
+
+
 Decision: TypeAlias = Formed | Refused | Deferred | Due | EndNow
 
 
@@ -152,6 +163,10 @@ class Formation(ABC):
     @abstractmethod
     def stalled(self, worker_ids: Collection[int], reason: str) -> bool:
         """Give up workers that others waited for too long; True if they will be ended and the others go on."""
+
+    @abstractmethod
+    def waits(self) -> WaitInInit | None:
+        """The wait of workers for the next generation; ``None`` if none waits."""
 
     @property
     @abstractmethod

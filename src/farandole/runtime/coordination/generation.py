@@ -195,9 +195,12 @@ class Generation:
             "by structure, names and shapes, and use its optimizers in the same order"
         )
 
-    def waiting(self, now: float) -> list[Waiting]:
-        """Collectives that ranks wait for: pending in the negotiated lane, or reported by ranks that are blocked."""
-        return [*self.negotiation.waiting(), *self.blockages.waiting(now)]
+    def waiting(self, now: float, renewal_s: float = math.inf) -> list[Waiting]:
+        """Collectives that ranks wait for: pending in the negotiated lane, or reported by ranks that are blocked.
+
+        Of the latter those only that are reported within ``renewal_s``, if that is shorter than the renewal time.
+        """
+        return [*self.negotiation.waiting(), *self.blockages.waiting(now, renewal_s)]
 
     def statistics(self) -> dict[str, int]:
         """Counters since the generation began."""

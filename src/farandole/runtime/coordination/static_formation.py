@@ -18,9 +18,18 @@ from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.messages import Hello
 from farandole.engines.choose import choose
 from farandole.errors import FarandoleError
-from farandole.runtime.coordination.formation import Choose, Formation, Formed, Member, Refused, Roster, disagreement
+from farandole.runtime.coordination.formation import (
+    Choose,
+    Formation,
+    Formed,
+    Member,
+    Refused,
+    Roster,
+    WaitInInit,
+    disagreement,
+)
 from farandole.runtime.coordination.process_groups import ProcessGroups
-from farandole.runtime.coordination.rank_names import by_saying, name_numbers
+from farandole.runtime.coordination.rank_names import by_saying, list_some, name_numbers
 from farandole.settings import Settings
 
 
@@ -199,9 +208,22 @@ class StaticFormation(Formation):
         self._waiting, self._sizes = {}, Counter()
         self._first_hello_s = None
 
-    def _too_late(self, missing: list[int]) -> str:
+    def waits(self) -> WaitInInit | None:
+        """See ``Formation``."""
+        if self._first_hello_s is None:
+            return None
+        here = tuple(self._waiting.values())
+        gone = {worker_id for _, worker_id in self._ends}
+        missing = [each for each in range(max(self._sizes)) if each not in self._waiting and each not in gone]
+        who = list_some([member.name for member in here])
+        return WaitInInit(self._first_hello_s, here, who, self._names(missing)) if missing else None
+
+    def _names(self, missing: list[int]) -> str:
         names = [self._started.get(worker_id, f"rank {worker_id}") for worker_id in missing]
-        who = ", ".join(names) if len(names) <= 4 or self._started else name_numbers(missing)
+        return ", ".join(names) if len(names) <= 4 or self._started else name_numbers(missing)
+
+    def _too_late(self, missing: list[int]) -> str:
+        who = self._names(missing)
         have = "has" if len(missing) == 1 else "have"
         return (
             f"{who} {have} not called init() within {self._start_timeout_s:g} s of the first rank that did: "

@@ -106,6 +106,7 @@ class OwnController(ControllerHost):
 
     def _say(self, text: str) -> None:
         say(text)
+        self._root.controller.watching.said(text)
 
     def _meet(self, hello: Hello) -> None:
         """See to it that somebody watches this worker."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,7 @@ from farandole.control.messages import (
     ChangeDue,
     Exchange,
     Exchanged,
+    Notice,
     Progress,
     SetTimeline,
     Stay,
@@ -46,6 +48,7 @@ from farandole.control.messages import (
 )
 from farandole.control.watch_messages import ActAt, Prepare, SendMetrics
 from farandole.errors import AbortError, ControlError, StartError
+from farandole.runtime.coordination.after_fault import NOTICE_S
 from farandole.runtime.coordination.stall import Limits
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
 from farandole.runtime.lanes.failure import Failure
@@ -67,6 +70,10 @@ LOOK_S = 0.5
 class Hooks(Protocol):
     """Calls that the control thread makes of its session. They return quickly: nothing is heard meanwhile."""
 
+    @property
+    def is_interactive(self) -> bool:
+        """True if people wait for each cell."""
+
     def generation_ended(self, failure: Failure) -> None:
         """End the session: its generation is over. The thread goes on listening."""
 
@@ -87,6 +94,11 @@ class Hooks(Protocol):
 
     def forget_orders(self) -> None:
         """End a pause, and forget what was to be obeyed: the controller that knows of it is gone."""
+
+
+def show(text: str) -> None:
+    """Print a line where the output of the cell goes that runs."""
+    print(f"farandole: {text}", file=sys.stderr, flush=True)
 
 
 @final
@@ -111,7 +123,7 @@ class ControlThread:
         self._hooks, self._active = hooks, active
         self._warning_s, self._sign_s = limits.warning_s or math.inf, limits.sign_s or math.inf
         self._looks, self._waits_look_s = limits.warning_s > 0, waits_look_s
-        self._looked_s = -math.inf
+        self._looked_s = self._alert_until_s = -math.inf
         self._seen = self._told = Waits(generation)  # at the last look, and as last told
         self._came = threading.Condition()
         self._payloads: dict[str, list[bytes]] = {}
@@ -190,14 +202,16 @@ class ControlThread:
 
     def _listen(self) -> None:
         look_s = self._waits_look_s if self._looks else math.inf
-        tick_s = min(LONGEST_TICK_S, self._warning_s / TICKS_PER_WARNING, self._sign_s, look_s)
         signed_s = -math.inf
         while not self._control.interrupted:
+            is_alert = time.monotonic() < self._alert_until_s
+            warning_s = min(self._warning_s, NOTICE_S) if is_alert else self._warning_s
+            tick_s = min(LONGEST_TICK_S, warning_s / TICKS_PER_WARNING, self._sign_s, look_s)
             try:
                 message = self._control.recv(tick_s)  # a limit, as what follows is due without any message
                 if message is not None:
                     self._take(message)
-                for blocked in self._active.older_than(self._warning_s, self._generation):
+                for blocked in self._active.older_than(warning_s, self._generation):
                     self._up.send(blocked)
                 if time.monotonic() >= self._looked_s + look_s:
                     self._look_at_waits()
@@ -241,8 +255,16 @@ class ControlThread:
             with self._came:
                 self._timeline_set = message.number
                 self._came.notify_all()
-        elif isinstance(message, SendMetrics | Prepare | ActAt):
+        else:
+            self._take_other(message)
+
+    def _take_other(self, message: object) -> None:
+        if isinstance(message, SendMetrics | Prepare | ActAt):
             self._hooks.watch(message)
+        elif isinstance(message, Notice):
+            self._alert_until_s = time.monotonic() + message.alert_s
+            if message.text and self._hooks.is_interactive:
+                show(message.text)
 
     def _look_at_waits(self) -> None:
         """Tell the controller if no thread can begin a collective, and that lasts."""

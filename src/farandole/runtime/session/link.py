@@ -21,10 +21,11 @@ from farandole.cluster.contact import is_loopback
 from farandole.cluster.environment import CONTROLLER
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
-from farandole.control.messages import Hello, Refuse, Stay, Welcome, Withdraw
+from farandole.control.messages import Hello, Notice, Refuse, Stay, Welcome, Withdraw
 from farandole.control.sockets import Context
 from farandole.errors import ControlError, FarandoleError, StartError
 from farandole.events import logger
+from farandole.runtime.session.control_thread import show
 from farandole.runtime.session.withdrawal import Withdrawal
 
 CONTROLLER_GRACE_S = 5.0
@@ -116,8 +117,11 @@ class Link:
         self.up.send(hello)
         waited_s = max(self._timeout_s, patience_s, 0.0) + CONTROLLER_GRACE_S
         answer: Any = None
+        until_s = time.monotonic() + waited_s
         try:
-            answer = self.control.recv(waited_s)
+            while isinstance(answer := self.control.recv(max(0.0, until_s - time.monotonic())), Notice):
+                if self.is_interactive:
+                    show(answer.text)
         except ControlError as error:
             text = f"rank {hello.worker_id} on {hello.host} waited for the other ranks: {error}"
             raise self._failure(text) from error
