@@ -82,7 +82,7 @@ def test_the_last_words_hold_twenty_lines_of_the_first_failure_only(job: StartJo
         "-np", "2", bash="if ((FARANDOLE_RANK)); then seq 100 >&2; exit 1; fi; echo other >&2; exec sleep 1000"
     )
     assert running.end() == 1
-    words = running.stderr[running.stderr.index("farandole:") :].splitlines()[1:]
+    words = running.stderr[running.stderr.index("farandole: rank 1 on ") :].splitlines()[1:]
     assert words == [f"    {n}" for n in range(81, 101)]
 
 
@@ -123,6 +123,8 @@ def test_ctrl_c_twice_kills_at_once(job: StartJob) -> None:
     running.prints("up", 2)
     running.process.send_signal(signal.SIGINT)
     running.until(lambda: "again: kill at once" in running.stderr, "for the first answer")
+    told = "to end; those that have not are killed 1000 s after SIGTERM (--grace-seconds)"
+    running.until(lambda: told in running.stderr, "to be told what the launcher waits for")
     running.process.send_signal(signal.SIGINT)
     assert running.end() == 130
 

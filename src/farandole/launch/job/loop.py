@@ -33,6 +33,8 @@ from farandole.launch.hosts.plan import Job
 from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.exit_wording import ExitWording
 from farandole.runtime.controller.controller_host import ControllerHost
+from farandole.runtime.coordination.after_fault import NOTICE_S
+from farandole.runtime.coordination.rank_names import list_some
 
 if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
@@ -126,6 +128,8 @@ class Loop(ControllerHost):
         self._receipts: Receipts | None = None
         self._writing: set[int] = set()
         self._orders: StopWorkers | None = None
+        self._notice_at: float | None = None
+        """Time at which people are told that ends are waited for."""
         """Orders to all agents once the job is to end."""
 
     def run(self) -> JobResult:
@@ -173,7 +177,7 @@ class Loop(ControllerHost):
         return not self._open and not self._writing and all(each.has_ended for each in self._agents)
 
     def _until_s(self) -> float | None:
-        moments = [*self._due.values(), self._give_up_at, self._deadline_s]
+        moments = [*self._due.values(), self._give_up_at, self._deadline_s, self._notice_at]
         return min((moment for moment in moments if moment is not None), default=None)
 
     @property
@@ -191,6 +195,13 @@ class Loop(ControllerHost):
         # After the messages of this turn, which may be an agent's last; in a list, as ``_lose`` changes the rest.
         for host in [host for host, due_s in self._due.items() if due_s <= now]:
             self._on_end(host)
+        if self._notice_at is not None and self._notice_at <= now:
+            self._notice_at = None
+            if self._open and self._orders is not None:
+                self._say(
+                    f"waiting for the workers on {list_some(sorted(self._open))} to end; those that have not are "
+                    f"killed {self._orders.grace_s:g} s after SIGTERM (--grace-seconds)"
+                )
 
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._interrupts in ready:
@@ -279,6 +290,7 @@ class Loop(ControllerHost):
     def _stop(self, grace_s: float) -> None:
         """End what runs, and then the agents."""
         self._orders = StopWorkers(grace_s)
+        self._notice_at = time.monotonic() + NOTICE_S if grace_s > NOTICE_S else None
         for host in tuple(self._open):
             if self._runs_nothing(host):
                 self._abandon(host)
