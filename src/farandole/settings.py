@@ -257,6 +257,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             job_wide=True,
         ),
     ] = 600.0
+    slurm_look_s: Annotated[
+        Seconds,
+        Knob(
+            "seconds between two looks at the nodes of this Slurm job, which may shrink or grow; 0: none",
+            ("--slurm-look",),
+            group="elastic jobs",
+            job_wide=True,
+        ),
+    ] = 60.0
     reset_limit: Annotated[
         Count,
         Knob(

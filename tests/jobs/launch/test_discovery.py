@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import UsageError
-from farandole.launch.hosts.discovery import EVERY_S, SCRIPT_S, Discovery, Fixed, Script, Watched
+from farandole.launch.hosts.discovery import (
+    EVERY_S,
+    SCRIPT_S,
+    Discovery,
+    Fixed,
+    PrintedHosts,
+    Script,
+    SlurmNodes,
+    Watched,
+)
 from farandole.launch.hosts.plan import Host, parse_host_lines
 from tests.support.launch.running import DEADLINE_S, StartJob
 
@@ -22,7 +31,7 @@ def heard(discovery: Discovery) -> list[str]:
     return said
 
 
-def when_ready(script: Script, now: float) -> tuple[Host, ...] | None:
+def when_ready(script: PrintedHosts, now: float) -> tuple[Host, ...] | None:
     """Start the script and look as often as it has something to say, until it has ended."""
     assert script.look(now) is None
     poll = select.poll()
@@ -127,6 +136,34 @@ def test_a_script_is_run_again_and_again(tmp_path: Path) -> None:
     hosts.write_text("a\n")
     assert when_ready(script, 2 * EVERY_S) == (Host("a", 4),)
     script.close()
+
+
+def test_slurm_is_asked_for_the_nodes_of_a_job_now_and_then_and_when_one_is_lost(tmp_path: Path) -> None:
+    answer, squeue = tmp_path / "answer", tmp_path / "squeue"
+    squeue.write_text(
+        f"#!{sys.executable}\nimport sys\nassert '--jobs=7' in sys.argv\nprint(open({str(answer)!r}).read())\n"
+    )
+    squeue.chmod(0o755)
+    first = (Host("n1", 4), Host("n2", 4), Host("n3", 2))
+    nodes = SlurmNodes("7", first, 60.0, {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    said = heard(nodes)
+    assert nodes.look(0.0) == first
+    assert nodes.look(1.0) is None
+    assert not nodes.fds, "Slurm is not asked yet"
+    answer.write_text("n[1,4]")
+    nodes.hurry()
+    assert when_ready(nodes, 2.0) == (Host("n1", 4), Host("n4", 4))
+    answer.write_text("n1\nn3")
+    assert nodes.look(30.0) is None
+    assert not nodes.fds
+    assert when_ready(nodes, 62.0) == (Host("n1", 4), Host("n3", 2))
+    for wrong in ("", "n[1-"):
+        answer.write_text(wrong)
+        nodes.hurry()
+        assert when_ready(nodes, 63.0) is None
+    assert said[0] == "squeue of job 7 shows no node; the hosts stay what they were; it is looked at again every 60 s"
+    assert "stay what they were" in said[1]
+    nodes.close()
 
 
 def test_what_a_script_says_when_it_fails_is_passed_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Host discovery of an elastic job: a fixed list, a file that is watched, or a script.
+"""Host discovery of an elastic job: a fixed list, a file that is watched, a script, or the nodes of a Slurm job.
 
     discovery = Script("./discover.sh", slots_each=1)
     wait_for(discovery.fds, until=discovery.deadline_s)
@@ -19,15 +19,18 @@ import contextlib
 import os
 import shlex
 import shutil
+import statistics
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
+from farandole.cluster.hostlist import expand
 from farandole.control import process
 from farandole.control.program_run import ProgramRun
 from farandole.errors import UsageError
 from farandole.launch.hosts.plan import Host, parse_host_lines
+from farandole.launch.sbatch.environment import client_environment
 
 EVERY_S = 1.0
 """Pause between two readings of a file, or two runs of a script."""
@@ -37,14 +40,13 @@ SCRIPT_S = 30.0
 
 LONGEST_REASON = 500
 
-AGAIN = f"it is looked at again every {EVERY_S:g} s"
-
 
 class Discovery(ABC):
     """Hosts and their slots."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self, source: str, every_s: float = EVERY_S) -> None:
+        self._source, self._every_s = source, every_s
+        self._again = f"it is looked at again every {every_s:g} s"
         self.say: Callable[[str], object] = lambda _: None
         """Shows a text to people."""
         self._last: tuple[Host, ...] | None = None
@@ -72,7 +74,7 @@ class Discovery(ABC):
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 so = "the hosts stay what they were" if self._last or self._has_inherited else "no host is known yet"
-                self.say(f"{error}; {so}; {AGAIN}")
+                self.say(f"{error}; {so}; {self._again}")
             if self._last is not None or self._has_inherited:
                 return None
             self._last = ()  # the time that a job may have too few workers begins with this news
@@ -84,12 +86,15 @@ class Discovery(ABC):
             return None
         self._last = hosts
         if not hosts:
-            self.say(f"{self._source} names no host; {AGAIN}")
+            self.say(f"{self._source} names no host; {self._again}")
         return hosts
 
     def inherit(self) -> None:
         """Keep the hosts that the controller before this one has found, as long as nothing is found here."""
         self._has_inherited = True
+
+    def hurry(self) -> None:  # noqa: B027 (most look often enough)
+        """Look soon: a host was lost."""
 
     @abstractmethod
     def _find(self, now: float) -> tuple[Host, ...] | None:
@@ -101,7 +106,7 @@ class Discovery(ABC):
 
 @final
 class Fixed(Discovery):
-    """Hosts that stay: those of ``-H``, or of an allocation."""
+    """Hosts that stay: those of ``-H``."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         super().__init__("-H")
@@ -180,18 +185,14 @@ class Watched(Discovery):
             self._bell = -1
 
 
-@final
-class Script(Discovery):
-    """A program that prints the same, started again a second after it has ended."""
+class PrintedHosts(Discovery):
+    """A program that prints hosts, started again some time after it has ended."""
 
-    def __init__(self, command: str, slots_each: int) -> None:
-        super().__init__(f"what {command} prints")
-        self._command, self._slots_each = shlex.split(command), slots_each
-        if not self._command or shutil.which(self._command[0]) is None:
-            raise UsageError(
-                f"--host-discovery-script {command}: there is no such program that can be executed; write ./NAME for "
-                "one in this folder, and type: chmod +x NAME"
-            )
+    def __init__(
+        self, source: str, command: Sequence[str], every_s: float, environment: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(source, every_s)
+        self._command, self._environment = list(command), environment
         self._run: ProgramRun | None = None
         self._last_run: ProgramRun | None = None  # kept until nobody looks at its descriptors any more
         self._next_s = 0.0
@@ -210,17 +211,18 @@ class Script(Discovery):
         if self._run is None:
             if now >= self._next_s:
                 self.close()  # the last run, only now: the loop has let go of its descriptors since
-                self._next_s = now + EVERY_S  # which stands if the start fails
-                self._run, self._next_s = ProgramRun(self._command), now + SCRIPT_S
+                self._next_s = now + self._every_s  # which stands if the start fails
+                self._run = ProgramRun(self._command, environment=self._environment)
+                self._next_s = now + SCRIPT_S
             return None
         self._run.attend()
         if self._run.code is None and now < self._next_s:
             return None
-        self._last_run, self._run, self._next_s = self._run, None, now + EVERY_S
+        self._last_run, self._run, self._next_s = self._run, None, now + self._every_s
         self._last_run.end()
-        return self._read(self._last_run)
+        return self._hosts(self._read(self._last_run))
 
-    def _read(self, run: ProgramRun) -> tuple[Host, ...]:
+    def _read(self, run: ProgramRun) -> str:
         name = self._command[0]
         if run.code is None:
             raise UsageError(f"{name} took longer than {SCRIPT_S:g} s and was killed")
@@ -228,12 +230,73 @@ class Script(Discovery):
         if run.code:
             reason = f", and said: {err.strip()[-LONGEST_REASON:]}" if err.strip() else ""
             raise UsageError(f"{name} {process.describe(run.code)}{reason}")
-        return parse_host_lines(out, self._slots_each, self._source)
+        return out
+
+    @abstractmethod
+    def _hosts(self, printed: str) -> tuple[Host, ...]:
+        """The hosts that it has ``printed``; raises ``UsageError``."""
 
     def close(self) -> None:
-        """Kill the script, if it runs, and free its descriptors."""
+        """Kill the program, if it runs, and free its descriptors."""
         for run in (self._run, self._last_run):
             if run is not None:
                 run.end()
                 run.close()
         self._run = self._last_run = None
+
+
+@final
+class Script(PrintedHosts):
+    """A program of the user's, ``--host-discovery-script``, which prints a host a line, as a file has them."""
+
+    def __init__(self, command: str, slots_each: int) -> None:
+        words = shlex.split(command)
+        if not words or shutil.which(words[0]) is None:
+            raise UsageError(
+                f"--host-discovery-script {command}: there is no such program that can be executed; write ./NAME for "
+                "one in this folder, and type: chmod +x NAME"
+            )
+        super().__init__(f"what {command} prints", words, EVERY_S)
+        self._slots_each = slots_each
+
+    def _hosts(self, printed: str) -> tuple[Host, ...]:
+        return parse_host_lines(printed, self._slots_each, self._source)
+
+
+@final
+class SlurmNodes(PrintedHosts):
+    """Nodes of a Slurm job, which its owner may shrink and grow while it runs (``scontrol update``).
+
+    ``hosts`` are those of the beginning. ``squeue`` is asked every ``every_s`` seconds, and when a host is lost: Slurm
+    ends the processes on nodes that it takes away. A node that is new has as many slots as most of the first ones.
+    """
+
+    def __init__(self, job: str, hosts: Sequence[Host], every_s: float, variables: Mapping[str, str]) -> None:
+        command = ["squeue", "--noheader", f"--jobs={job}", "--format=%N"]
+        super().__init__(f"squeue of job {job}", command, every_s, client_environment(variables))
+        self._first = tuple(hosts)
+        self._slots = {host.name: host.slots for host in hosts}
+        self._is_told = False
+
+    def inherit(self) -> None:
+        """Ask Slurm at once: the nodes may be others than those of the beginning."""
+        super().inherit()
+        self._is_told = True
+
+    def hurry(self) -> None:
+        """See ``Discovery``."""
+        if self._run is None:
+            self._next_s = 0.0
+
+    def _find(self, now: float) -> tuple[Host, ...] | None:
+        if self._is_told:
+            return super()._find(now)
+        self._is_told, self._next_s = True, now + self._every_s
+        return self._first
+
+    def _hosts(self, printed: str) -> tuple[Host, ...]:
+        if not printed.split():
+            raise UsageError(f"{self._source} shows no node")
+        nodes = expand(",".join(printed.split()))  # a line for each part of a heterogeneous job
+        most = statistics.mode(self._slots.values())
+        return tuple(Host(node, self._slots.get(node, most)) for node in nodes)

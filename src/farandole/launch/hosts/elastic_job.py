@@ -16,7 +16,7 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.local import Local
-from farandole.launch.hosts.discovery import Discovery, Fixed, Script, Watched
+from farandole.launch.hosts.discovery import Discovery, Fixed, Script, SlurmNodes, Watched
 from farandole.launch.hosts.leased_hosts import LeasedHosts
 from farandole.launch.hosts.plan import Host, Job, parse_hosts
 from farandole.launch.hosts.run_folder import RunFolder
@@ -80,7 +80,10 @@ def elastic_job(
         discovery = Fixed(parse_hosts(hosts, slots_each))
     elif slurm is not None and means.launcher != "local":
         known = list(slurm.tasks)
-        discovery = Fixed([Host(host, settings.slots_per_host or tasks) for host, tasks in slurm.tasks.items()])
+        own = [Host(host, settings.slots_per_host or tasks) for host, tasks in slurm.tasks.items()]
+        discovery = (
+            SlurmNodes(slurm.job, own, settings.slurm_look_s, variables) if settings.slurm_look_s else Fixed(own)
+        )
     else:
         known = [here]
         most = settings.min_np if run_folder else settings.max_np or settings.min_np

@@ -84,6 +84,10 @@ class LeasedHosts(Discovery):
         if self._lent.pop(host, None) is not None:
             self._is_news = True
 
+    def hurry(self) -> None:
+        """See ``Discovery``."""
+        self._own.hurry()
+
     def inherit(self) -> None:
         """See ``Discovery``."""
         super().inherit()

@@ -479,6 +479,7 @@ class ElasticLoop(Loop):
         self._hosts = {worker_id: name for worker_id, name in self._hosts.items() if name != host}
         if self._orders is None:
             self._say_once(reason)
+            self._discovery.hurry()
             self._formation.tell(HostLost(host, reason))
 
     def _close(self, host: str) -> None:
