@@ -73,10 +73,13 @@ def test_layers_that_keep_what_they_made_of_other_variables_are_found(monkeypatc
     skip_without("keras")
     skip_without("jax")
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    terms = PlanTerms(rate=0.05, initial="broadcast", normalizes=True)
-    plain = FrameworkPlan("keras", 1, 0, terms, (PlanAction("batches", 1, 3),))
-    judged = [each.kind for each in check([plain, msgspec.structs.replace(plain, planted="stale")], 2)]
-    assert judged == [EQUAL, "difference"]
+    terms = PlanTerms(rate=0.05, initial="broadcast")
+    kinds = []
+    for prepares in ("normalizes", "bins"):
+        own = msgspec.structs.replace(terms, prepares=prepares)
+        plain = FrameworkPlan("keras", 1, 0, own, (PlanAction("fit", 1, 3, how=("broadcast",)),))
+        kinds += [each.kind for each in check([plain, msgspec.structs.replace(plain, planted="stale")], 2)]
+    assert kinds == [EQUAL, "difference"] * 2
 
 
 @pytest.mark.parametrize("framework", ["jax", "keras"])
@@ -85,7 +88,7 @@ def test_the_same_seed_gives_the_same_program_and_all_features(framework: str) -
     features = {feature for i in range(1000) for feature in generate(framework, 1, i).features}
     of_jax = {"train", "lag", "overlap", "donate", "dtype mixed", "reinit", "again", "shape", "more"}
     of_keras = {"fit", "batches", "apply", "save", "freeze", "local", "scaled", "warmup", "average", "passes_how keras"}
-    of_keras |= {"normalizes"}
+    of_keras |= {"prepares normalizes", "prepares bins"}
     both = {"metrics", "broadcast", "heal", "spoil", "structure", "absent", "uneven", "process_set", "op", "clip"}
     assert both | (of_jax if framework == "jax" else of_keras) <= features
 

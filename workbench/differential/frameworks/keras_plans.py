@@ -36,7 +36,7 @@ def draw_terms(rng: random.Random) -> PlanTerms:
         local=local,
         steps_per_execution=rng.choice((1, 1, 2, 3)),
         eager=rng.random() < 0.15,
-        normalizes=rng.random() < 0.25,
+        prepares=rng.choice(("", "", "", "", "normalizes", "bins")),
     )
     # A scaled gradient may be more than float16 has: then the step is left out, which the oracle knows nothing of.
     overflows = terms.scaled and terms.compression == "fp16"

@@ -16,11 +16,13 @@ import numpy as np
 import farandole.keras as hvd
 from farandole.graphs.library import original
 from workbench.differential.frameworks.network import (
+    BIN,
     HIDDEN,
     INPUTS,
     OUTPUTS,
     adapted,
     batch,
+    bins,
     initial,
     loss_and_gradients,
     metric,
@@ -77,7 +79,7 @@ class KerasProgram:
 
     def __init__(self, plan: FrameworkPlan) -> None:
         self._plan, self._terms = plan, plan.terms
-        self._model = network(HIDDEN, plan.terms.normalizes)
+        self._model = network(HIDDEN, plan.terms.prepares)
         given = initial(plan.seed + plan.index, hvd.rank() if plan.terms.initial == "broadcast" else 0)
         for layer, own in zip(self._dense, (given[:2], given[2:]), strict=True):
             layer.set_weights(own)
@@ -101,7 +103,7 @@ class KerasProgram:
             self._save()
         elif action.kind == "structure" and hvd.size() > 1:
             hidden = HIDDEN + (hvd.rank() == action.rank % hvd.size())
-            self._model = network(hidden, self._terms.normalizes)
+            self._model = network(hidden, self._terms.prepares)
             self._compile()
         if action.kind in ("spoil", "heal"):
             self._spoil(action)
@@ -181,8 +183,7 @@ class KerasProgram:
         for i in range(action.steps):
             given = [np.asarray(each, np.float64) for each in self._weights()]
             x, y = batch(action.number, i, hvd.rank(), rows_of(self._plan, hvd.rank()))
-            if self._terms.normalizes:
-                x = np.asarray(keras.ops.convert_to_numpy(self._model.layers[0](x.astype(np.float32))), np.float64)
+            x = self._prepared(x)
             found: dict[str, Any] = dict(zip(self._all(), loss_and_gradients(given, x, y)[1], strict=True))
             scale = float(optimizer.dynamic_scale) if self._terms.scaled else 1.0
             arrays = {
@@ -192,6 +193,13 @@ class KerasProgram:
                 path = list(arrays)[absent]
                 arrays[path] = None if BACKEND == "torch" else arrays[path] * 0
             optimizer.apply([arrays[each.path] for each in variables], variables)
+
+    def _prepared(self, x: Any) -> Any:
+        """``x`` behind the layers that prepare it."""
+        found = x.astype(np.float32)
+        for layer in self._model.layers[: -len(self._dense)]:
+            found = layer(found)
+        return np.asarray(keras.ops.convert_to_numpy(found), np.float64) if found is not x else x
 
     def _all(self) -> list[str]:
         return [v.path for layer in self._dense for v in layer.variables]
@@ -215,13 +223,16 @@ class KerasProgram:
             record(f"{name}.{verb}", keras.ops.convert_to_numpy(found))
 
 
-def network(hidden: int, normalizes: bool = False) -> Any:
-    """The two layers of ``network.py``, behind one that this rank adapts to its own rows."""
+def network(hidden: int, prepares: str = "") -> Any:
+    """The two layers of ``network.py``, behind those that prepare their inputs, on each rank in another way."""
     layers = [keras.layers.Dense(hidden, activation="tanh"), keras.layers.Dense(OUTPUTS)]
-    first = keras.layers.Normalization() if normalizes else None
-    if first is not None:
-        first.adapt(adapted(hvd.rank()).astype(np.float32))
-    return keras.Sequential([keras.Input((INPUTS,)), *([first] if first is not None else []), *layers])
+    first: list[Any] = []
+    if prepares == "normalizes":
+        first = [keras.layers.Normalization()]
+        first[0].adapt(adapted(hvd.rank()).astype(np.float32))
+    elif prepares == "bins":
+        first = [keras.layers.Discretization(bin_boundaries=bins(hvd.rank())), keras.layers.Rescaling(BIN)]
+    return keras.Sequential([keras.Input((INPUTS,)), *first, *layers])
 
 
 def collective(verb: str, x: Any, name: str, size: int) -> Any:

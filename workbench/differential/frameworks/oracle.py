@@ -22,7 +22,7 @@ from workbench.differential.frameworks.network import (
     initial,
     loss_and_gradients,
     metric,
-    normalized,
+    prepared,
 )
 from workbench.differential.frameworks.optimizers import OracleStepper
 from workbench.differential.frameworks.plan import FrameworkPlan, PlanAction, rows_of
@@ -60,7 +60,8 @@ class OracleRanks:
         self._plan, self._terms, self._size = plan, plan.terms, size
         self._members, self._ranks = plan.members(size), range(size)
         self._weights = [initial(plan.seed + plan.index) for _ in self._ranks]  # those of rank 0, whoever had others
-        self._adapted = [0 if self._terms.initial == "broadcast" else rank for rank in self._ranks]  # whose rows
+        is_bins = self._terms.prepares == "bins"  # which are no variables: a callback alone takes them along
+        self._adapted = [0 if self._terms.initial == "broadcast" and not is_bins else rank for rank in self._ranks]
         self._trained = [0, 1, 2, 3]
         self._begin()
 
@@ -82,7 +83,10 @@ class OracleRanks:
         if action.kind == "metrics":
             self._exchange(name, action)
         elif action.kind in ("broadcast", "heal") or "broadcast" in action.how:
-            self._copy(action.rank % self._size if action.kind != "heal" else 0)
+            root = action.rank % self._size if action.kind != "heal" else 0
+            self._copy(root)
+            if self._terms.prepares != "bins" or action.kind != "broadcast":
+                self._adapted = [self._adapted[root]] * self._size
         elif action.kind == "freeze":
             self._trained = [i for i in range(4) if str(i // 2) not in action.how]
             self._begin()
@@ -105,10 +109,8 @@ class OracleRanks:
             self._due(DIVERGENCE, len(self._members))
 
     def _copy(self, root: int) -> None:
-        whose = self._adapted[root]
         for rank in self._ranks:
             self._weights[rank] = [each.copy() for each in self._weights[root]]
-            self._adapted[rank] = whose
             self._steppers[rank].copy_from(self._steppers[root])
             self._sums[rank] = [each.copy() for each in self._sums[root]]
 
@@ -172,7 +174,7 @@ class OracleRanks:
         own: list[list[Values]] = []
         for rank in self._ranks:
             x, y = batch(action.number, step, rank, rows_of(self._plan, rank))
-            seen = normalized(x, self._adapted[rank]) if self._terms.normalizes else x
+            seen = prepared(x, self._adapted[rank], self._terms.prepares)
             loss, gradients = loss_and_gradients(self._weights[rank], seen, y)
             losses.append(loss)
             if (absent := self._absent(action, rank)) >= 0:

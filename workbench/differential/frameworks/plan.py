@@ -53,8 +53,8 @@ class PlanTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first layer's gradients stay on their rank: ``scaled`` by the number of ranks or ``unscaled``."""
     steps_per_execution: int = 1
     eager: bool = False
-    normalizes: bool = False
-    """A layer before the others has been adapted, on each rank to rows of its own."""
+    prepares: str = ""
+    """A layer before the others differs between ranks: adapted to rows of its own (``normalizes``), with own bins."""
 
 
 @final

@@ -71,10 +71,10 @@ def _unnamed(_rank: int) -> Any:
 
 
 def _stale(_rank: int) -> Any:
-    """Constants that layers of Keras have made of their variables stay when these are assigned."""
+    """What layers of Keras have made of their variables, and what they keep beside them, stays when these change."""
     from farandole.keras import layer_tables
 
-    return mock.patch.object(layer_tables, "refresh")
+    return mock.patch.multiple(layer_tables, refresh=mock.DEFAULT, write=mock.DEFAULT)
 
 
 def _around_reduction(change: Callable[..., Any]) -> Any:
