@@ -156,8 +156,8 @@ bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick
 faults: bytecode ## play all faults that an elastic job survives, and write docs/reference/faults.md (8 minutes; FRAMEWORK=torch|jax|keras)
 	@$(BIN)/python -m workbench.survival faults --framework $(FRAMEWORK) --write docs/reference/faults.md
 
-attacks: bytecode ## play what has been attacked and takes long (docs/reference/attacks.md; 12 minutes)
-	@for attack in numbers strangers controllers clock network neighbour notebook; do $(BIN)/python -m workbench.attacks $$attack || exit 1; done
+attacks: bytecode ## play what has been attacked and takes long (docs/reference/attacks.md; 15 minutes)
+	@for attack in numbers strangers controllers clock network neighbour second_user notebook; do $(BIN)/python -m workbench.attacks $$attack || exit 1; done
 
 model: $(CORE) ## search larger models of the peer lane and of leads, and play 100,000 random schedules (20 minutes)
 	@$(BIN)/python -m workbench.peers.searches

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from workbench.attacks import conditions, notebook, strangers
+from workbench.attacks import conditions, notebook, second_user, strangers
 from workbench.attacks.numbers import Ranks, attack
 from workbench.cluster import UnavailableError
 from workbench.mpi import LAUNCHERS
@@ -50,6 +50,8 @@ def main() -> None:
     _add_strangers(commands.add_parser("strangers", help="callers that say nothing, while two ranks connect by tcp"))
     for name, text in CONDITIONS.items():
         commands.add_parser(name, help=text).set_defaults(play=_condition)
+    text = "another user of the hosts against a training on a real Slurm, in every way we know"
+    commands.add_parser("second_user", help=text).set_defaults(play=_second_user)
     commands.add_parser("notebook", help="cells of a Jupyter kernel").set_defaults(play=_notebook)
     asked = parser.parse_args()
     # Else what it has started would go on: SystemExit unwinds the ``with`` blocks that end jobs and clusters.
@@ -96,6 +98,14 @@ def _add_strangers(parser: argparse.ArgumentParser) -> None:
 def _notebook(_: argparse.Namespace) -> list[str]:
     try:
         return notebook.play()
+    except UnavailableError as reason:
+        print(f"not played: {reason}")
+        return []
+
+
+def _second_user(_: argparse.Namespace) -> list[str]:
+    try:
+        return second_user.play(lambda text: print(text, flush=True))
     except UnavailableError as reason:
         print(f"not played: {reason}")
         return []
