@@ -1,16 +1,19 @@
 // One chart: the curves of one metric, by rank or as a band, with marks of what happened.
 
 import uPlot from "uplot";
-import { band, line } from "./curves.js";
-import { h, s, text } from "./dom.js";
-import { clock, count, number, plural, span, title } from "./format.js";
+import { band, line, smoothLine } from "./curves.js";
+import { h, s, show, text } from "./dom.js";
+import { clock, count, number, plural, SIGNS, span, title } from "./format.js";
 
 // Okabe and Ito: told apart by all common kinds of colour vision; beyond colour, curves differ by their dashes.
 const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b37700", "#2f8fc4", "#5c5c5c", "#7a5195"];
 const DARK = ["#56b4e9", "#f0894d", "#2fc79b", "#e5a3c6", "#e6b84d", "#9ad0f5", "#c9c9c9", "#b99be0"];
 const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 2], [8, 2, 2, 2, 2, 2]];
 export const MOST_CURVES = 8;
-const HEIGHT = 190;
+const FAINT = 0.3; // of a curve behind its smoothed one
+const NEAR = 6; // pixels between the cursor and a mark that it is at
+
+const QUIET = { width: 0, stroke: "transparent", points: { show: false } };
 
 export const colour = (rank, dark) => (dark ? DARK : LIGHT)[rank % LIGHT.length];
 export const dash = (rank) => DASHES[(rank + (rank >> 3)) % DASHES.length];
@@ -20,28 +23,49 @@ export const sample = (rank, dark) =>
   s("svg", { width: 22, height: 8, "aria-hidden": "true" },
     s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: colour(rank, dark), "stroke-width": 2, "stroke-dasharray": dash(rank).join(" ") || null }));
 
+const corners = () =>
+  s("svg", { width: 12, height: 12, viewBox: "0 0 12 12", "aria-hidden": "true" },
+    s("path", { d: "M1 4V1H4M8 1H11V4M11 8V11H8M4 11H1V8", fill: "none", stroke: "currentColor", "stroke-width": 1.5 }));
+
 export class Chart {
   constructor(name, view) {
     this.name = name;
     this.view = view;
     this.log = false;
+    this.zoom = null;
     this.dirty = true;
     this.seen = true;
+    const button = (words, hint, run) => h("button", { class: "small", type: "button", title: hint, "aria-label": `${hint}: ${title(name)}`, onclick: run }, words);
     this.now = h("output", { class: "now", "aria-live": "off" });
     this.whose = h("span", { class: "whose" });
-    this.logButton = h("button", {
-      class: "small", type: "button", "aria-pressed": "false", title: "logarithmic scale",
-      onclick: () => this.toggle(),
-    }, "log");
+    this.resetButton = button("reset", "the whole curve again", () => this.reset());
+    this.logButton = button("log", "logarithmic scale", () => this.toggle());
+    this.logButton.setAttribute("aria-pressed", "false");
+    this.fullButton = button(corners(), "full screen (Escape goes back)", () => this.toggleFull());
+    this.hover = h("div", { class: "hover", hidden: true });
     this.plot = h("div", { class: "plot", tabindex: "0", role: "img", onkeydown: (event) => this.key(event) });
-    this.head = h("header", {}, h("h3", {}, title(name)), this.now, this.whose, this.logButton);
-    this.element = h("section", { class: "card chart", "data-name": name }, this.head, this.plot);
+    this.head = h("header", {}, h("h3", {}, title(name)), this.now, this.whose, h("span", { class: "tools" }, this.resetButton, this.logButton, this.fullButton));
+    this.element = h("section", { class: "card chart", "data-name": name, ontoggle: () => this.filled() }, this.head, this.plot);
+    show(this.resetButton, false);
+    show(this.fullButton, this.element.showPopover);
   }
 
   toggle() {
     this.log = !this.log;
     this.logButton.setAttribute("aria-pressed", String(this.log));
     this.remake();
+  }
+
+  // Over all else, where it stands: it is a popover as long as it is.
+  toggleFull() {
+    if (this.element.popover) return this.element.hidePopover();
+    this.element.popover = "auto";
+    this.element.showPopover();
+  }
+
+  filled() {
+    if (!this.element.matches(":popover-open")) this.element.popover = null;
+    this.resize();
   }
 
   remake() {
@@ -51,31 +75,8 @@ export class Chart {
     this.view.redraw();
   }
 
-  // Columns for uPlot: x, then for a band low, mean and high, then a line for each rank that is shown.
-  data() {
-    const { curves, byTime, began } = this.view;
-    const tables = [];
-    const banded = this.banded;
-    const around = banded ? curves.band(this.name) : null;
-    if (around) tables.push(band(around, byTime, began));
-    const low = curves.get(`${this.name}_low`, 0);
-    const high = curves.get(`${this.name}_high`, 0);
-    if (this.hasInterval && low && high) {
-      const [x, lower] = line(low, byTime, began);
-      tables.push([x, lower, line(high, byTime, began)[1]]);
-    }
-    for (const rank of this.ranks) tables.push(line(curves.get(this.name, rank), byTime, began));
-    if (!tables.length) return [[]];
-    const joined = tables.length > 1 ? uPlot.join(tables) : tables[0];
-    return this.log ? [joined[0], ...joined.slice(1).map((column) => column.map((v) => (v > 0 ? v : null)))] : joined;
-  }
-
   get banded() {
     return this.view.most > MOST_CURVES;
-  }
-
-  get hasInterval() {
-    return this.view.curves.names.has(`${this.name}_low`);
   }
 
   get ranks() {
@@ -84,14 +85,55 @@ export class Chart {
     return this.banded ? there.filter((rank) => chosen.has(rank)) : there.filter((rank) => !hidden.has(rank));
   }
 
+  // What is drawn, from the back to the front: columns of uPlot, x first, and how each of them is drawn.
+  layers() {
+    const { curves, byTime, began } = this.view;
+    const layers = [];
+    const around = this.banded && curves.band(this.name);
+    if (around) layers.push(...this.curve(around, "mean", 0, band(around, byTime, began)));
+    const [low, high] = ["low", "high"].map((end) => curves.get(`${this.name}_${end}`, 0));
+    if (low && high) {
+      const [x, lower] = line(low, byTime, began);
+      layers.push({ table: [x, lower, line(high, byTime, began)[1]], series: [QUIET, QUIET], fill: [1, 0] });
+    }
+    for (const rank of this.ranks) {
+      const each = curves.get(this.name, rank);
+      layers.push(...this.curve(each, `rank ${rank}`, rank, line(each, byTime, began)));
+    }
+    return layers;
+  }
+
+  // A curve, which is faint behind itself where it is smoothed; three columns of values are a band with the curve in it.
+  curve(curve, label, rank, table) {
+    const { byTime, began, dark, smoothing } = this.view;
+    const isBand = table.length > 2;
+    const hue = isBand ? 0 : rank + this.banded;
+    const drawn = { label, hue, stroke: colour(hue, dark), dash: dash(hue), width: isBand ? 1.75 : 1.5, spanGaps: !isBand, points: { show: false } };
+    const raw = smoothing ? { ...drawn, alpha: FAINT } : drawn;
+    const layers = [isBand ? { table, series: [QUIET, raw, QUIET], fill: [2, 0] } : { table, series: [raw] }];
+    if (smoothing) layers.push({ table: smoothLine(curve, smoothing, byTime, began), series: [{ ...drawn, isSmooth: true }] });
+    return layers;
+  }
+
   draw() {
     this.dirty = false;
-    const key = `${this.banded}${this.hasInterval}${this.ranks}${this.view.dark}${this.view.byTime}`;
+    const layers = this.layers();
+    const { dark, byTime, smoothing } = this.view;
+    const key = `${layers.length}:${this.ranks}:${this.banded}${dark}${byTime}${smoothing > 0}`;
+    if (this.byTime !== byTime) this.zoom = null;
+    this.byTime = byTime;
     if (this.uplot && key !== this.key_) this.remake();
-    const data = this.data();
-    if (!this.uplot) this.make(data, key);
-    else this.uplot.setData(data);
+    const data = this.data(layers.map((each) => each.table));
+    if (!this.uplot) this.make(layers, data, key);
+    else this.uplot.setData(data, !this.zoom);
+    if (this.zoom) this.uplot.setScale("x", this.zoom);
     this.tell();
+  }
+
+  data(tables) {
+    if (!tables.length) return [[]];
+    const joined = tables.length > 1 ? uPlot.join(tables) : tables[0];
+    return this.log ? [joined[0], ...joined.slice(1).map((column) => column.map((v) => (v > 0 ? v : null)))] : joined;
   }
 
   tell() {
@@ -110,59 +152,54 @@ export class Chart {
     );
   }
 
-  make(data, key) {
+  make(layers, data, key) {
     this.key_ = key;
     const css = getComputedStyle(this.element);
     const ink = css.getPropertyValue("--ink-soft").trim();
     const grid = { stroke: css.getPropertyValue("--grid").trim(), width: 1 };
     const font = "11px system-ui, sans-serif";
     const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font };
-    const value = (_, v) => number(v, this.name);
+    const fill = css.getPropertyValue("--band").trim();
+    const bands = [];
+    let at = 1;
+    for (const layer of layers) {
+      if (layer.fill) bands.push({ series: layer.fill.map((i) => at + i), fill });
+      at += layer.series.length;
+    }
     this.uplot = new uPlot(
       {
-        width: Math.max(200, this.plot.clientWidth),
-        height: HEIGHT,
+        ...this.place(),
         padding: [8, 20, 0, 0],
         cursor: { sync: { key: this.view.sync }, drag: { x: true, y: false }, points: { size: 6 } },
-        legend: { live: true },
+        legend: { show: false },
         scales: { x: { time: false }, y: this.log ? { distr: 3 } : { range: comfortable } },
         axes: [
           { ...axis, size: 32, values: (_, ticks) => ticks.map((v) => (this.view.byTime ? span(v) : count(v))) },
           { ...axis, size: 58, values: (_, ticks) => ticks.map((v) => (v == null ? "" : number(v, this.name))) },
         ],
-        series: [
-          { label: this.view.byTime ? "time" : "step", value: (_, v) => (this.view.byTime ? span(v ?? 0) : count(v)) },
-          ...this.series(value),
-        ],
-        bands: this.bands(css.getPropertyValue("--band").trim()),
-        hooks: { draw: [(u) => this.marks(u)] },
+        series: [{}, ...layers.flatMap((layer) => layer.series)],
+        bands,
+        hooks: {
+          init: [(u) => u.over.append(this.hover)], draw: [(u) => this.marks(u)],
+          setCursor: [(u) => this.point(u)], setScale: [(u, key) => key === "x" && this.scaled(u)],
+        },
       },
       data,
       this.plot,
     );
   }
 
-  series(value) {
-    const { dark } = this.view;
-    const quiet = { width: 0, stroke: "transparent", points: { show: false }, value };
-    const all = [];
-    if (this.banded) {
-      all.push({ ...quiet, label: "lowest" }, { label: "mean", stroke: colour(0, dark), width: 1.75, value, points: { show: false } });
-      all.push({ ...quiet, label: "highest" });
-    }
-    if (this.hasInterval) all.push({ ...quiet, label: "from" }, { ...quiet, label: "to" });
-    for (const rank of this.ranks) {
-      all.push({
-        label: `rank ${rank}`, stroke: colour(rank + this.banded, dark), dash: dash(rank), width: 1.5, value,
-        spanGaps: true, points: { show: false },
-      });
-    }
-    return all;
+  // What a reader has zoomed to stays when numbers come.
+  scaled(u) {
+    const xs = u.data[0];
+    const { min, max } = u.scales.x;
+    this.zoom = xs.length > 1 && (min > xs[0] || max < xs.at(-1)) ? { min, max } : null;
+    show(this.resetButton, this.zoom);
   }
 
-  bands(fill) {
-    if (this.banded) return [{ series: [3, 1], fill }];
-    return this.hasInterval ? [{ series: [2, 1], fill }] : [];
+  reset() {
+    this.zoom = null;
+    this.uplot?.setData(this.uplot.data);
   }
 
   marks(u) {
@@ -172,7 +209,7 @@ export class Chart {
     ctx.save();
     ctx.lineWidth = ratio;
     for (const mark of this.view.chartMarks()) {
-      const x = Math.round(u.valToPos(this.view.byTime ? mark.time - this.view.began : mark.step, "x", true));
+      const x = Math.round(u.valToPos(this.across(mark), "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.strokeStyle = ctx.fillStyle = css.getPropertyValue(`--${mark.kind}`).trim() || "#888";
       ctx.setLineDash(mark.kind === "fault" ? [] : [4 * ratio, 3 * ratio]);
@@ -181,9 +218,47 @@ export class Chart {
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
       ctx.font = `${11 * ratio}px system-ui, sans-serif`;
-      ctx.fillText({ fault: "✕", order: "●", recovery: "↻", resize: "↕" }[mark.kind] ?? "·", x + 2 * ratio, bbox.top + 10 * ratio);
+      ctx.fillText(SIGNS[mark.kind] ?? "·", x + 2 * ratio, bbox.top + 10 * ratio);
     }
     ctx.restore();
+  }
+
+  across(mark) {
+    return this.view.byTime ? mark.time - this.view.began : mark.step;
+  }
+
+  // Beside the cursor: the values of all curves there, and the marks that it is at.
+  point(u) {
+    const { idx, left } = u.cursor;
+    show(this.hover, idx != null && left >= 0);
+    if (this.hover.hidden) return;
+    const rows = this.values(idx).map(({ hue, label, said }) => h("tr", {}, h("td", {}, sample(hue, this.view.dark)), h("td", {}, label), h("td", {}, said)));
+    const marks = this.plot.matches(":hover, :focus") ? this.marksAt(left) : []; // the cursor of one chart is in all
+    this.hover.replaceChildren(h("b", {}, this.where(idx)), h("table", {}, ...rows), ...marks.map((words) => h("p", {}, words)));
+    this.hover.classList.toggle("left", left > u.over.clientWidth / 2);
+  }
+
+  where(index) {
+    const x = this.uplot.data[0][index];
+    return this.view.byTime ? span(x) : `step ${count(x)}`;
+  }
+
+  // What each curve is at an index, or next to it; one that is smoothed also as it was.
+  values(index) {
+    const rows = [];
+    this.uplot.series.forEach(({ hue, label, isSmooth }, i) => {
+      const value = hue == null ? null : nearest(this.uplot.data[i], index);
+      if (value == null) return;
+      const said = number(value, this.name);
+      if (isSmooth) rows.at(-1).said = `${said} (${rows.at(-1).said})`;
+      else rows.push({ hue, label, said });
+    });
+    return rows;
+  }
+
+  marksAt(left) {
+    const at = this.view.chartMarks().filter((mark) => Math.abs(this.uplot.valToPos(this.across(mark), "x") - left) <= NEAR);
+    return at.map((mark) => `${SIGNS[mark.kind] ?? "·"} ${clock(mark.time)} ${mark.text}`);
   }
 
   key(event) {
@@ -192,27 +267,40 @@ export class Chart {
     if (!length) return;
     const at = u.cursor.idx ?? length - 1;
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: length - 1, PageUp: at - 50, PageDown: at + 50 }[event.key];
-    if (event.key === "Escape") u.setScale("x", { min: u.data[0][0], max: u.data[0][length - 1] });
+    if (event.key === "Escape" && !this.element.popover) this.reset();
     if (to == null) return;
     event.preventDefault();
     event.stopPropagation();
     const index = Math.max(0, Math.min(length - 1, to));
     const first = u.data.findIndex((column, i) => i > 0 && column[index] != null);
     const top = first > 0 ? u.valToPos(u.data[first][index], "y") : 10;
-    u.setCursor({ left: u.valToPos(u.data[0][index], "x"), top });
-    const said = u.series.slice(1).map((each, i) => [each.label, u.data[i + 1][index]]).filter((each) => each[1] != null);
-    const where = this.view.byTime ? span(u.data[0][index]) : `step ${count(u.data[0][index])}`;
-    this.view.announce(`${title(this.name)}, ${where}: ${said.map(([label, v]) => `${label} ${number(v, this.name)}`).join(", ")}`);
+    const left = u.valToPos(u.data[0][index], "x");
+    u.setCursor({ left, top });
+    const said = [...this.values(index).map((row) => `${row.label} ${row.said}`), ...this.marksAt(left)];
+    this.view.announce(`${title(this.name)}, ${this.where(index)}: ${said.join(", ")}`);
+  }
+
+  // Its place, which the plot's own size does not change.
+  place() {
+    return { width: Math.max(200, this.plot.clientWidth), height: Math.max(120, this.plot.clientHeight) };
   }
 
   resize() {
-    const width = Math.max(200, this.plot.clientWidth);
-    if (this.uplot && this.uplot.width !== width) this.uplot.setSize({ width, height: HEIGHT });
+    const { width, height } = this.place();
+    if (this.uplot && (this.uplot.width !== width || this.uplot.height !== height)) this.uplot.setSize({ width, height });
   }
 
   close() {
     this.uplot?.destroy();
   }
+}
+
+function nearest(column, index) {
+  for (let away = 0; away < column.length; away++) {
+    const value = column[index - away] ?? column[index + away];
+    if (value != null) return value;
+  }
+  return null;
 }
 
 // Some air above and below, and never a scale without height.
@@ -235,5 +323,3 @@ function extent(columns) {
   }
   return high >= low ? [low, high] : null;
 }
-
-export const when = clock;

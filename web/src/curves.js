@@ -75,6 +75,24 @@ export function band(curve, byTime, began) {
   return [order.map((i) => curve.w[i] - began), ...[curve.l, curve.m, curve.h].map((of) => order.map((i) => of[i]))];
 }
 
+// The same curve by its means, smoothed.
+export function smoothLine(curve, weight, byTime, began) {
+  const ys = smoothed(curve.m, weight);
+  return byTime ? ordered(curve.w.map((time) => time - began), ys) : [curve.s, ys];
+}
+
+// Exponential moving average, without its bias towards 0 at the beginning: as TensorBoard smooths.
+export function smoothed(values, weight) {
+  let sum = 0;
+  let left = 1;
+  return values.map((value) => {
+    if (value == null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    left *= weight;
+    return sum / (1 - left);
+  });
+}
+
 function ordered(xs, ys) {
   let sorted = true;
   for (let i = 1; i < xs.length && sorted; i++) sorted = xs[i] >= xs[i - 1];

@@ -26,3 +26,20 @@ export function show(element, visible) {
 export function text(element, value) {
   if (element.textContent !== value) element.textContent = value;
 }
+
+// What a reader has chosen, for as long as the tab is open; where a frame may keep nothing, it is forgotten.
+export function kept(name, otherwise) {
+  try {
+    return JSON.parse(sessionStorage.getItem(`farandole-${name}`)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+
+export function keep(name, value) {
+  try {
+    sessionStorage.setItem(`farandole-${name}`, JSON.stringify(value));
+  } catch {
+    // it is chosen all the same
+  }
+}

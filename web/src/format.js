@@ -7,6 +7,8 @@ const TITLES = {
   noise_scale: "gradient noise scale (samples)",
 };
 
+export const SIGNS = { fault: "✕", order: "●", recovery: "↻", resize: "↕", note: "·" };
+
 export const title = (name) => TITLES[name] ?? name;
 
 export function number(value, name = "") {

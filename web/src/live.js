@@ -2,12 +2,13 @@
 
 import "uplot/dist/uPlot.min.css";
 import "./live.css";
-import { Chart, MOST_CURVES, sample } from "./chart.js";
+import { Chart } from "./chart.js";
 import { connect } from "./connection.js";
+import { Controls } from "./controls.js";
 import { Curves } from "./curves.js";
 import { h, show, text } from "./dom.js";
 import { clock, count, number, plural, script, span } from "./format.js";
-import { About, Membership, Output } from "./panels.js";
+import { About, formed, Membership, Output } from "./panels.js";
 import { Trials } from "./search.js";
 
 const SURE_MS = 5000;
@@ -67,8 +68,7 @@ class View {
     this.said = h("p", { class: "unseen", "aria-live": "polite" });
     this.banner = h("div", { class: "banner", role: "alert", hidden: true });
     this.buildButtons();
-    this.axis = h("button", { type: "button", class: "small", "aria-pressed": "false", onclick: () => this.toggleAxis() }, "by time");
-    this.ranks = h("div", { class: "ranks", role: "group", "aria-label": "ranks that are shown" });
+    this.controls = new Controls(this);
     this.grid = h("div", { class: "grid" });
     this.membership = new Membership();
     this.output = new Output();
@@ -81,8 +81,7 @@ class View {
       h("p", {}, "The optimizer's step times come by themselves with its first steps. For more, log them in the script, on any rank:"),
       h("pre", {}, "hvd.log(loss=loss, acc=hits / len(x))"),
     );
-    this.controls = h("div", { class: "controls" }, this.axis, this.ranks);
-    this.body = h("div", { class: "body" }, this.controls, this.skeleton, this.empty, this.grid, this.trials.element, this.membership.element, this.output.element, this.about.element);
+    this.body = h("div", { class: "body" }, this.controls.element, this.skeleton, this.empty, this.grid, this.trials.element, this.membership.element, this.output.element, this.about.element);
     const head = h("header", { class: "top" }, h("div", { class: "title" }, this.name, this.pill), this.facts, this.bar, this.buttons);
     this.root = h("div", { class: "farandole" }, head, this.news, this.said, this.banner, this.body);
     this.keys = this.model.get("address") ? document : this.root; // nothing else on a plain page wants them
@@ -156,7 +155,7 @@ class View {
   on_ready() {
     this.isReady = true;
     if (this.chosen.size) this.connection.send({ t: "ranks", ranks: [...this.chosen] });
-    for (const chart of this.charts.values()) chart.dirty = true;
+    this.redrawCharts();
     this.drawState();
   }
 
@@ -178,7 +177,7 @@ class View {
     this.marks.push(...message.marks);
     this.marks = this.marks.slice(-500);
     this.touched = true;
-    for (const chart of this.charts.values()) chart.dirty = true;
+    this.redrawCharts();
   }
 
   on_trials(message) {
@@ -320,11 +319,17 @@ class View {
     const following = [...this.charts.values()].filter((each) => rank(each.name) > rank(name)).sort((a, b) => rank(a.name) - rank(b.name))[0];
     this.grid.insertBefore(chart.element, following?.element ?? null);
     this.seen?.observe(chart.element);
+    this.sizes?.observe(chart.plot); // which its head may leave less room
   }
 
   chartMarks() {
-    const resizes = this.members.slice(1).map((each) => ({ ...each, kind: "resize", step: each.step ?? null }));
+    const resizes = this.members.slice(1).map((each) => ({ ...each, kind: "resize", text: formed(each) }));
     return [...this.marks.filter((each) => each.kind !== "note"), ...(this.byTime ? resizes : [])];
+  }
+
+  redrawCharts() {
+    for (const chart of this.charts.values()) chart.dirty = true;
+    this.redraw();
   }
 
   redraw() {
@@ -332,7 +337,7 @@ class View {
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
       const begin = performance.now();
-      this.drawRanks();
+      this.controls.draw();
       this.trials.draw();
       if (this.touched) {
         this.touched = false;
@@ -373,7 +378,7 @@ class View {
     show(this.skeleton, link === "loading" || (link === "open" && !this.isReady));
     show(this.empty, isKnown && !this.charts.size && !this.trials.trials.size && state !== "ended");
     show(this.body, link !== "refused");
-    show(this.controls, isKnown && this.charts.size > 0);
+    show(this.controls.element, isKnown && this.charts.size > 0);
     const over = state === "ended" || link === "over";
     show(this.buttons, isKnown && !over);
     show(this.onlyLook, !this.mayOrder);
@@ -445,48 +450,6 @@ class View {
     this.banner.replaceChildren(h("span", {}, words));
     if (link === "lost") this.banner.append(h("button", { type: "button", class: "small", onclick: () => this.connection.now() }, "now"));
     show(this.banner, Boolean(words));
-  }
-
-  drawRanks() {
-    const all = [...new Set([...this.charts.keys()].flatMap((name) => this.curves.ranks(name)))].sort((a, b) => a - b);
-    const key = `${this.most}:${all}:${[...this.hidden]}:${[...this.chosen]}:${this.dark}`;
-    if (key === this.ranksKey) return;
-    this.ranksKey = key;
-    if (this.most > MOST_CURVES) return this.drawChoice();
-    this.ranks.replaceChildren(...(all.length > 1 ? all : []).map((rank) =>
-      h("button", {
-        type: "button", class: "rank", "aria-pressed": String(!this.hidden.has(rank)),
-        onclick: () => this.toggleRank(rank),
-      }, sample(rank, this.dark), `rank ${rank}`),
-    ));
-  }
-
-  drawChoice() {
-    const field = h("input", { type: "text", inputmode: "numeric", value: [...this.chosen].join(", "), "aria-label": "ranks whose own curves are shown", placeholder: "such as 0, 3" });
-    const form = h("form", {
-      onsubmit: (event) => {
-        event.preventDefault();
-        this.chosen = new Set((field.value.match(/\d+/g) ?? []).map(Number).slice(0, MOST_CURVES));
-        this.connection.send({ t: "ranks", ranks: [...this.chosen] });
-        for (const chart of this.charts.values()) chart.dirty = true;
-        this.redraw();
-      },
-    }, h("label", {}, `lowest to highest of ${this.most} ranks, and ranks`, field), h("button", { type: "submit", class: "small" }, "show"));
-    this.ranks.replaceChildren(form);
-  }
-
-  toggleRank(rank) {
-    if (!this.hidden.delete(rank)) this.hidden.add(rank);
-    for (const chart of this.charts.values()) chart.dirty = true;
-    this.redraw();
-    requestAnimationFrame(() => this.ranks.children[rank]?.focus?.());
-  }
-
-  toggleAxis() {
-    this.byTime = !this.byTime;
-    this.axis.setAttribute("aria-pressed", String(this.byTime));
-    for (const chart of this.charts.values()) chart.dirty = true;
-    this.redraw();
   }
 
   tick() {

@@ -1,12 +1,14 @@
 // What is no curve: membership over time, events, output, and the description of the run.
 
 import { h, s, text } from "./dom.js";
-import { clock, count, plural, span } from "./format.js";
+import { clock, count, plural, SIGNS, span } from "./format.js";
 
 const HEIGHT = 110;
 const PAD = { left: 34, right: 10, top: 12, bottom: 22 };
-const SIGNS = { fault: "✕", order: "●", recovery: "↻", resize: "↕", note: "·" };
 const MOST_ROWS = 200;
+
+export const formed = ({ generation, size, hosts }) =>
+  `generation ${generation}: ${plural(size, "rank")} on ${hosts.slice(0, 4).join(", ")}${hosts.length > 4 ? ", …" : ""}`;
 
 // The number of ranks over time as steps, with a mark where something happened.
 export class Membership {
@@ -62,10 +64,7 @@ export class Membership {
   }
 
   list(members, marks) {
-    const resizes = members.map((each, i) => ({
-      time: each.time, kind: "resize", step: null,
-      text: `generation ${each.generation}: ${plural(each.size, "rank")} on ${each.hosts.slice(0, 4).join(", ")}${each.hosts.length > 4 ? ", …" : ""}`,
-    }));
+    const resizes = members.map((each) => ({ time: each.time, kind: "resize", step: null, text: formed(each) }));
     const all = [...resizes, ...marks].sort((a, b) => b.time - a.time).slice(0, MOST_ROWS);
     this.empty.hidden = all.length > 0;
     this.table.hidden = !all.length;

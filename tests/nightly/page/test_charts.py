@@ -1,0 +1,141 @@
+"""Charts of the live page in Chromium, as one works with them: smoothed, zoomed, read, and over the whole screen."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nightly.page.test_page import pytestmark, recorded
+from tests.support.monitor.page import LiveRun, opened, picture
+
+__all__ = ["pytestmark"]
+
+COLUMNS = "e => { const u = e.farandole.charts.get('loss').uplot; return u.data.map(each => [...each]); }"
+
+
+def debiased(values: list[float], weight: float) -> list[float]:
+    """TensorBoard's smoothing, as the sum of all weights that it gives."""
+    weights = [[weight ** (i - j) for j in range(i + 1)] for i in range(len(values))]
+    return [math.fsum(w * v for w, v in zip(each, values, strict=False)) / math.fsum(each) for each in weights]
+
+
+def test_curves_are_smoothed_as_in_tensorboard_and_stand_faint_behind(page: Any, tmp_path: Path) -> None:
+    with opened(recorded(tmp_path / "a", ranks=1, points=80)) as link:
+        page.goto(link)
+        [_, plain] = drawn(page, 2)
+        page.get_by_label("smoothing").evaluate(SLIDE, 0.9)
+        [_, behind, smooth] = drawn(page, 3)
+        assert behind == plain
+        assert smooth == pytest.approx(debiased(plain, 0.9))
+        assert page.locator("#view").evaluate("e => e.farandole.charts.get('loss').uplot.series[1].alpha") < 0.5
+        over(page, 40)
+        page.locator("[data-name=loss] .hover", has_text=f"{smooth[40]:.4g} ({plain[40]:.4g})").wait_for()
+        page.reload()
+        assert len(drawn(page, 3)) == 3, "the choice is of the session"
+        page.emulate_media(color_scheme="dark")
+        over(page, 40)
+        picture(page, "live-smoothed")
+        page.get_by_label("smoothing").evaluate(SLIDE, 0)
+        assert drawn(page, 2)[1] == plain
+
+
+SLIDE = "(e, to) => { e.value = to; e.dispatchEvent(new Event('input')); }"
+
+
+def drawn(page: Any, count: int) -> list[list[float]]:
+    """Columns of the chart of the loss, x first, once there are so many."""
+    page.wait_for_function(
+        "count => document.getElementById('view').farandole.charts.get('loss')?.uplot?.data.length === count", arg=count
+    )
+    columns: list[list[float]] = page.locator("#view").evaluate(COLUMNS)
+    return columns
+
+
+def over(page: Any, step: float, down: float = 60) -> None:
+    """Move the pointer to a step of the loss."""
+    page.locator("[data-name=loss] .u-over").wait_for()
+    left = page.locator("#view").evaluate("(e, x) => e.farandole.charts.get('loss').uplot.valToPos(x, 'x')", step)
+    box = page.locator("[data-name=loss] .u-over").bounding_box()
+    page.mouse.move(box["x"] + left, box["y"] + down)
+
+
+def test_a_mark_says_what_it_is_and_a_chart_has_no_empty_legend(page: Any, tmp_path: Path) -> None:
+    with opened(recorded(tmp_path / "a", ranks=2, points=100)) as link:
+        page.goto(link)
+        drawn(page, 3)
+        assert page.locator(".u-legend").count() == 0
+        assert page.locator(".hover:visible").count() == 0
+        over(page, 50)
+        page.locator("[data-name=loss] .hover", has_text="rank 1 was killed by SIGKILL").wait_for()
+        picture(page, "live-hover")
+        over(page, 20)
+        hover = page.locator("[data-name=loss] .hover", has_text="step 20")
+        hover.wait_for()
+        assert "rank 0" in hover.text_content()
+        assert "SIGKILL" not in hover.text_content()
+        page.locator("h1").hover()
+        hover.wait_for(state="hidden")
+
+
+def test_a_chart_fills_the_screen_and_goes_back(page: Any, tmp_path: Path) -> None:
+    with opened(recorded(tmp_path / "a", ranks=2, points=100)) as link:
+        page.goto(link)
+        drawn(page, 3)
+        chart = page.locator("[data-name=loss]")
+        small = chart.bounding_box()
+        button = chart.get_by_role("button", name="full screen")
+        for back in (lambda: page.keyboard.press("Escape"), button.click):
+            button.click()
+            page.wait_for_function("() => document.querySelector('[data-name=loss] canvas').clientWidth > 1200")
+            assert chart.bounding_box() == {"x": 0, "y": 0, "width": 1280, "height": 900}
+            assert page.locator("[data-name=loss] canvas").bounding_box()["height"] > 700
+            picture(page, "live-full")
+            back()
+            page.wait_for_function("() => document.querySelector('[data-name=loss] canvas').clientWidth < 1000")
+            assert chart.bounding_box() == small
+
+
+SCALE = "e => { const { min, max } = e.farandole.charts.get('loss').uplot.scales.x; return [min, max]; }"
+
+
+def test_a_zoom_stays_when_numbers_come_and_a_double_click_ends_it(page: Any, tmp_path: Path) -> None:
+    run = LiveRun(tmp_path, ["-np", "2"])
+    try:
+        page.goto(run.link)
+        grown(page, 20)
+        page.locator(".hint", has_text="drag in a chart to zoom").wait_for()
+        reset = page.locator("[data-name=loss]").get_by_role("button", name="the whole curve again")
+        x, y = middle(page)
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + 60, y + 10)
+        page.mouse.up()
+        reset.wait_for()
+        [low, high] = page.locator("#view").evaluate(SCALE)
+        length = grown(page, 0)
+        assert grown(page, length + 50) > length
+        assert page.locator("#view").evaluate(SCALE) == [low, high]
+        page.get_by_label("logarithmic scale: loss").click()  # it is drawn anew
+        grown(page, length + 100)
+        assert page.locator("#view").evaluate(SCALE) == [low, high]
+        picture(page, "live-zoomed")
+        page.mouse.dblclick(x, y)
+        reset.wait_for(state="hidden")
+        grown(page, length + 150)
+        assert page.locator("#view").evaluate(SCALE)[1] > high
+    finally:
+        run.close()
+
+
+def grown(page: Any, count: int) -> int:
+    """Wait until the chart of the loss has so many points."""
+    length = "document.getElementById('view').farandole.charts.get('loss')?.uplot?.data[0].length"
+    return int(page.wait_for_function(f"count => {length} >= count && {length}", arg=count).json_value())
+
+
+def middle(page: Any) -> tuple[float, float]:
+    box = page.locator("[data-name=loss] .u-over").bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
