@@ -330,6 +330,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             group="what is recorded",
         ),
     ] = False
+    live_stay_s: Annotated[
+        Seconds,
+        Knob(
+            "seconds for which a live page stays when its run has ended",
+            ("--live-stay",),
+            group="what is recorded",
+            job_wide=True,
+        ),
+    ] = 60.0
     log_level: Annotated[
         LogLevel,
         Knob("least severe message that is logged", ("--log-level",), "HOROVOD_LOG_LEVEL", group="what is recorded"),

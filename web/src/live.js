@@ -417,6 +417,11 @@ class View {
     document.title = `${part} · ${this.name.textContent}`;
   }
 
+  goes(link) {
+    const { until } = this.state;
+    return until && link === "open" ? `This page and links to it stay until ${clock(until)}; then` : "This page has ended with it:";
+  }
+
   drawBanner(link, state) {
     let words = "";
     let kind = "";
@@ -431,7 +436,7 @@ class View {
       const where = this.run.search ? "" : `, after step ${count(this.state.step)}`;
       if (status === null) words = `The record ends at ${clock(ended)}${where}. ${why}`;
       else words = status === 0 ? `The ${this.run.search ? "search" : "run"} has ended well at ${clock(ended)}${where}. ${why}` : `The run ended at ${clock(ended)} with status ${status}${where}. ${why}`;
-      if (this.run.record && !this.connection.byKernel()) words += `\nThis page ends with it: farandole runs open ${this.run.record} shows it again.`;
+      if (this.run.record && !this.connection.byKernel()) words += `\n${this.goes(link)} farandole runs open ${this.run.record} shows it again.`;
       kind = status === 0 ? "good" : "bad";
     } else if (link === "over") {
       words = "The run is over.";

@@ -18,6 +18,20 @@ from farandole.cluster.hostlist import expand, repeat
 JOB, NODES, OWN_NAME = "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME"
 TASKS, CPUS = "SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"
 
+BATCH_JOBS = (
+    JOB, "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "OAR_JOB_ID", "COBALT_JOBID", "FLUX_JOB_ID", "_CONDOR_JOB_AD",
+)  # fmt: skip
+"""Variables that Slurm, PBS, LSF, Grid Engine, OAR, Cobalt, Flux and HTCondor set in their jobs, and nowhere else."""
+
+
+def is_batch_job(variables: Mapping[str, str]) -> bool:
+    """True in a job of a batch system: what is left there keeps nodes.
+
+    >>> is_batch_job({"PBS_JOBID": "7.head"}), is_batch_job({})
+    (True, False)
+    """
+    return any(variables.get(name) for name in BATCH_JOBS)
+
 
 @final
 class Allocation(msgspec.Struct, frozen=True):

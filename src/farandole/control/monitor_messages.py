@@ -36,7 +36,7 @@ class MonitorConfig(_Line, frozen=True):
     the link, as a file of the user alone. ``csv`` and ``tensorboard`` are written beside the record. With ``is_quiet``
     nobody is told where all that is; with ``is_optional`` the job begins without the monitor where that cannot be. The
     record of a ``search`` is written by the search, and the monitor shows it. With ``in_cells`` ranks train in those of
-    a notebook, which tells of each.
+    a notebook, which tells of each. The page stays for ``stay_s`` after the end of a job that nobody has interrupted.
     """
 
     folder: str
@@ -51,6 +51,7 @@ class MonitorConfig(_Line, frozen=True):
     is_quiet: bool = False
     is_optional: bool = False
     in_cells: bool = False
+    stay_s: float = 0.0
 
 
 @final
@@ -78,10 +79,11 @@ class MonitorOutput(_Line, frozen=True):
 
 @final
 class MonitorEnd(_Line, frozen=True):
-    """End of the job: its exit status, and why that is not 0."""
+    """End of the job: its exit status, why that is not 0, and for how long the page is to stay."""
 
     status: int
     words: str = ""
+    stay_s: float = 0.0
 
 
 @final

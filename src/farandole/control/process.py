@@ -97,16 +97,17 @@ def signals_as_bytes(numbers: Iterable[int]) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def no_descendants_left() -> Iterator[None]:
+def no_descendants_left() -> Iterator[set[int]]:
     """Kill, at the end of the block, every descendant that came during it, wherever it may have hidden.
 
     Resource trackers get their time, see ``trackers``. A shell that became this program may have left it children;
-    these and what they start are nobody's business here.
+    these and what they start are nobody's business here. The block gets their numbers, and may add those of children
+    that are to outlive this process.
     """
     others = set(descendants())
     adopt_orphans()
     try:
-        yield
+        yield others
     finally:
         spared_until_s = time.monotonic() + TRACKERS_S
         while left := set(descendants(but=others)):  # again: they may have forked before they were killed

@@ -56,6 +56,8 @@ class Hub:
         self.words = ""
         self.members: list[MemberRecord] = []
         self.resizable = False
+        self.stays_until_s = 0.0
+        """When the page of a run that has ended goes; 0: with it."""
         self.lost = 0
         """Messages of workers that were too many, and are nowhere."""
         self._series: dict[tuple[str, int], Series] = {}
@@ -261,5 +263,6 @@ class Hub:
             told["slow"] = {"rank": slowest.rank, "times": round(slowest.times, 1)}
         if (goal := self._goal()) is not None:
             told["goal"] = goal
-        ended = {"status": info.status, "words": info.words, "ended": info.ended_s} if self.state == "ended" else {}
+        ended = {"status": info.status, "words": info.words, "ended": info.ended_s, "until": self.stays_until_s}
+        ended = ended if self.state == "ended" else {}
         return {**told, "samples": self._samples, "lost": self.lost, **ended}

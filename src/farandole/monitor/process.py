@@ -3,7 +3,8 @@
     python -m farandole.monitor.process < lines         (see farandole.control.monitor_messages)
 
 It connects to the controller as a watcher, and goes on with the next controller of an elastic job when one has died. It
-ends when the launcher says so, or is gone.
+ends when the launcher says so, or is gone. Where the page is to outlive the run, the record is closed first, and the
+launcher is let go of; then it serves on until its deadline, or a signal.
 
 One thread, an event loop: standard input, the sockets of the controller, viewers, and a timer that sends these what has
 changed while there are any.
@@ -39,7 +40,7 @@ from farandole.control.monitor_messages import (
     encode_line,
 )
 from farandole.control.private_file import write_private
-from farandole.control.process import name_this
+from farandole.control.process import INTERRUPTS, STDERR, name_this
 from farandole.control.watch_messages import OF_TRIALS, WATCHER, OrderNews, Printed, Seen, WatchJob, WatchOrder
 from farandole.errors import ControlError, FarandoleError
 from farandole.launch.job.exit_wording import ABOVE
@@ -120,6 +121,7 @@ class JobMonitor:
                     self._recording.take(Printed(time.time(), message.stream, message.text.encode()))
                 elif isinstance(message, MonitorEnd):
                     self._end(message)
+                    await self._stay(message.stay_s)
                     return
             self._end(MonitorEnd(1, "the launcher is gone"))
         finally:
@@ -130,6 +132,18 @@ class JobMonitor:
             if self._config.link_file:
                 with contextlib.suppress(OSError):
                     os.unlink(self._config.link_file)
+
+    async def _stay(self, stay_s: float) -> None:
+        """Go on showing a run that is over; as nobody's child, and with nothing that somebody may wait for."""
+        if self._server is None or not stay_s:
+            return
+        self._server.on_order = None
+        over = asyncio.Event()
+        for number in INTERRUPTS:
+            asyncio.get_running_loop().add_signal_handler(number, over.set)
+        _let_go(1, STDERR)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(over.wait(), stay_s)
 
     # -- the controller -----------------------------------------------------------------------------------------------
 
@@ -215,7 +229,9 @@ class JobMonitor:
                     if isinstance(message, OrderNews) and self._server is not None:
                         self._server.push()  # here, too: the end of the job is another frame
         self._disconnect()
-        self._recording.end(end.status, end.words.replace(ABOVE, "its traceback is in the output"), time.time())
+        now = time.time()
+        self._recording.end(end.status, end.words.replace(ABOVE, "its traceback is in the output"), now)
+        self._hub.stays_until_s = now + end.stay_s if end.stay_s else 0.0
 
 
 def _exports(config: MonitorConfig, folder: Path) -> list[Export]:
@@ -241,11 +257,16 @@ async def _main(line: bytes) -> None:
 
 
 def _answer(line: bytes) -> None:
-    """Answer the launcher, and let go of the pipe."""
+    """Answer the launcher, which waits for the end of this pipe when the job is over."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, line)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
+
+
+def _let_go(*fds: int) -> None:
+    """Close descriptors whose numbers others may use."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        os.dup2(null, fd)
     os.close(null)
 
 
@@ -253,7 +274,7 @@ def main() -> int:
     """Run the monitor that standard input describes."""
     name_this("farandole-live")
     # A Ctrl-C, or the end of a batch job, is for the launcher, which tells us.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="farandole: %(message)s", level=logging.WARNING)
     line = _first_line()

@@ -40,8 +40,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
 class Stranger:
     """A WebSocket by hand: what it sends need be no message, and it reads its answers when it wants to."""
 
-    def __init__(self, run: LiveRun, query: str = "") -> None:
-        host, port = run.address.removeprefix("http://").split(":")
+    def __init__(self, address: str, query: str = "") -> None:
+        host, port = address.removeprefix("http://").split(":")
         self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         self._file = self._socket.makefile("rb")
         lines = [f"GET /socket{query} HTTP/1.1", "Host: a", "Upgrade: websocket", "Connection: Upgrade"]
@@ -80,7 +80,7 @@ class Stranger:
 def shown(run: LiveRun, first: str, query: str = "", then: str = "") -> tuple[list[Any], int]:
     """Messages of a connection that begins with ``first``, up to an answer to ``then``; or the code of its end."""
     seen: list[Any] = []
-    with Stranger(run, query) as stranger:
+    with Stranger(run.address, query) as stranger:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before it has said anything
             stranger.say(first)
         while True:
@@ -205,7 +205,7 @@ def test_ten_thousand_bad_messages_do_no_harm(run: LiveRun) -> None:
 
     def flood(number: int) -> int:
         sent = 0
-        with Stranger(run) as stranger, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        with Stranger(run.address) as stranger, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             if number % 2:
                 stranger.say(json.dumps({"key": run.key}))
                 stranger.say("no message")
@@ -234,7 +234,7 @@ def last_step(run: LiveRun) -> int:
 def test_silent_connections_use_up_no_descriptors_and_keep_nobody_out(run: LiveRun) -> None:
     [monitor] = [each for each in psutil.Process(run.process.pid).children(True) if MODULE in each.cmdline()]
     host, port = run.address.removeprefix("http://").split(":")
-    with contextlib.ExitStack() as held, Stranger(run) as viewer:
+    with contextlib.ExitStack() as held, Stranger(run.address) as viewer:
         viewer.say(json.dumps({"key": run.key}))
         assert viewer.hear() != 4401
         before = monitor.num_fds()

@@ -114,6 +114,28 @@ def test_a_page_says_how_far_it_is_and_for_whom_the_others_wait(page: Any, tmp_p
         run.close()
 
 
+def test_a_page_stays_for_those_who_come_late(page: Any, tmp_path: Path) -> None:
+    run = LiveRun(tmp_path, ["-np", "2"], stay_s=3600)
+    late = page.context.new_page()
+    try:
+        page.goto(run.link)
+        page.locator("[data-name=loss] canvas").wait_for()
+        press_stop(page)
+        assert run.end() == 0, run.said
+        late.goto(run.link)
+        page.reload()
+        for each in (page, late):
+            pill(each, "ended")
+            each.locator("[data-name=loss] canvas").wait_for()
+            each.locator(".banner", has_text="This page and links to it stay until").wait_for()
+        assert f"farandole runs open {run.record} shows it again" in str(page.locator(".banner").text_content())
+        picture(page, "live-stays")
+    finally:
+        run.close()
+    page.locator(".banner", has_text="This page has ended with it: farandole runs open").wait_for()
+    page.locator("[data-name=loss] canvas").wait_for()
+
+
 def ask_by_key(page: Any) -> None:
     """Press the key of the button that ends all where it is heard, and where it is not, and say no."""
     page.get_by_label("output of which rank").focus()

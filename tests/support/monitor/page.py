@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
+import psutil
+
 from farandole.control.monitor_messages import MODULE
 from tests.support.patience import PATIENCE_S
 
@@ -43,12 +45,13 @@ for step in range(10**6):
 
 @final
 class LiveRun:
-    """A job with a live page, which goes on until it is stopped."""
+    """A job with a live page, which goes on until it is stopped; the page stays for ``stay_s``."""
 
-    def __init__(self, folder: Path, options: list[str], script: str = TRAINING) -> None:
+    def __init__(self, folder: Path, options: list[str], script: str = TRAINING, stay_s: float = 0.0) -> None:
         self.folder, self.record = folder, folder / "run"
         (folder / "train.py").write_text(script)
         command = [sys.executable, "-m", "farandole", "run", *options, "--live", "--record", str(self.record)]
+        command += ["--live-stay", str(stay_s)]
         with open(folder / "out.txt", "wb") as out:
             self.process = subprocess.Popen(
                 [*command, sys.executable, "train.py"], cwd=folder, stdout=out, stderr=out, stdin=subprocess.DEVNULL
@@ -82,6 +85,9 @@ class LiveRun:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             self.process.wait(DEADLINE_S)
+        for monitor in monitors(self.folder):  # its page stays
+            monitor.send_signal(signal.SIGINT)
+        until(lambda: not monitors(self.folder), "for the end of the page")
 
 
 def until(condition: Callable[[], bool], what: str = "") -> None:
@@ -89,6 +95,15 @@ def until(condition: Callable[[], bool], what: str = "") -> None:
     while not condition():
         assert time.monotonic() < deadline_s, f"waited in vain {what}"
         time.sleep(0.01)  # nothing announces a file
+
+
+def monitors(folder: Path) -> list[psutil.Process]:
+    """Monitors that were started in a folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd", "status"]):
+        is_one = MODULE in (process.info["cmdline"] or ()) and process.info["cwd"] == str(folder)
+        found += [process] if is_one and process.info["status"] != psutil.STATUS_ZOMBIE else []
+    return found
 
 
 @contextmanager

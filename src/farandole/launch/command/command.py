@@ -129,7 +129,7 @@ def job(args: argparse.Namespace, command: list[str], settings: Settings) -> pla
         output_dir=args.output_filename,
         timestamps=args.timestamps,
         verbose=args.verbose,
-        monitor=monitor_config(args, command),
+        monitor=monitor_config(args, command, settings.live_stay_s),
     )
     folder = getattr(args, "run_folder", "")  # Horovod's command has none
     if settings.is_elastic:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from farandole.cluster.allocation import is_batch_job
 from farandole.control.monitor_messages import LOOPBACK, MonitorConfig
 from farandole.errors import UsageError
 
@@ -34,8 +35,11 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def monitor_config(args: argparse.Namespace, command: Sequence[str]) -> MonitorConfig | None:
-    """The monitor that the options ask for, if they do; raises ``UsageError`` for what cannot be."""
+def monitor_config(args: argparse.Namespace, command: Sequence[str], stay_s: float = 0.0) -> MonitorConfig | None:
+    """The monitor that the options ask for, if they do; raises ``UsageError`` for what cannot be.
+
+    Its page stays for ``stay_s`` after the run, where that is in nobody's way (``stays_s``).
+    """
     live, folder = args.live, args.record
     if (args.live_listen or args.live_certificate) and not live:
         raise UsageError("--live-listen and --live-certificate are of a page: add --live")
@@ -53,7 +57,20 @@ def monitor_config(args: argparse.Namespace, command: Sequence[str]) -> MonitorC
         os.path.join(folder, LINK) if live else "",
         args.csv,
         args.tensorboard,
+        stay_s=stays_s(stay_s, args.live_listen, os.environ),
     )
+
+
+def stays_s(asked_s: float, listen: str, variables: Mapping[str, str]) -> float:
+    """Time for which a page outlives its run.
+
+    None in a batch job, whose nodes it would keep, and at a port that was asked for: the next run wants that.
+
+    >>> stays_s(60.0, "", {}), stays_s(60.0, "127.0.0.1:8899", {}), stays_s(60.0, "", {"SLURM_JOB_ID": "7"})
+    (60.0, 0.0, 0.0)
+    """
+    is_in_the_way = is_batch_job(variables) or not (listen or LOOPBACK).endswith(":0")
+    return 0.0 if is_in_the_way else asked_s
 
 
 def run_name(command: Sequence[str], at: time.struct_time) -> str:

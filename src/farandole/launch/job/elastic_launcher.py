@@ -87,10 +87,10 @@ class ElasticLauncher:
             self._terms.folder.refuse_second()
             self._terms = self._terms.lead(self._elastic.job.command, settings.host_timeout_s)
         with contextlib.ExitStack() as held:
-            held.enter_context(process.no_descendants_left())
+            spared = held.enter_context(process.no_descendants_left())
             interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
             configure_logging(settings.log_level)
-            monitor = begin_monitor(self._elastic.job.monitor, held)
+            monitor = begin_monitor(self._elastic.job.monitor, held, spared)
             journal, copy = os.memfd_create("journal"), _opened(settings.elastic_journal)
             agents = held.enter_context(Agents([], settings, captured=True, death_signal=signal.SIGTERM))
             supervisor = _ControllerSupervisor(self._elastic, settings, agents, interrupts, journal, copy, self._terms)

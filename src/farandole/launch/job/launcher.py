@@ -65,11 +65,13 @@ class Launcher:
     def run(self) -> JobResult:
         """Start everything, serve until the last worker has ended, and leave nothing behind."""
         with contextlib.ExitStack() as held:
-            interrupts = -1
+            interrupts, spared = -1, None
             if self._owns_process:
-                held.enter_context(process.no_descendants_left())
+                spared = held.enter_context(process.no_descendants_left())
                 interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
-            monitor = held.enter_context(MonitorProcess(self._job.monitor)) if self._job.monitor is not None else None
+            monitor = MonitorProcess(self._job.monitor, spared) if self._job.monitor is not None else None
+            if monitor is not None:
+                held.enter_context(monitor)
             # Before there is a socket: ZeroMQ has threads, and a start with a death signal takes a fork.
             agents = held.enter_context(self._agents())
             # Loaded only now: the agents load their modules meanwhile.

@@ -6,7 +6,10 @@
         ...
         monitor.result = 0, ""
 
-It is loaded by nobody here: a module that a child runs. It ignores Ctrl-C, and ends when its standard input does.
+It is loaded by nobody here: a module that a child runs. It ignores Ctrl-C, and ends when its standard input does. Its
+page may stay for a while after the job (``MonitorConfig.stay_s``): then the launcher lets go of it as soon as the
+record is complete. It has a session of its own, and by then none of the launcher's descriptors, so that nobody who
+waits for the end of the launcher, or of its output, waits for the page.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ def say_where(ready: MonitorReady) -> None:
     print_now(printed(lines))
 
 
-def begin_monitor(config: MonitorConfig | None, held: contextlib.ExitStack) -> MonitorProcess | None:
+def begin_monitor(config: MonitorConfig | None, held: contextlib.ExitStack, spared: set[int]) -> MonitorProcess | None:
     """Monitor of a job, held until its end; ``None`` if it is to have none, or if one that is optional cannot be.
 
     Raises ``UsageError`` if another one cannot be.
@@ -68,7 +71,7 @@ def begin_monitor(config: MonitorConfig | None, held: contextlib.ExitStack) -> M
         return None
     try:
         with contextlib.ExitStack() as own:
-            monitor = own.enter_context(MonitorProcess(config))
+            monitor = own.enter_context(MonitorProcess(config, spared))
             ready = monitor.await_ready()
             held.push(own.pop_all())
     except UsageError as error:
@@ -83,12 +86,16 @@ def begin_monitor(config: MonitorConfig | None, held: contextlib.ExitStack) -> M
 
 @final
 class MonitorProcess:
-    """Monitor of one job; used as a context, which ends it. ``result`` is then what it tells viewers of the job."""
+    """Monitor of one job; used as a context, which ends it. ``result`` is then what it tells viewers of the job.
 
-    def __init__(self, config: MonitorConfig) -> None:
+    ``spared`` gets its number if its page stays; without, it does not: this process has to end soon, or to wait for it.
+    """
+
+    def __init__(self, config: MonitorConfig, spared: set[int] | None = None) -> None:
         if config.live and importlib.util.find_spec("tornado") is None:
             raise UsageError("--live needs tornado, which is not installed here: pip install 'farandole[live]'")
         self.result: tuple[int, str] | None = None
+        self._stay_s, self._spared = config.stay_s, spared
         self._contact: MonitorContact | None = None
         reader, self._input = os.pipe()
         self._answer, writer = os.pipe()
@@ -151,17 +158,27 @@ class MonitorProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
+        stay_s = 0.0
         if self.result is not None:
-            self._write(encode_line(MonitorEnd(self.result[0], self.result[1])))
+            status, words = self.result
+            is_interrupted = status in {process.exit_status(-number) for number in process.INTERRUPTS}
+            stay_s = 0.0 if is_interrupted or self._spared is None else self._stay_s
+            self._write(encode_line(MonitorEnd(status, words, stay_s)))
         os.close(self._input)
-        os.close(self._answer)
         # Its number is not given to another process before ``waitpid``, so the kill cannot meet a stranger.
         ending = os.pidfd_open(self._pid)
         try:
             poll = select.poll()
             poll.register(ending, select.POLLIN)
-            if not poll.poll(END_S * 1000):
+            if stay_s:
+                poll.register(self._answer, 0)  # which it closes, and then has written all
+            over = poll.poll(END_S * 1000)
+            if self._spared is not None and stay_s and over and ending not in dict(over):
+                self._spared.add(self._pid)
+                return
+            if not over:
                 os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
         finally:
             os.close(ending)
+            os.close(self._answer)
