@@ -20,7 +20,7 @@ export function s(tag, attributes = {}, ...children) {
 }
 
 export function show(element, visible) {
-  if (element.hidden === Boolean(visible)) element.hidden = !visible;
+  if (element.hasAttribute("hidden") === Boolean(visible)) element.toggleAttribute("hidden", !visible); // SVG has no property
 }
 
 export function text(element, value) {

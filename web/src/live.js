@@ -9,6 +9,7 @@ import { Curves } from "./curves.js";
 import { h, show, text } from "./dom.js";
 import { clock, count, number, plural, script, span } from "./format.js";
 import { About, formed, Membership, Output } from "./panels.js";
+import { layOut } from "./rows.js";
 import { Trials } from "./search.js";
 
 const SURE_MS = 5000;
@@ -315,9 +316,10 @@ class View {
   addChart(name) {
     const chart = new Chart(name, this);
     this.charts.set(name, chart);
-    const rank = (each) => LAST.indexOf(each);
+    const rank = (each) => (each === "loss" ? -3 : each.includes("loss") ? -2 : LAST.indexOf(each));
     const following = [...this.charts.values()].filter((each) => rank(each.name) > rank(name)).sort((a, b) => rank(a.name) - rank(b.name))[0];
     this.grid.insertBefore(chart.element, following?.element ?? null);
+    layOut(this.grid);
     this.seen?.observe(chart.element);
     this.sizes?.observe(chart.plot); // which its head may leave less room
   }
@@ -485,6 +487,7 @@ class View {
 
   watchSize() {
     this.sizes = new ResizeObserver(() => {
+      layOut(this.grid);
       for (const chart of this.charts.values()) chart.resize();
       this.trials.resize();
       this.touched = true;

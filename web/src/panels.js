@@ -1,29 +1,29 @@
 // What is no curve: membership over time, events, output, and the description of the run.
 
-import { h, s, text } from "./dom.js";
+import { h, s, show, text } from "./dom.js";
 import { clock, count, plural, SIGNS, span } from "./format.js";
 
 const HEIGHT = 110;
 const PAD = { left: 34, right: 10, top: 12, bottom: 22 };
 const MOST_ROWS = 200;
 
-export const formed = ({ generation, size, hosts }) =>
-  `generation ${generation}: ${plural(size, "rank")} on ${hosts.slice(0, 4).join(", ")}${hosts.length > 4 ? ", …" : ""}`;
+const on = ({ size, hosts }) => `${plural(size, "rank")} on ${hosts.slice(0, 4).join(", ")}${hosts.length > 4 ? ", …" : ""}`;
+export const formed = (member) => `generation ${member.generation}: ${on(member)}`;
 
 // The number of ranks over time as steps, with a mark where something happened.
 export class Membership {
   constructor() {
     this.picture = s("svg", { role: "img", "aria-label": "number of ranks over time" });
     this.rows = h("tbody");
-    this.empty = h("p", { class: "quiet" }, "Nothing has happened yet.");
+    this.only = h("span", { class: "quiet" });
     this.table = h(
       "table", { class: "events" },
       h("thead", {}, h("tr", {}, ...["", "time", "step", "what"].map((name) => h("th", { scope: "col" }, name)))),
       this.rows,
     );
-    const list = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "what has happened" }, this.empty, this.table);
+    const list = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "what has happened" }, this.table);
     this.title = h("h3", {}, "ranks, faults and orders");
-    this.element = h("section", { class: "card wide" }, h("header", {}, this.title), this.picture, list);
+    this.element = h("section", { class: "card wide" }, h("header", {}, this.title, this.only), this.picture, list);
   }
 
   // Of a search: its trials have members, and it has none.
@@ -33,7 +33,18 @@ export class Membership {
     text(this.title, "what has happened");
   }
 
+  // A picture once they have changed, a list once anything has happened; else a line.
   draw(members, marks, began, now) {
+    const [first] = members;
+    const isQuiet = members.length < 2 && !marks.length;
+    text(this.only, !isQuiet ? "" : first ? `${on(first)} since ${clock(first.time)}` : "nothing has happened yet");
+    show(this.table, !isQuiet);
+    show(this.picture, members.length > 1);
+    if (members.length > 1) this.drawPicture(members, marks, began, now);
+    this.list(members, marks);
+  }
+
+  drawPicture(members, marks, began, now) {
     const WIDTH = Math.max(240, this.element.clientWidth - 26);
     this.picture.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
     const end = Math.max(now, began + 1);
@@ -60,14 +71,11 @@ export class Membership {
       s("path", { d: `M${PAD.left},${y(0)}H${WIDTH - PAD.right}`, class: "base" }),
       s("path", { d: `${path}V${y(0)}Z`, class: "area" }), s("path", { d: path, class: "line" }), ...ticks, ...times, ...signs,
     );
-    this.list(members, marks);
   }
 
   list(members, marks) {
     const resizes = members.map((each) => ({ time: each.time, kind: "resize", step: null, text: formed(each) }));
     const all = [...resizes, ...marks].sort((a, b) => b.time - a.time).slice(0, MOST_ROWS);
-    this.empty.hidden = all.length > 0;
-    this.table.hidden = !all.length;
     this.rows.replaceChildren(...all.map((each) =>
       h("tr", { class: each.kind },
         h("td", { "aria-label": each.kind, title: each.kind }, SIGNS[each.kind] ?? "·"),

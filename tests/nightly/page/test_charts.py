@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.nightly.page.test_page import pytestmark, recorded
+from farandole.control.watch_messages import MetricPoint
+from farandole.monitor.folder import MemberRecord, PointRecord, RunInfo, RunWriter
+from tests.nightly.page.test_page import pytestmark, recorded, said
 from tests.support.monitor.page import LiveRun, opened, picture
 
 __all__ = ["pytestmark"]
@@ -89,12 +91,11 @@ def test_a_chart_fills_the_screen_and_goes_back(page: Any, tmp_path: Path) -> No
         button = chart.get_by_role("button", name="full screen")
         for back in (lambda: page.keyboard.press("Escape"), button.click):
             button.click()
-            page.wait_for_function("() => document.querySelector('[data-name=loss] canvas').clientWidth > 1200")
+            page.wait_for_function("() => document.querySelector('[data-name=loss] canvas').clientHeight > 700")
             assert chart.bounding_box() == {"x": 0, "y": 0, "width": 1280, "height": 900}
-            assert page.locator("[data-name=loss] canvas").bounding_box()["height"] > 700
             picture(page, "live-full")
             back()
-            page.wait_for_function("() => document.querySelector('[data-name=loss] canvas').clientWidth < 1000")
+            page.wait_for_function("() => document.querySelector('[data-name=loss] canvas').clientHeight < 500")
             assert chart.bounding_box() == small
 
 
@@ -139,3 +140,54 @@ def grown(page: Any, count: int) -> int:
 def middle(page: Any) -> tuple[float, float]:
     box = page.locator("[data-name=loss] .u-over").bounding_box()
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+@pytest.mark.parametrize("width", [1500, 1280, 800, 400])
+def test_charts_fill_their_rows_and_the_loss_has_most_room(page: Any, tmp_path: Path, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    with opened(with_names(tmp_path / "a", ["acc", "wait_s", "train_loss", "step_s", "samples_per_s", "loss"])) as link:
+        page.goto(link)
+        page.locator("[data-name=loss] canvas").wait_for()
+        names = [each.get_attribute("data-name") for each in page.locator(".chart").all()]
+        assert names == ["loss", "train_loss", "acc", "samples_per_s", "step_s", "wait_s"]
+        boxes = [each.bounding_box() for each in page.locator(".chart").all()]
+        rows: dict[float, list[dict[str, float]]] = {}
+        for box in boxes:
+            rows.setdefault(box["y"], []).append(box)
+        whole = page.locator(".grid").bounding_box()["width"]
+        for row in rows.values():
+            assert sum(box["width"] + 12 for box in row) - 12 == pytest.approx(whole, abs=1)
+        areas = [box["width"] * box["height"] for box in boxes]
+        assert areas[0] > max(areas[1:])
+        picture(page, f"live-layout-{width}")
+
+
+def with_names(folder: Path, names: list[str]) -> Path:
+    """A run of two ranks that is over, which has logged these metrics, one after the other."""
+    with RunWriter.create(folder, RunInfo(0.0, ["python", "train.py"])) as writer:
+        writer.append(MemberRecord(0.0, 1, ["a", "a"]))
+        for rank in range(2):
+            points = [
+                MetricPoint(step / 10, step, 0, dict.fromkeys(names[: step + 1], 1 / (1 + step + rank)))
+                for step in range(100)
+            ]
+            writer.append(PointRecord(rank, 1, points))
+        writer.info.status, writer.info.ended_s = 0, 10.0
+        writer.describe()
+    return folder
+
+
+def test_membership_is_a_picture_once_it_has_changed(page: Any, tmp_path: Path) -> None:
+    with opened(said(tmp_path / "same", {1: [1.0, 2.0]})) as link:
+        page.goto(link)
+        page.locator(".wide", has_text="2 ranks on a since").wait_for()
+        assert page.locator(".wide svg:visible, .events:visible").count() == 0
+        assert page.locator(".wide", has_text="2 ranks on a").bounding_box()["height"] < 60
+    with opened(recorded(tmp_path / "fault", ranks=2, points=10)) as link:
+        page.goto(link)
+        page.locator(".events", has_text="rank 1 was killed").wait_for()
+        assert page.locator(".wide svg:visible").count() == 0
+    with opened(said(tmp_path / "changed", {1: [1.0, 2.0], 2: [1.0]})) as link:
+        page.goto(link)
+        page.locator(".events", has_text="generation 2: 1 rank on a").wait_for()
+        page.locator(".wide svg").wait_for()
