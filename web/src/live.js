@@ -6,7 +6,7 @@ import { Chart } from "./chart.js";
 import { connect } from "./connection.js";
 import { Controls } from "./controls.js";
 import { Curves } from "./curves.js";
-import { h, show, text } from "./dom.js";
+import { h, keep, kept, show, text } from "./dom.js";
 import { clock, count, number, plural, script, span } from "./format.js";
 import { About, formed, Membership, Output } from "./panels.js";
 import { layOut } from "./rows.js";
@@ -71,6 +71,7 @@ class View {
     this.buildButtons();
     this.controls = new Controls(this);
     this.grid = h("div", { class: "grid" });
+    this.moreButton = h("button", { type: "button", class: "small more", onclick: () => this.showMore(!kept("more", false)) }, "more");
     this.membership = new Membership();
     this.output = new Output();
     this.trials = new Trials(this);
@@ -82,9 +83,10 @@ class View {
       h("p", {}, "The optimizer's step times come by themselves with its first steps. For more, log them in the script, on any rank:"),
       h("pre", {}, "hvd.log(loss=loss, acc=hits / len(x))"),
     );
-    this.body = h("div", { class: "body" }, this.controls.element, this.skeleton, this.empty, this.grid, this.trials.element, this.membership.element, this.output.element, this.about.element);
+    this.body = h("div", { class: "body" }, this.controls.element, this.skeleton, this.empty, this.grid, this.moreButton, this.trials.element, this.membership.element, this.output.element, this.about.element);
     const head = h("header", { class: "top" }, h("div", { class: "title" }, this.name, this.pill), this.facts, this.bar, this.buttons);
     this.root = h("div", { class: "farandole" }, head, this.news, this.said, this.banner, this.body);
+    this.showMore(kept("more", false));
     this.keys = this.model.get("address") ? document : this.root; // nothing else on a plain page wants them
     this.keyed = (event) => this.shortcut(event);
     this.keys.addEventListener("keydown", this.keyed);
@@ -106,6 +108,16 @@ class View {
     this.share = h("button", { type: "button", class: "small share", onclick: () => this.copy(), title: "copies a link that may only look" }, "link to look");
     this.onlyLook = h("span", { class: "badge", hidden: true }, "only looking");
     this.buttons = h("div", { class: "buttons", hidden: true }, this.pauseButton, this.saveButton, this.resizeForm, this.stopButton, this.endButton, this.share, this.onlyLook);
+  }
+
+  // In a notebook, beside its cells, what is asked for; a page of its own has all.
+  showMore(more) {
+    const isNotebook = !this.model.get("address");
+    show(this.moreButton, isNotebook);
+    if (isNotebook) keep("more", more);
+    text(this.moreButton, more ? "less" : "more");
+    this.moreButton.setAttribute("aria-expanded", String(more));
+    this.root.classList.toggle("compact", isNotebook && !more);
   }
 
   // -- the connection --------------------------------------------------------------------------------------------

@@ -77,6 +77,24 @@ def curve(cell: Any) -> None:
     cell.locator("[data-name=loss] canvas").wait_for()
 
 
+def with_more_and_less(page: Any, view: Any) -> Any:
+    """Have a view show all, and one that takes its place show less again, as what was chosen holds for that, too."""
+    view.get_by_role("button", name="more").click()
+    view.locator(".output").wait_for()
+    view.locator(".events").wait_for()
+    assert len(shown(view)) > 1
+    picture(page, "lab-more")
+    view = run_cell(page, 1)
+    view.get_by_role("button", name="less").click()
+    view.locator(".output").wait_for(state="hidden")
+    return view
+
+
+def shown(cell: Any) -> list[str]:
+    """Names of the charts that a view shows."""
+    return [str(each.get_attribute("data-name")) for each in cell.locator(".chart:visible").all()]
+
+
 def news(cell: Any, begin: str) -> str:
     cell.locator(".news", has_text=begin).wait_for()
     return str(cell.locator(".news").text_content())
@@ -91,6 +109,7 @@ def test_a_training_is_watched_paused_resized_and_stopped_in_jupyterlab(lab: Lab
     first = run_cell(page, 0)
     curve(first)
     first.locator(".facts", has_text=re.compile(r"step [\d,]{3}")).wait_for()
+    assert shown(first) == ["loss"], "beside cells there is room for one chart"
     picture(page, "lab")
     first.get_by_role("button", name="pause").click()
     paused = news(first, "paused at step")
@@ -99,6 +118,8 @@ def test_a_training_is_watched_paused_resized_and_stopped_in_jupyterlab(lab: Lab
     second = run_cell(page, 1)
     second.locator(".pill", has_text="paused").wait_for()
     curve(second)
+    second = with_more_and_less(page, second)
+    assert shown(first) == ["loss"]
     second.get_by_role("button", name="resume").click()
     assert news(second, "goes on at step").split()[-1] == paused.split()[-1]
     news(first, "goes on at step")
