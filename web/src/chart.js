@@ -98,7 +98,7 @@ export class Chart {
     }
     for (const rank of this.ranks) {
       const each = curves.get(this.name, rank);
-      layers.push(...this.curve(each, `rank ${rank}`, rank, line(each, byTime, began)));
+      layers.push(...this.curve(each, this.view.named(rank), rank, line(each, byTime, began)));
     }
     return layers;
   }
@@ -138,6 +138,7 @@ export class Chart {
 
   tell() {
     const { value, of, rank } = this.view.curves.now(this.name, this.ranks);
+    if (this.view.run.runs) return this.tellRuns();
     const last = of && value == null ? "not finite" : number(value, this.name);
     const whose = of > 1 ? `mean of ${of} ranks` : rank == null || this.view.curves.ranks(this.name).length < 2 ? "" : `rank ${rank}`;
     text(this.now, last);
@@ -150,6 +151,12 @@ export class Chart {
         (all ? `, from ${number(all[0], this.name)} to ${number(all[1], this.name)}` : "") +
         ". Arrow keys move along the curve.",
     );
+  }
+
+  // The table of them has their numbers; a mean of several runs is none.
+  tellRuns() {
+    const names = this.ranks.map((rank) => this.view.named(rank)).join(", ");
+    this.plot.setAttribute("aria-label", `${title(this.name)} by ${this.view.byTime ? "time" : "step"}, of ${names}. Arrow keys move along the curve.`);
   }
 
   make(layers, data, key) {

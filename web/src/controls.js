@@ -42,7 +42,7 @@ export class Controls {
       h("button", {
         type: "button", class: "rank", "aria-pressed": String(!hidden.has(rank)),
         onclick: () => this.toggleRank(rank),
-      }, sample(rank, dark), `rank ${rank}`),
+      }, sample(rank, dark), this.view.named(rank)),
     ));
   }
 

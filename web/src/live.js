@@ -8,7 +8,7 @@ import { Controls } from "./controls.js";
 import { Curves } from "./curves.js";
 import { h, keep, kept, show, text } from "./dom.js";
 import { clock, count, number, plural, script, span } from "./format.js";
-import { About, formed, Membership, Output } from "./panels.js";
+import { About, Comparison, formed, Membership, Output } from "./panels.js";
 import { layOut } from "./rows.js";
 import { Trials } from "./search.js";
 
@@ -54,6 +54,10 @@ class View {
     return this.run.began;
   }
 
+  named(rank) {
+    return this.run.runs?.names[rank] ?? `rank ${rank}`;
+  }
+
   get most() {
     return Math.max(this.state.size, ...this.members.map((each) => each.size), 0);
   }
@@ -76,6 +80,7 @@ class View {
     this.output = new Output();
     this.trials = new Trials(this);
     this.about = new About();
+    this.comparison = new Comparison();
     this.skeleton = h("div", { class: "skeleton", "aria-hidden": "true" }, ...[1, 2, 3].map(() => h("div", { class: "card ghost" })));
     this.empty = h(
       "div", { class: "card empty", hidden: true },
@@ -83,7 +88,7 @@ class View {
       h("p", {}, "The optimizer's step times come by themselves with its first steps. For more, log them in the script, on any rank:"),
       h("pre", {}, "hvd.log(loss=loss, acc=hits / len(x))"),
     );
-    this.body = h("div", { class: "body" }, this.controls.element, this.skeleton, this.empty, this.grid, this.moreButton, this.trials.element, this.membership.element, this.output.element, this.about.element);
+    this.body = h("div", { class: "body" }, this.comparison.element, this.controls.element, this.skeleton, this.empty, this.grid, this.moreButton, this.trials.element, this.membership.element, this.output.element, this.about.element);
     const head = h("header", { class: "top" }, h("div", { class: "title" }, this.name, this.pill), this.facts, this.bar, this.buttons);
     this.root = h("div", { class: "farandole" }, head, this.news, this.said, this.banner, this.body);
     this.showMore(kept("more", false));
@@ -152,7 +157,8 @@ class View {
   on_run(message) {
     this.run = message.info;
     this.state = message;
-    text(this.name, script(message.info.command));
+    text(this.name, message.info.runs ? message.info.command.join(" · ") : script(message.info.command));
+    if (message.info.runs) this.comparison.draw(message.info.runs, this.dark);
     if (message.info.search) this.ofSearch();
     this.about.draw(message.info);
     this.drawState();
@@ -377,12 +383,13 @@ class View {
   drawState() {
     const { state, step, size, samples, lost } = this.state;
     const link = this.link;
-    const shown = link === "open" || link === "over" ? (state === "ended" && this.state.status ? "failed" : state) : link === "loading" ? "loading" : link === "lost" ? "connection lost" : "no access";
+    const shown = link === "open" || link === "over" ? this.stateShown : link === "loading" ? "loading" : link === "lost" ? "connection lost" : "no access";
     text(this.pill, shown);
     this.root.dataset.state = shown.replace(" ", "-");
     const isKnown = link !== "refused" && this.isReady;
+    const isOne = isKnown && !this.run.runs;
     const search = this.run.search;
-    const facts = isKnown && search
+    const facts = isKnown && !isOne ? ["the mean of the ranks of each run"] : isKnown && search
       ? [...this.trials.facts(search), span(this.now - this.began)]
       : isKnown ? [`step ${count(step)}`, size ? plural(size, "rank") : "", span(this.now - this.began), samples ? `${count(samples)} samples per rank` : "", ...this.progress(), lost ? `${lost} numbers were too many` : ""]
       : [];
@@ -403,13 +410,18 @@ class View {
     this.endButton.disabled = link !== "open";
     this.saveButton.disabled ||= this.paused;
     text(this.pauseButton, this.paused ? "resume" : "pause");
-    for (const each of [this.membership, this.output, this.about]) show(each.element, Boolean(isKnown && (!search || each !== this.output)));
+    for (const each of [this.membership, this.output, this.about]) show(each.element, Boolean(isOne && (!search || each !== this.output)));
     if (search && isKnown) this.membership.ofSearch();
     if (isKnown && !this.wasKnown) {
       this.output.settle();
       this.touched = true;
     }
     this.wasKnown = isKnown;
+  }
+
+  get stateShown() {
+    const { state, status } = this.state;
+    return this.run.runs ? "compared" : state === "ended" && status ? "failed" : state;
   }
 
   // How far the training has come, as the script tells by epochs, with the time that is left if it goes on like this.
@@ -439,7 +451,9 @@ class View {
   drawBanner(link, state) {
     let words = "";
     let kind = "";
-    if (link === "refused") {
+    if (this.run.runs && link !== "refused" && link !== "lost") {
+      words = "";
+    } else if (link === "refused") {
       words = "This link opens nothing (any more): its run is over, or a part of the link is missing. The link of a run is printed when it begins; 'farandole runs open FOLDER' shows one that is over.";
       kind = "bad";
     } else if (link === "lost") {
@@ -489,6 +503,7 @@ class View {
       this.dark = dark;
       for (const chart of this.charts.values()) chart.remake();
       this.trials.themed();
+      if (this.run.runs) this.comparison.draw(this.run.runs, dark);
       this.redraw();
     };
     this.scheme.addEventListener("change", this.themed);

@@ -1,5 +1,6 @@
 // What is no curve: membership over time, events, output, and the description of the run.
 
+import { sample } from "./chart.js";
 import { h, s, show, text } from "./dom.js";
 import { clock, count, plural, SIGNS, span } from "./format.js";
 
@@ -142,6 +143,21 @@ export class Output {
   }
 }
 
+// Several runs: a column for each, and a row for each thing in which they differ.
+export class Comparison {
+  constructor() {
+    this.table = h("table", { class: "compared" });
+    this.element = h("section", { class: "card wide", hidden: true }, h("div", { class: "scroll" }, this.table));
+  }
+
+  draw({ names, table }, dark) {
+    const row = (cell, [name, values]) => h("tr", {}, h("th", { scope: "row" }, name), ...values.map(cell));
+    const head = row((name, i) => h("th", { scope: "col" }, sample(i, dark), name), ["", names]);
+    this.table.replaceChildren(h("thead", {}, head), h("tbody", {}, ...table.map((each) => row((value) => h("td", {}, value), each))));
+    show(this.element, true);
+  }
+}
+
 export class About {
   constructor() {
     this.list = h("dl");
@@ -158,5 +174,3 @@ export class About {
     this.list.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   }
 }
-
-export { text };

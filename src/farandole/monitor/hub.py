@@ -58,6 +58,8 @@ class Hub:
         self.resizable = False
         self.stays_until_s = 0.0
         """When the page of a run that has ended goes; 0: with it."""
+        self.runs: dict[str, Any] = {}
+        """Where ranks stand for whole runs: their names, and a table of what these differ in."""
         self.lost = 0
         """Messages of workers that were too many, and are nowhere."""
         self._series: dict[tuple[str, int], Series] = {}
@@ -245,8 +247,10 @@ class Hub:
 
     def _info(self) -> dict[str, Any]:
         info = self.info
-        told = {"command": info.command, "folder": info.folder, "host": info.host, "git": info.git}
+        told: dict[str, Any] = {"command": info.command, "folder": info.folder, "host": info.host, "git": info.git}
         told["record"] = self._record
+        if self.runs:
+            told["runs"] = self.runs
         return {**told, "began": info.began_s, "versions": info.versions, "seeds": info.seeds} | (
             {"search": info.search} if info.search else {}
         )

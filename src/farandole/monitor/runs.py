@@ -4,6 +4,7 @@
     farandole runs compare runs/a runs/b            commands, versions, seeds and last numbers that differ
     farandole runs plot runs/a runs/b --name loss   their curves, as a PNG
     farandole runs open runs/a                      the page of one that is over, or goes on
+    farandole runs open runs/a runs/b               a page with the curves of both over each other
 
 All of it is read from the folders of the runs, also while these go on.
 """
@@ -12,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +27,7 @@ from rich.table import Column, Table
 from farandole.control.private_file import NotPrivateError, read_private
 from farandole.errors import UsageError
 from farandole.monitor.access import PageKeys, listening
+from farandole.monitor.comparison import began, differences, end, lasted, names_of, overlaid, trials_told
 from farandole.monitor.decimation import Series
 from farandole.monitor.folder import (
     INFO,
@@ -36,7 +36,6 @@ from farandole.monitor.folder import (
     STREAMS,
     MemberRecord,
     PointRecord,
-    RunInfo,
     TrialRecord,
     read_info,
     read_records,
@@ -60,6 +59,7 @@ examples:
   farandole runs compare runs/a runs/b
   farandole runs plot runs/a runs/b --name loss --out loss.png
   farandole runs open runs/a
+  farandole runs open runs/a runs/b
 """
 
 
@@ -80,8 +80,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     told.add_argument("--name", action="append", default=[], metavar="NAME", help="a metric (default: all)")
     told.add_argument("--out", default="runs.png", metavar="FILE", help="the picture (default: runs.png)")
     told.set_defaults(main=_plot)
-    told = verbs.add_parser("open", help="serve the page of a run", usage="farandole runs open RUN")
-    told.add_argument("run", metavar="RUN", help="folder of a run")
+    told = verbs.add_parser("open", help="serve the page of a run, or of several", usage="farandole runs open RUN ...")
+    told.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run; of several curves are over each other")
     told.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where (default: 127.0.0.1:0)")
     told.set_defaults(main=_open)
 
@@ -111,13 +111,6 @@ def curves(folder: str | os.PathLike[str]) -> dict[str, Series]:
     return found
 
 
-def _latest(folder: str | os.PathLike[str]) -> Latest:
-    found = Latest()
-    for record in read_records(folder):
-        found.take(record)
-    return found
-
-
 def trial_curves(folder: str | os.PathLike[str]) -> dict[int, Series]:
     """Curves of the trials of a search, by their numbers."""
     found: dict[int, Series] = {}
@@ -141,7 +134,7 @@ def _list(args: argparse.Namespace) -> int:
     for run in runs:
         info = read_info(run)
         if info.search:
-            searches.add_row(run.name, _began(info), _lasted(info), *_trials_told(run, info), _end(info))
+            searches.add_row(run.name, began(info), lasted(info), *trials_told(run, info), end(info))
             continue
         size, step, latest = 0, 0, Latest()
         for record in read_records(run):
@@ -150,7 +143,7 @@ def _list(args: argparse.Namespace) -> int:
             for point in record.points if isinstance(record, PointRecord) else ():
                 step = max(step, point.step)
         loss = f"{latest.mean('loss').value:.4g}" if "loss" in latest else ""
-        table.add_row(run.name, _began(info), _lasted(info), str(size), str(step), loss, _end(info))
+        table.add_row(run.name, began(info), lasted(info), str(size), str(step), loss, end(info))
     for each in (table, searches):
         if each.row_count:
             Console(markup=False, highlight=False).print(each)
@@ -158,28 +151,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    infos = [read_info(run) for run in args.runs]
-    last = [{name: f"{latest.mean(name).value:.6g}" for name in latest} for latest in map(_latest, args.runs)]
-    facts: list[tuple[str, list[str]]] = [
-        ("command", [" ".join(info.command) for info in infos]),
-        ("commit", [info.git[:12] + "+" * info.git.endswith("+") for info in infos]),
-        ("lasted", [_lasted(info) for info in infos]),
-        ("end", [_end(info) for info in infos]),
-    ]
-    named = dict.fromkeys(name for info in infos for name in (*info.versions, *info.seeds))
-    same = {"lasted", "end"}
-    facts += [(name, [info.versions.get(name, info.seeds.get(name, "")) for info in infos]) for name in named]
-    if any(info.search for info in infos):
-        told = [
-            _trials_told(run, info) if info.search else ["", "", ""] for run, info in zip(args.runs, infos, strict=True)
-        ]
-        same |= {"trials", "epochs", "best"}
-        facts += [(name, [each[i] for each in told]) for i, name in enumerate(("trials", "epochs", "best"))]
-    facts = [(name, values) for name, values in facts if len(set(values)) > 1 or name in same]
-    numbers = dict.fromkeys(name for each in last for name in each)
-    facts += [(f"last {name}", [each.get(name, "") for each in last]) for name in numbers]
-    table = Table("", *(Path(run).name for run in args.runs), box=box.SIMPLE_HEAD)
-    for name, values in facts:
+    table = Table("", *names_of(args.runs), box=box.SIMPLE_HEAD)
+    for name, values in differences(args.runs):
         table.add_row(name, *values)
     Console(markup=False, highlight=False).print(table)
     return 0
@@ -223,13 +196,14 @@ def _draw(axis: Any, series: Series, label: str | None) -> None:
 
 
 def _open(args: argparse.Namespace) -> int:
-    info = read_info(args.run)
-    if info.status is None and (link := _link(Path(args.run))):
+    run, *others = args.runs
+    info = read_info(run)
+    if not others and info.status is None and (link := _link(Path(run))):
         print(link)
         return 0
-    hub = loaded(args.run)
-    if info.status is None:
-        log = Path(args.run) / METRICS
+    hub = overlaid(args.runs) if others else loaded(run)
+    if not others and info.status is None:
+        log = Path(run) / METRICS
         hub.end(None, NO_END, log.stat().st_mtime if log.exists() else info.began_s)
     try:
         asyncio.run(_serve(hub, args.listen))
@@ -279,37 +253,3 @@ def _table(*titles: str) -> Table:
     widths = {"began": len("2026-11-26"), "end": len("status 130")}
     columns = [Column(title, no_wrap=title not in widths, min_width=widths.get(title)) for title in titles]
     return Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-
-
-# -- words ------------------------------------------------------------------------------------------------------------
-
-
-def _began(info: RunInfo) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(info.began_s))
-
-
-def _trials_told(run: str | os.PathLike[str], info: RunInfo) -> list[str]:
-    """Numbers of trials and of their epochs, and the best of those that are complete."""
-    records = read_records(run) if (Path(run) / METRICS).exists() else ()  # one that could not begin has none
-    last = {record.trial: record for record in records if isinstance(record, TrialRecord)}
-    complete = [
-        record
-        for record in last.values()
-        if record.state == "complete" and math.isfinite(record.values.get("last", math.nan))
-    ]
-    pick = min if info.search.get("minimize", True) else max
-    best = pick(complete, key=lambda record: record.values["last"], default=None)
-    epochs = sum(max(0, record.step) for record in last.values())
-    told = "" if best is None else f"{best.values['last']:.4g} (trial {best.trial})"
-    return [f"{len(last)}/{info.search.get('trials', 0)}", str(epochs), told]
-
-
-def _lasted(info: RunInfo) -> str:
-    if not info.ended_s:
-        return ""
-    whole = round(info.ended_s - info.began_s)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-def _end(info: RunInfo) -> str:
-    return "goes on, or was killed" if info.status is None else "well" if info.status == 0 else f"status {info.status}"

@@ -14,8 +14,8 @@ from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.search_messages import PoolHello
 from farandole.control.watch_messages import WATCHER, WatchOrder
+from farandole.monitor.comparison import trials_told
 from farandole.monitor.folder import MarkRecord, RunInfo, RunWriter, TrialRecord, read_records
-from farandole.monitor.runs import _trials_told
 from farandole.search.loop import SearchLoop, SearchTerms
 from farandole.search.pools import Pool, ProcessEnded
 from farandole.search.study import Study
@@ -126,7 +126,7 @@ def test_the_best_is_a_number(tmp_path: Path) -> None:
     with RunWriter.open(tmp_path / "run") as writer:
         for trial, value in enumerate((math.nan, 0.5, -math.inf)):
             writer.append(TrialRecord(1.0, trial, "complete", {}, {"last": value}, 1))
-    assert _trials_told(tmp_path / "run", RunInfo(1.0, [], search={"trials": 3}))[2] == "0.5 (trial 1)"
+    assert trials_told(tmp_path / "run", RunInfo(1.0, [], search={"trials": 3}))[2] == "0.5 (trial 1)"
 
 
 def order(watch: SearchWatch, verb: str, trial: int = -1) -> None:

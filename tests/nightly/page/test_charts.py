@@ -10,7 +10,7 @@ import pytest
 
 from farandole.control.watch_messages import MetricPoint
 from farandole.monitor.folder import MemberRecord, PointRecord, RunInfo, RunWriter
-from tests.nightly.page.test_page import pytestmark, recorded, said
+from tests.nightly.page.test_page import pill, pytestmark, recorded, said
 from tests.support.monitor.page import LiveRun, opened, picture
 
 __all__ = ["pytestmark"]
@@ -162,19 +162,43 @@ def test_charts_fill_their_rows_and_the_loss_has_most_room(page: Any, tmp_path: 
         picture(page, f"live-layout-{width}")
 
 
-def with_names(folder: Path, names: list[str]) -> Path:
+def with_names(folder: Path, names: list[str], rate: float = 1.0) -> Path:
     """A run of two ranks that is over, which has logged these metrics, one after the other."""
     with RunWriter.create(folder, RunInfo(0.0, ["python", "train.py"])) as writer:
         writer.append(MemberRecord(0.0, 1, ["a", "a"]))
         for rank in range(2):
             points = [
-                MetricPoint(step / 10, step, 0, dict.fromkeys(names[: step + 1], 1 / (1 + step + rank)))
+                MetricPoint(step / 10, step, 0, dict.fromkeys(names[: step + 1], 1 / (1 + rate * step + rank)))
                 for step in range(100)
             ]
             writer.append(PointRecord(rank, 1, points))
         writer.info.status, writer.info.ended_s = 0, 10.0
         writer.describe()
     return folder
+
+
+def test_several_runs_are_over_each_other(page: Any, tmp_path: Path) -> None:
+    runs = [with_names(tmp_path / "plain", ["acc", "loss"]), with_names(tmp_path / "tuned", ["acc", "loss"], 3)]
+    with opened(*runs) as link:
+        page.goto(link)
+        page.locator("[data-name=loss] canvas").wait_for()
+        pill(page, "compared")
+        assert [each.text_content() for each in page.locator(".ranks button").all()] == ["plain", "tuned"]
+        page.locator(".compared tr", has_text="lowest loss").wait_for()
+        assert page.locator(".compared thead").text_content() == "plaintuned"
+        over(page, 40)
+        hover = page.locator("[data-name=loss] .hover", has_text="step 40")
+        for name in ("plain", "tuned"):
+            assert name in hover.text_content()
+        picture(page, "live-compared")
+        hidden = (".buttons", ".output", ".about", ".banner", "progress")
+        assert not [each for each in hidden if page.locator(each).is_visible()]
+        page.get_by_role("button", name="tuned").click()
+        assert "plain" in page.locator("[data-name=loss] .plot").get_attribute("aria-label")
+        page.emulate_media(color_scheme="dark")
+        page.set_viewport_size({"width": 400, "height": 800})
+        assert page.locator(".farandole").evaluate("e => document.documentElement.scrollWidth") <= 400
+        picture(page, "live-compared-dark-400")
 
 
 def test_membership_is_a_picture_once_it_has_changed(page: Any, tmp_path: Path) -> None:

@@ -107,10 +107,10 @@ def monitors(folder: Path) -> list[psutil.Process]:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[str]:
+def opened(*folders: Path) -> Iterator[str]:
     """Link of the page that ``farandole runs open`` serves."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "farandole", "runs", "open", str(folder)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "farandole", "runs", "open", *map(str, folders)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
