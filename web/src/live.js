@@ -110,8 +110,8 @@ class View {
       this.size, h("button", { type: "submit", title: "another number of workers, from the next commit on" }, "resize"),
     );
     this.endButton = h("button", { type: "button", class: "end", hidden: true, onclick: () => this.order("end"), title: "SIGTERM to all workers" }, "end at once");
-    this.share = h("button", { type: "button", class: "small share", onclick: () => this.copy(), title: "copies a link that may only look" }, "link to look");
-    this.onlyLook = h("span", { class: "badge", hidden: true }, "only looking");
+    this.share = h("button", { type: "button", class: "small share", onclick: () => this.copy(), title: "copies a link with which one can watch, and order nothing" }, "view-only link");
+    this.onlyLook = h("span", { class: "badge", hidden: true }, "view-only");
     this.buttons = h("div", { class: "buttons", hidden: true }, this.pauseButton, this.saveButton, this.resizeForm, this.stopButton, this.endButton, this.share, this.onlyLook);
   }
 
@@ -244,7 +244,7 @@ class View {
   }
 
   outcome(verb, step, said) {
-    const done = { stop: "stopped", pause: "paused", resume: "goes on", checkpoint: "checkpoint" }[verb];
+    const done = { stop: "stopped", pause: "paused", resume: "resumed", checkpoint: "checkpoint" }[verb];
     return this.run.search ? said : done && step >= 0 ? `${done} at step ${count(step)}` : `${this.words(verb)}: ${said}`;
   }
 
@@ -321,9 +321,9 @@ class View {
     const link = `${here}${this.look}`;
     try {
       await navigator.clipboard.writeText(link);
-      this.tellNews("copied: a link with which one can look, and nothing else", "acted");
+      this.tellNews("view-only link copied", "acted");
     } catch {
-      const field = h("input", { class: "link", readonly: true, value: link, "aria-label": "link that may only look" });
+      const field = h("input", { class: "link", readonly: true, value: link, "aria-label": "view-only link" });
       this.share.replaceWith(field);
       field.select();
     }
@@ -391,7 +391,7 @@ class View {
     const search = this.run.search;
     const facts = isKnown && !isOne ? ["the mean of the ranks of each run"] : isKnown && search
       ? [...this.trials.facts(search), span(this.now - this.began)]
-      : isKnown ? [`step ${count(step)}`, size ? plural(size, "rank") : "", span(this.now - this.began), samples ? `${count(samples)} samples per rank` : "", ...this.progress(), lost ? `${lost} numbers were too many` : ""]
+      : isKnown ? [`step ${count(step)}`, size ? plural(size, "rank") : "", span(this.now - this.began), samples ? `${count(samples)} samples per rank` : "", ...this.progress(), lost ? `${count(lost)} values dropped` : ""]
       : [];
     this.drawTitle(shown);
     text(this.facts, facts.filter(Boolean).join(" · "));
@@ -420,8 +420,8 @@ class View {
   }
 
   get stateShown() {
-    const { state, status } = this.state;
-    return this.run.runs ? "compared" : state === "ended" && status ? "failed" : state;
+    const { state, status, stopped } = this.state;
+    return this.run.runs ? "compared" : state !== "ended" ? state : stopped ? "stopped" : status ? "failed" : state;
   }
 
   // How far the training has come, as the script tells by epochs, with the time that is left if it goes on like this.
@@ -460,12 +460,13 @@ class View {
       words = `The connection was lost at ${clock(this.lostAt / 1000)}. What stands here is of then; the ${this.run.search ? "search" : "training"} may well go on. Trying again…`;
       kind = "warn";
     } else if (state === "ended") {
-      const { status, words: why, ended } = this.state;
+      const { status, words: why, ended, stopped } = this.state;
       const where = this.run.search ? "" : `, after step ${count(this.state.step)}`;
       if (status === null) words = `The record ends at ${clock(ended)}${where}. ${why}`;
+      else if (stopped) words = `The run was stopped by an order from its page at ${clock(ended)}${where}.`;
       else words = status === 0 ? `The ${this.run.search ? "search" : "run"} has ended well at ${clock(ended)}${where}. ${why}` : `The run ended at ${clock(ended)} with status ${status}${where}. ${why}`;
       if (this.run.record && !this.connection.byKernel()) words += `\n${this.goes(link)} farandole runs open ${this.run.record} shows it again.`;
-      kind = status === 0 ? "good" : "bad";
+      kind = stopped ? "" : status === 0 ? "good" : "bad";
     } else if (link === "over") {
       words = "The run is over.";
     } else if (state === "re-forming") {

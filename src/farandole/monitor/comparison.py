@@ -156,4 +156,6 @@ def lasted(info: RunInfo) -> str:
 
 def end(info: RunInfo) -> str:
     """End of a run in a word or two."""
+    if info.stopped:
+        return "stopped"
     return "goes on, or was killed" if info.status is None else "well" if info.status == 0 else f"status {info.status}"

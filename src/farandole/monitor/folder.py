@@ -62,7 +62,8 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
 
     ``versions`` are those of Python, Farandole and of the frameworks installed; ``git`` is the commit of the folder
     that it was started in, with ``+`` where files were changed; ``seeds`` are those that command and variables name.
-    ``search`` is for a search: how many trials of how many epochs, and whether small values are good.
+    ``search`` is for a search: how many trials of how many epochs, and whether small values are good. ``stopped``: it
+    ended because somebody who watched it had ordered so.
     """
 
     began_s: float
@@ -78,6 +79,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     status: int | None = None
     words: str = ""
     search: dict[str, int | bool] = msgspec.field(default_factory=dict)
+    stopped: bool = False
 
 
 # -- records ----------------------------------------------------------------------------------------------------------

@@ -13,12 +13,14 @@ asks for. Pure: it knows no sockets and no clock.
 from __future__ import annotations
 
 import math
+import signal
 from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Any, final
 
 import msgspec
 
+from farandole.control.process import exit_status
 from farandole.control.watch_messages import OrderNews
 from farandole.monitor.decimation import Series, short
 from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, Record, RunInfo, TrialRecord
@@ -135,6 +137,8 @@ class Hub:
 
     def end(self, status: int | None, words: str, time_s: float) -> None:
         """Take in that the job is over, or, with no status, that its record has no end."""
+        is_stopped = self.state == "stopping" and status in (0, exit_status(-signal.SIGTERM)) and not self.info.search
+        self.info.stopped |= is_stopped
         self.state, self.words = "ended", words
         self.info.status, self.info.words, self.info.ended_s = status, words, time_s
 
@@ -268,5 +272,6 @@ class Hub:
         if (goal := self._goal()) is not None:
             told["goal"] = goal
         ended = {"status": info.status, "words": info.words, "ended": info.ended_s, "until": self.stays_until_s}
+        ended["stopped"] = info.stopped
         ended = ended if self.state == "ended" else {}
         return {**told, "samples": self._samples, "lost": self.lost, **ended}

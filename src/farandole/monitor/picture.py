@@ -53,6 +53,7 @@ def words(hub: Hub) -> str:
     state = hub.state
     if state == "ended":
         state = "ended well" if hub.info.status == 0 else f"ended with status {hub.info.status}"
+        state = "stopped" if hub.info.stopped else state
     lasted_s = max(0, round((hub.info.ended_s or hub.info.began_s) - hub.info.began_s))
     lasted = f", {lasted_s // 60}:{lasted_s % 60:02} minutes" if hub.info.ended_s else ""
     return f"{state}: step {hub.step}, {hub.size} rank{'s' * (hub.size != 1)}{lasted}"

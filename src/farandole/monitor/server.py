@@ -336,7 +336,7 @@ class _Socket(tornado.websocket.WebSocketHandler):
             if curves:
                 self.send(curves)
         elif self._role is not Role.CONTROL or page.on_order is None:
-            self.send([b'{"t":"refused","text":"this key may only look"}'])
+            self.send([b'{"t":"refused","text":"this link is view-only"}'])
         else:
             number = page.on_order(message.verb, message.argument)
             self.send([msgspec.json.encode({"t": "ordered", "number": number, "verb": message.verb})])

@@ -117,7 +117,7 @@ def test_the_second_key_looks_and_orders_nothing(run: LiveRun) -> None:
     order = '{"t":"order","verb":"stop"}'
     seen, _ = shown(run, json.dumps({"key": look}), then=order)
     assert (seen[0]["role"], seen[0]["orders"], "look" in seen[0]) == ("look", False, False)
-    assert seen[-1] == {"t": "refused", "text": "this key may only look"}
+    assert seen[-1] == {"t": "refused", "text": "this link is view-only"}
     assert post(run, look) == 403
 
 

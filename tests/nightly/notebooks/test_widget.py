@@ -121,8 +121,8 @@ def test_a_training_is_watched_paused_resized_and_stopped_in_jupyterlab(lab: Lab
     second = with_more_and_less(page, second)
     assert shown(first) == ["loss"]
     second.get_by_role("button", name="resume").click()
-    assert news(second, "goes on at step").split()[-1] == paused.split()[-1]
-    news(first, "goes on at step")
+    assert news(second, "resumed at step").split()[-1] == paused.split()[-1]
+    news(first, "resumed at step")
     second.get_by_label("number of workers").fill("3")
     second.get_by_role("button", name="resize").click()
     first.locator(".facts", has_text="3 ranks").wait_for()

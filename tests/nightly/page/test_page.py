@@ -14,7 +14,7 @@ import pytest
 
 from farandole.control.private_file import write_private
 from farandole.control.watch_messages import MetricPoint
-from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, RunInfo, RunWriter, TrialRecord
+from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, RunInfo, RunWriter, TrialRecord, read_info
 from farandole.monitor.runs import NO_END
 from tests.support.monitor.page import CHROMIUM, LiveRun, opened, picture, press_stop
 from tests.support.paths import ROOT
@@ -60,7 +60,7 @@ def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_
         pill(page, "paused")
         page.locator("[data-name=loss] canvas").wait_for()
         page.keyboard.press("p")  # nothing has the focus
-        resumed = news(page, "goes on at step")
+        resumed = news(page, "resumed at step")
         assert resumed.split()[-1] == paused.split()[-1]
         page.locator("h1").click()
         page.keyboard.press("c")
@@ -71,10 +71,10 @@ def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_
         press_stop(page)
         stopped = news(page, "stopped at step")
         assert run.end() == 0, run.said
-        pill(page, "ended")
+        pill(page, "stopped")
         told = next(frame for frame in frames if '"stop","acted"' in frame)
         assert '"ended"' not in told, "the page is told at once, and not with the end of the job"
-        page.locator(".banner[data-kind=good]", has_text="The run has ended well").wait_for()
+        page.locator(".banner[data-kind='']", has_text="The run was stopped by an order from its page").wait_for()
         page.locator(".banner", has_text=f"farandole runs open {run.record} shows it again").wait_for()
         assert step_in(stopped) > step_in(paused)
         picture(page, "live-ended")
@@ -125,7 +125,7 @@ def test_a_page_stays_for_those_who_come_late(page: Any, tmp_path: Path) -> None
         late.goto(run.link)
         page.reload()
         for each in (page, late):
-            pill(each, "ended")
+            pill(each, "stopped")
             each.locator("[data-name=loss] canvas").wait_for()
             each.locator(".banner", has_text="This page and links to it stay until").wait_for()
         assert f"farandole runs open {run.record} shows it again" in str(page.locator(".banner").text_content())
@@ -404,6 +404,7 @@ def test_an_elastic_job_is_resized_and_stopped(page: Any, tmp_path: Path) -> Non
         press_stop(page)
         news(page, "stopped at step")
         assert run.end() == 0, run.said
-        pill(page, "ended")
+        pill(page, "stopped")
+        assert read_info(run.record).stopped
     finally:
         run.close()

@@ -38,7 +38,7 @@ OVERDUE_S = 5.0
 DONE = {
     "stop": "the training has ended after step {}",
     "pause": "paused after step {}",
-    "resume": "goes on after step {}",
+    "resume": "resumed after step {}",
     "checkpoint": "a checkpoint is due after step {}; the script saves it where it asks hvd.checkpoint_due()",
 }
 
