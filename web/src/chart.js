@@ -13,6 +13,7 @@ export const MOST_CURVES = 8;
 const FAINT = 0.3; // of a curve behind its smoothed one
 const NEAR = 6; // pixels between the cursor and a mark that it is at
 
+const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((each) => each * 10 ** power)); // steps, seconds
 const QUIET = { width: 0, stroke: "transparent", points: { show: false } };
 
 export const colour = (rank, dark) => (dark ? DARK : LIGHT)[rank % LIGHT.length];
@@ -181,7 +182,7 @@ export class Chart {
         legend: { show: false },
         scales: { x: { time: false }, y: this.log ? { distr: 3 } : { range: comfortable } },
         axes: [
-          { ...axis, size: 32, values: (_, ticks) => ticks.map((v) => (this.view.byTime ? span(v) : count(v))) },
+          { ...axis, size: 32, incrs: WHOLE, values: (_, ticks) => ticks.map((v) => (this.view.byTime ? span(v) : count(v))) },
           { ...axis, size: 58, values: (_, ticks) => ticks.map((v) => (v == null ? "" : number(v, this.name))) },
         ],
         series: [{}, ...layers.flatMap((layer) => layer.series)],

@@ -215,3 +215,15 @@ def test_membership_is_a_picture_once_it_has_changed(page: Any, tmp_path: Path) 
         page.goto(link)
         page.locator(".events", has_text="generation 2: 1 rank on a").wait_for()
         page.locator(".wide svg").wait_for()
+
+
+def test_an_axis_has_whole_steps_and_seconds(page: Any, tmp_path: Path) -> None:
+    with opened(recorded(tmp_path / "short", ranks=2, points=10)) as link:
+        page.goto(link)
+        drawn(page, 3)
+        for axis in ("step", "time"):
+            page.locator(f"[data-name=loss] .plot[aria-label^='loss by {axis}']").wait_for()
+            ticks = page.locator("#view").evaluate("e => e.farandole.charts.get('loss').uplot.axes[0]._splits")
+            assert ticks
+            assert ticks == [round(each) for each in ticks]
+            page.get_by_role("button", name="by time").click()
