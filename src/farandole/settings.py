@@ -404,7 +404,7 @@ IDENTITY = tuple(
     PREFIX + n
     for n in (
         "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE",
-        "HOSTNAME", "CONTROLLER", "KEY", "LAUNCHED", "WORKER_ID", "CALLER", "PYTHON", "OUTPUT",
+        "HOSTNAME", "CONTROLLER", "KEY", "LAUNCHED", "WATCHED", "WORKER_ID", "CALLER", "PYTHON", "OUTPUT",
     )
 )  # fmt: skip
 """Variables that say who a process is; they are not knobs, and ``cluster`` reads them."""

@@ -59,6 +59,9 @@ LAUNCHED = "FARANDOLE_LAUNCHED"
 """``1`` if a launcher has the controller; otherwise the process of rank 0 starts it."""
 
 
+WATCHED = "FARANDOLE_WATCHED"
+"""``1`` if the controller passes on what the workers tell: then it is of use to one that has no other."""
+
 WORKER_ID = "FARANDOLE_WORKER_ID"
 """The number of a worker in an elastic job; no other worker of the job ever has it."""
 
@@ -166,6 +169,11 @@ class Environment(ABC):
     def is_interactive(self) -> bool:
         """True if a person sends what the processes run, one cell after another."""
         return False
+
+    @property
+    def is_watched(self) -> bool:
+        """True if a person or a record gets what the processes tell, be it only one."""
+        return self._variables.get(WATCHED) == "1" and self.launched
 
     @property
     def is_elastic(self) -> bool:

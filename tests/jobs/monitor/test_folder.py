@@ -35,6 +35,7 @@ from farandole.monitor.folder import (
 )
 from farandole.monitor.hub import Hub
 from farandole.monitor.recording import Recording
+from tests.support.launching import Launch
 
 RECORDS: list[Record] = [
     MemberRecord(1.0, 1, ["a", "b"]),
@@ -145,3 +146,13 @@ def test_the_description_names_the_commit_and_the_seeds(tmp_path: Path, monkeypa
     assert (told.git, told.seeds) == (git_commit(), {"--seed": "3"})
     assert told.versions["numpy"]
     assert seeds_in(["a", "--seed"], {}) == {"--seed": ""}
+
+
+def test_a_run_of_one_rank_is_recorded_as_well(launch: Launch) -> None:
+    script = (
+        "import farandole.numpy as hvd\nhvd.init()\nfor i in range(3):\n    hvd.log(loss=float(i))\nprint(hvd.size())"
+    )
+    assert launch(1, script, options=["--record", "run"]).ok().lines() == ["1"]
+    records = [each for each in read_records(launch.folder / "run") if isinstance(each, PointRecord)]
+    values = [point.values for each in records for point in each.points]
+    assert values[-1]["loss"] == 2.0

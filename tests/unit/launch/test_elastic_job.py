@@ -11,7 +11,7 @@ from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.local import Local
 from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
-from farandole.launch.hosts.discovery import Discovery, Fixed, Script, Watched
+from farandole.launch.hosts.discovery import Discovery, Fixed, Script, SlurmNodes, Watched
 from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job, limits
 from farandole.launch.hosts.plan import Host, Job
 from farandole.launch.hosts.starters import LauncherName, Means
@@ -62,8 +62,8 @@ def asked(
         ({"hostfile": "hosts"}, Watched, Ssh),
         ({"script": "true"}, Script, Ssh),
         ({"script": "true", "launcher": "local"}, Script, Local),
-        ({"slurm": True}, Fixed, Srun),
-        ({"slurm": True, "launcher": "ssh"}, Fixed, Ssh),
+        ({"slurm": True}, SlurmNodes, Srun),
+        ({"slurm": True, "launcher": "ssh"}, SlurmNodes, Ssh),
         ({"slurm": True, "launcher": "local"}, Fixed, Local),
         ({"slurm": True, "hosts": "a,b"}, Fixed, Srun),
         ({"slurm": True, "script": "true"}, Script, Srun),

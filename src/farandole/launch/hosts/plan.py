@@ -16,7 +16,7 @@ from typing import final
 import msgspec
 
 from farandole.cluster import hostlist
-from farandole.cluster.environment import variables_for
+from farandole.cluster.environment import WATCHED, variables_for
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.control.monitor_messages import MonitorConfig
 from farandole.errors import UsageError
@@ -160,6 +160,8 @@ def assign_ranks(np: int | None, hosts: Sequence[Host]) -> tuple[str, ...]:
 def workers(job: Job, secret: str, inherited: Mapping[str, str]) -> list[WorkerSpec]:
     """Specs of all workers; what they inherit, and the controller's address, are added where they are started."""
     shared = variables_for_all(job, inherited)
+    if job.monitor is not None:
+        shared[WATCHED] = "1"
     return [
         WorkerSpec(rank, job.command, {**shared, **variables_for(Topology.of(rank, job.hosts, 0), "", secret)})
         for rank in range(job.size)

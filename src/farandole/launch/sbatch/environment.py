@@ -16,12 +16,20 @@ from collections.abc import Mapping
 
 import msgspec
 
-from farandole.cluster.environment import CONTROLLER, HOROVOD, KEY, LAUNCHED, OWN, WORKER_ID
+from farandole.cluster.environment import CONTROLLER, HOROVOD, KEY, LAUNCHED, OWN, WATCHED, WORKER_ID
 
 KEPT = ("SLURM_CONF",)
 OF_A_JOB = {
     name
-    for name in (KEY, CONTROLLER, LAUNCHED, WORKER_ID, *msgspec.structs.astuple(OWN), *msgspec.structs.astuple(HOROVOD))
+    for name in (
+        KEY,
+        CONTROLLER,
+        LAUNCHED,
+        WATCHED,
+        WORKER_ID,
+        *msgspec.structs.astuple(OWN),
+        *msgspec.structs.astuple(HOROVOD),
+    )
     if name
 }
 """Variables of a job that this is submitted from. Slurm would store its key, for others to read."""

@@ -67,7 +67,8 @@ def start(
     part = part_of(environment, comm)
     sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
-    is_watched = environment.is_interactive and bool(environment.controller)  # and has one for that, also if alone
+    has_viewers = environment.is_interactive or environment.is_watched
+    is_watched = has_viewers and bool(environment.controller)  # and has one for that, also if alone
     if part.expected > 1 or is_watched or environment.is_elastic or (environment.launched and environment.size > 1):
         lineage.require_no_ancestor(environment)
         lineage.hold(environment)
