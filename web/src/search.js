@@ -1,14 +1,16 @@
 // The trials of a search: a table with their buttons, and the curves of all of them in one plot.
 
 import uPlot from "uplot";
-import { colour, comfortable, dash, sample } from "./chart.js";
+import "./search.css";
+import { colour, dash, sample } from "./chart.js";
 import { h, show, text } from "./dom.js";
 import { count, number } from "./format.js";
+import { overEpochs, TrialCurves } from "./trial_curves.js";
 
 const SURE_MS = 5000;
 const MOST_LINES = 100; // of the best trials; of more nobody could tell one from the other
 const HEIGHT = 260;
-const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((each) => each * 10 ** power));
+const NEAR = 24; // pixels from the cursor to the line that it lights
 const ACTIVE = new Set(["running", "pausing", "stopping"]);
 const OVER = new Set(["complete", "pruned", "failed", "finished"]);
 
@@ -20,15 +22,18 @@ export class Trials {
     this.by = "trial";
     this.down = false;
     this.log = false;
+    this.selected = null;
+    this.lit = null;
     this.count = h("span", { class: "now" });
     this.head = h("thead");
-    this.body = h("tbody");
+    this.body = h("tbody", { onkeydown: (event) => this.key(event), onmouseleave: () => this.light(null) });
     this.scroll = h("div", { class: "scroll trials-list", tabindex: "0", role: "region", "aria-label": "trials" }, h("table", { class: "trials" }, this.head, this.body));
     this.logButton = h("button", { class: "small", type: "button", "aria-pressed": "false", title: "logarithmic scale", onclick: () => this.toggle() }, "log");
     this.plot = h("div", { class: "plot", role: "img", "aria-label": "values of all trials by epoch" });
     this.curves = h("section", { class: "card wide", "data-name": "trials", hidden: true }, h("header", {}, h("h3", {}, "values of all trials, by epoch"), this.logButton), this.plot);
-    this.table = h("section", { class: "card wide" }, h("header", {}, h("h3", {}, "trials"), this.count), this.scroll);
-    this.element = h("div", { hidden: true }, this.curves, this.table);
+    this.table = h("section", { class: "card wide" }, h("header", {}, h("h3", {}, "trials"), h("span", { class: "whose" }, "select one for all of its curves"), this.count), this.scroll);
+    this.own = new TrialCurves(view);
+    this.element = h("div", { hidden: true }, this.curves, this.table, this.own.element);
   }
 
   clear() {
@@ -39,10 +44,14 @@ export class Trials {
   }
 
   take(trials) {
-    for (const [, time, trial, state, params, values, step, workers, note, points] of trials) {
-      const known = this.trials.get(trial)?.points ?? new Map();
-      for (const [epoch, value] of points ?? []) known.set(epoch, value);
-      this.trials.set(trial, { time, trial, state, params, values, step, workers, note, points: known });
+    for (const [, time, trial, state, params, values, step, workers, note, points, metrics] of trials) {
+      const known = this.trials.get(trial) ?? { points: new Map(), metrics: new Map() };
+      for (const [epoch, value] of points ?? []) known.points.set(epoch, value);
+      for (const [name, own] of Object.entries(metrics ?? {})) {
+        if (!known.metrics.has(name)) known.metrics.set(name, new Map());
+        for (const [epoch, value] of own) known.metrics.get(name).set(epoch, value);
+      }
+      this.trials.set(trial, { time, trial, state, params, values, step, workers, note, points: known.points, metrics: known.metrics });
     }
     this.dirty = true;
   }
@@ -69,6 +78,7 @@ export class Trials {
     const lines = this.lines();
     show(this.curves, lines.length);
     if (lines.length) this.drawPlot(lines);
+    this.own.draw(this.trials.get(this.selected));
   }
 
   // -- the table ---------------------------------------------------------------------------------------------------
@@ -77,9 +87,11 @@ export class Trials {
     const all = [...this.trials.values()];
     const params = [...new Set(all.flatMap((each) => Object.keys(each.params)))];
     const values = [...new Set(all.flatMap((each) => Object.keys(each.values)))];
+    const metrics = [...new Set(all.flatMap((each) => [...each.metrics.keys()]))];
     return [
       ["trial", (t) => t.trial], ["state", (t) => t.state], [this.view.run.search ? "epoch" : "step", (t) => (t.step < 0 ? null : t.step)],
-      ["workers", (t) => t.workers || null], ...values.map((name) => [name, (t) => t.values[name]]), ...params.map((name) => [name, (t) => t.params[name]]),
+      ["workers", (t) => t.workers || null], ...values.map((name) => [name, (t) => t.values[name]]),
+      ...metrics.map((name) => [name, (t) => t.metrics.get(name)?.get(Math.max(...t.metrics.get(name).keys()))]), ...params.map((name) => [name, (t) => t.params[name]]),
     ];
   }
 
@@ -93,8 +105,10 @@ export class Trials {
   drawTable(all) {
     const columns = this.columns();
     const key = columns.map(([name]) => name).join() + this.by + this.down + this.mayOrder;
-    if (key !== this.key) {
-      this.key = key;
+    const focused = document.activeElement;
+    const at = this.body.contains(focused) && focused.matches("tr") && focused.dataset.trial;
+    if (key !== this.drawn) {
+      this.drawn = key;
       this.drawHead(columns);
       this.rows.clear();
     }
@@ -102,7 +116,8 @@ export class Trials {
     const rows = all.map((each) => {
       const row = this.rows.get(each.trial) ?? this.rows.set(each.trial, this.row(each, columns.length)).get(each.trial);
       columns.forEach(([, get], i) => text(row.cells[i], cell(get(each))));
-      row.element.className = `${each.state}${each.trial === best ? " best" : ""}`;
+      row.element.className = `${each.state}${each.trial === best ? " best" : ""}${each.trial === this.lit ? " lit" : ""}`;
+      row.element.setAttribute("aria-selected", String(each.trial === this.selected));
       row.element.title = each.note || "";
       if (row.pause) this.drawButtons(row, each);
       return row.element;
@@ -110,9 +125,9 @@ export class Trials {
     text(this.count, best == null ? "" : `best: trial ${best}`);
     const there = [...this.body.children];
     if (rows.length !== there.length || rows.some((row, i) => row !== there[i])) {
-      const focused = document.activeElement;
       this.body.replaceChildren(...rows);
       if (this.body.contains(focused)) focused.focus();
+      else if (at) this.rows.get(Number(at))?.element.focus();
     }
   }
 
@@ -138,7 +153,11 @@ export class Trials {
       row.again = h("button", { type: "button", class: "small", "aria-label": `begin trial ${each.trial} again`, onclick: () => this.order("repeat", each.trial) }, "again");
       row.acts.append(row.pause, row.stop, row.again);
     }
-    row.element = h("tr", {}, ...cells, ...(this.mayOrder ? [row.acts] : []));
+    const acts = {
+      onclick: (event) => event.target.closest("button") || this.select(each.trial),
+      onmouseenter: () => this.light(each.trial), onfocus: () => this.light(each.trial),
+    };
+    row.element = h("tr", { tabindex: "0", "data-trial": each.trial, ...acts }, ...cells, ...(this.mayOrder ? [row.acts] : []));
     return row;
   }
 
@@ -188,6 +207,41 @@ export class Trials {
     [...this.head.querySelectorAll("button")].find((each) => each.textContent === name)?.focus();
   }
 
+  // -- one trial ---------------------------------------------------------------------------------------------------
+
+  // Show all curves of a trial; of the one that is shown already, none.
+  select(trial) {
+    this.selected = trial === this.selected ? null : trial;
+    this.dirty = true;
+    this.draw();
+  }
+
+  // Light a trial's row and its line; those of no trial: all lines are as they were.
+  light(trial, fromPlot = false) {
+    if (trial === this.lit) return;
+    this.rows.get(this.lit)?.element.classList.remove("lit");
+    this.lit = trial;
+    const row = this.rows.get(trial)?.element;
+    row?.classList.add("lit");
+    if (row && fromPlot && (row.offsetTop < this.scroll.scrollTop + row.offsetHeight || row.offsetTop + row.offsetHeight > this.scroll.scrollTop + this.scroll.clientHeight))
+      this.scroll.scrollTop = row.offsetTop - this.scroll.clientHeight / 2;
+    if (fromPlot) return;
+    const line = this.drawnLines?.indexOf(trial);
+    this.uplot?.setSeries(line >= 0 ? line + 1 : null, { focus: true });
+  }
+
+  key(event) {
+    if (!event.target.matches("tr")) return;
+    const at = { ArrowUp: event.target.previousElementSibling, ArrowDown: event.target.nextElementSibling, Home: this.body.firstElementChild, End: this.body.lastElementChild }[event.key];
+    if (at) at.focus();
+    else if (event.key === "Enter" || event.key === " ") this.select(Number(event.target.dataset.trial));
+    else if (event.key !== "Escape" || this.selected == null) return;
+    else this.select(this.selected);
+    if (at && this.selected != null) this.select(Number(at.dataset.trial));
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
   // By which small values are good.
   get sign() {
     return this.view.run.search?.minimize === false ? -1 : 1;
@@ -207,7 +261,7 @@ export class Trials {
   }
 
   drawPlot(lines) {
-    const key = `${lines.map((each) => each.trial + each.state)}${this.view.dark}${this.log}${this.best()}`;
+    const key = `${lines.map((each) => each.trial + each.state)}${this.view.dark}${this.log}${this.best()}${this.selected}`;
     const tables = lines.map((each) => {
       const sorted = [...each.points].sort((a, b) => a[0] - b[0]);
       return [sorted.map((point) => point[0]), sorted.map(([, value]) => (this.log && !(value > 0) ? null : value))];
@@ -221,21 +275,18 @@ export class Trials {
   }
 
   make(lines, data) {
-    const css = getComputedStyle(this.curves);
-    const grid = { stroke: css.getPropertyValue("--grid").trim(), width: 1 };
-    const axis = { stroke: css.getPropertyValue("--ink-soft").trim(), grid, ticks: { ...grid, size: 4 }, font: "11px system-ui, sans-serif" };
     const best = this.best();
+    this.drawnLines = lines.map((each) => each.trial);
     const series = lines.map((each) => ({
-      label: `trial ${each.trial}`, stroke: colour(each.trial, this.view.dark), dash: dash(each.trial), spanGaps: true,
-      width: each.trial === best ? 3 : 1.5, alpha: ACTIVE.has(each.state) || each.trial === best ? 1 : 0.5,
+      label: `trial ${each.trial}`, dash: dash(each.trial), spanGaps: true, width: each.trial === best ? 3 : each.trial === this.selected ? 2.5 : 1.5,
+      stroke: colour(each.trial, this.view.dark) + (ACTIVE.has(each.state) || each.trial === best || each.trial === this.selected ? "" : "80"),
       points: { show: each.points.size < 3 && !this.log, size: 5 },
     }));
+    const near = (_, line) => this.light(line == null ? null : this.drawnLines[line - 1], true);
     return new uPlot(
       {
-        width: Math.max(200, this.plot.clientWidth), height: HEIGHT, padding: [8, 20, 0, 0], legend: { show: false },
-        cursor: { drag: { x: true, y: false }, points: { size: 6 } },
-        scales: { x: { time: false }, y: this.log ? { distr: 3 } : { range: comfortable } },
-        axes: [{ ...axis, size: 32, incrs: WHOLE, values: (_, ticks) => ticks.map((v) => number(v)) }, { ...axis, size: 58, values: (_, ticks) => ticks.map((v) => (v == null ? "" : number(v))) }],
+        ...overEpochs(this.plot, HEIGHT, this.log), focus: { alpha: 0.3 }, hooks: { setSeries: [near] },
+        cursor: { drag: { x: true, y: false }, points: { size: 6 }, focus: { prox: NEAR } },
         series: [{ label: "epoch" }, ...series],
       },
       data, this.plot,
@@ -258,10 +309,12 @@ export class Trials {
   resize() {
     const width = Math.max(200, this.plot.clientWidth);
     if (this.uplot && this.uplot.width !== width) this.uplot.setSize({ width, height: HEIGHT });
+    this.own.resize();
   }
 
   close() {
     this.uplot?.destroy();
+    this.own.close();
   }
 }
 

@@ -47,6 +47,7 @@ class TrialOrder(Message, frozen=True):
 class TrialReport(Message, frozen=True):
     """My trial's value after ``epoch``: I am its rank 0, and wait for your ``TrialVerdict``.
 
+    ``metrics`` are other numbers by name.
     Its gradient noise scale is ``noise_high`` at most, where a worker takes ``batch`` in a step, both in samples; a
     ``batch`` of 0: that was not measured.
     """
@@ -56,6 +57,7 @@ class TrialReport(Message, frozen=True):
     value: float
     noise_high: float = 0.0
     batch: float = 0.0
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 @final

@@ -203,7 +203,7 @@ class TrialNews(Message, frozen=True):
     """State of a trial of a search: its row in the table of trials.
 
     ``values`` are those of the table, ``step`` is its last epoch, and ``points`` are values after epochs, which stand
-    beside those that you know.
+    beside those that you know; so are those of ``metrics``, by name.
     """
 
     time_s: float
@@ -215,6 +215,7 @@ class TrialNews(Message, frozen=True):
     workers: int
     note: str
     points: list[tuple[int, float]]
+    metrics: dict[str, list[tuple[int, float]]] = msgspec.field(default_factory=dict)
 
 
 @final

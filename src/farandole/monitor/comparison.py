@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -52,6 +52,9 @@ def differences(runs: Sequence[Folder]) -> list[tuple[str, list[str]]]:
         same |= {"trials", "epochs", "best"}
         facts += [(name, [each[i] for each in told]) for i, name in enumerate(("trials", "epochs", "best"))]
     facts = [(name, values) for name, values in facts if len(set(values)) > 1 or name in same]
+    of_best = [_metrics_of_best(run, info) if info.search else {} for run, info in zip(runs, infos, strict=True)]
+    names = dict.fromkeys(name for each in of_best for name in each)
+    facts += [(f"last {name}", [each.get(name, "") for each in of_best]) for name in names]
     return facts + _numbers(runs)
 
 
@@ -130,20 +133,37 @@ def began(info: RunInfo) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(info.began_s))
 
 
-def trials_told(run: str | os.PathLike[str], info: RunInfo) -> list[str]:
+def trials_told(run: Folder, info: RunInfo) -> list[str]:
     """Numbers of trials and of their epochs, and the best of those that are complete."""
-    records = read_records(run) if (Path(run) / METRICS).exists() else ()  # one that could not begin has none
-    last = {record.trial: record for record in records if isinstance(record, TrialRecord)}
-    complete = [
-        record
-        for record in last.values()
-        if record.state == "complete" and math.isfinite(record.values.get("last", math.nan))
-    ]
-    pick = min if info.search.get("minimize", True) else max
-    best = pick(complete, key=lambda record: record.values["last"], default=None)
+    last = {record.trial: record for record in _trial_records(run)}
+    best = _best_trial(last.values(), info)
     epochs = sum(max(0, record.step) for record in last.values())
     told = "" if best is None else f"{best.values['last']:.4g} (trial {best.trial})"
     return [f"{len(last)}/{info.search.get('trials', 0)}", str(epochs), told]
+
+
+def _trial_records(run: Folder) -> list[TrialRecord]:
+    """Records of the trials of a search; one that could not begin has none."""
+    records = read_records(run) if (Path(run) / METRICS).exists() else ()
+    return [record for record in records if isinstance(record, TrialRecord)]
+
+
+def _best_trial(last: Iterable[TrialRecord], info: RunInfo) -> TrialRecord | None:
+    """The best trial of those that are complete, of the last record of each."""
+    complete = [
+        record for record in last if record.state == "complete" and math.isfinite(record.values.get("last", math.nan))
+    ]
+    pick = min if info.search.get("minimize", True) else max
+    return pick(complete, key=lambda record: record.values["last"], default=None)
+
+
+def _metrics_of_best(run: Folder, info: RunInfo) -> dict[str, str]:
+    """Last metrics of the best trial of a search."""
+    records = _trial_records(run)
+    best = _best_trial({record.trial: record for record in records}.values(), info)
+    own = [record.metrics for record in records if best is not None and record.trial == best.trial]
+    told = {name: points[-1][1] for metrics in own for name, points in metrics.items() if points}
+    return {f"{name} of the best trial": f"{value:.6g}" for name, value in told.items()}
 
 
 def lasted(info: RunInfo) -> str:

@@ -122,7 +122,7 @@ class MarkRecord(_Record, frozen=True):
 class TrialRecord(_Record, frozen=True):
     """State of one trial of a search: its row in the table of trials. The last one of each ``trial`` counts.
 
-    ``points`` are values after epochs that stand in no record before.
+    ``points`` are values after epochs that stand in no record before, and so are those of ``metrics``, by name.
     """
 
     time_s: float
@@ -134,6 +134,7 @@ class TrialRecord(_Record, frozen=True):
     workers: int = 0
     note: str = ""
     points: list[tuple[int, float]] = msgspec.field(default_factory=list)
+    metrics: dict[str, list[tuple[int, float]]] = msgspec.field(default_factory=dict)
 
 
 Record: TypeAlias = PointRecord | MemberRecord | MarkRecord | TrialRecord

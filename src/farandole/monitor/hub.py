@@ -70,7 +70,7 @@ class Hub:
         self._marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self._tail: deque[dict[str, Any]] = deque(maxlen=TAIL_LINES)
         self._trials: dict[int, TrialRecord] = {}
-        self._points: dict[int, dict[int, float]] = {}
+        self._points: dict[int, dict[str, dict[int, float]]] = {}  # of each trial by name, "" for its value
         self._orders: dict[int, OrderNews] = {}
         self._news: list[dict[str, Any]] = []
         self._not_finite: set[str] = set()
@@ -149,11 +149,7 @@ class Hub:
         yield {"t": "run", "info": self._info(), **self._state()}
         yield {"t": "members", "members": [self._member(each) for each in self.members]}
         yield {"t": "marks", "marks": list(self._marks)}
-        whole = (
-            msgspec.structs.replace(each, points=sorted(self._points[each.trial].items()))
-            for each in self._trials.values()
-        )
-        yield {"t": "trials", "trials": [msgspec.to_builtins(each) for each in whole]}
+        yield {"t": "trials", "trials": [msgspec.to_builtins(self._whole(each)) for each in self._trials.values()]}
         for order in self._orders.values():
             yield {"t": "order", "order": msgspec.to_builtins(order)}
         for key in self.shown(ranks):
@@ -216,14 +212,23 @@ class Hub:
 
     def _take_trial(self, record: TrialRecord) -> None:
         self._trials[record.trial] = record
-        points = self._points.setdefault(record.trial, {})
-        points.update(record.points)
-        if len(points) > MOST_POINTS:
-            for epoch in sorted(points)[1:-1:2]:
-                del points[epoch]
+        own = self._points.setdefault(record.trial, {"": {}})
+        for name, points in {"": record.points, **record.metrics}.items():
+            if name not in own and len(own) > MOST_NAMES:
+                continue
+            known = own.setdefault(name, {})
+            known.update(points)
+            if len(known) > MOST_POINTS:
+                for epoch in sorted(known)[1:-1:2]:
+                    del known[epoch]
         if self.info.search and self.state == STARTING:
             self.state = "running"
         self._tell({"t": "trials", "trials": [msgspec.to_builtins(record)]})
+
+    def _whole(self, record: TrialRecord) -> TrialRecord:
+        """The last record of a trial, with all points that are known."""
+        points = {name: sorted(known.items()) for name, known in self._points[record.trial].items()}
+        return msgspec.structs.replace(record, points=points.pop(""), metrics=points)
 
     def _mark(self, record: MarkRecord) -> None:
         step = record.step if record.step >= 0 else self._step

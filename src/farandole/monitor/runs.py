@@ -77,7 +77,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     told.set_defaults(main=_compare)
     told = verbs.add_parser("plot", help="draw their curves", usage="farandole runs plot RUN ... [--name NAME]")
     told.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
-    told.add_argument("--name", action="append", default=[], metavar="NAME", help="a metric (default: all)")
+    told.add_argument(
+        "--name", action="append", default=[], metavar="NAME", help="a metric (default: all), also of trials"
+    )
     told.add_argument("--out", default="runs.png", metavar="FILE", help="the picture (default: runs.png)")
     told.set_defaults(main=_plot)
     told = verbs.add_parser("open", help="serve the page of a run, or of several", usage="farandole runs open RUN ...")
@@ -111,13 +113,14 @@ def curves(folder: str | os.PathLike[str]) -> dict[str, Series]:
     return found
 
 
-def trial_curves(folder: str | os.PathLike[str]) -> dict[int, Series]:
-    """Curves of the trials of a search, by their numbers."""
-    found: dict[int, Series] = {}
+def trial_curves(folder: str | os.PathLike[str]) -> dict[str, dict[int, Series]]:
+    """Curves of the trials of a search, by their numbers; of their values as ``TRIALS``, of their metrics by name."""
+    found: dict[str, dict[int, Series]] = {}
     for record in read_records(folder):
         if isinstance(record, TrialRecord):
-            for epoch, value in record.points:
-                found.setdefault(record.trial, Series()).add(epoch, record.time_s, value)
+            for name, points in {TRIALS: record.points, **record.metrics}.items():
+                for epoch, value in points:
+                    found.setdefault(name, {}).setdefault(record.trial, Series()).add(epoch, record.time_s, value)
     return found
 
 
@@ -168,7 +171,7 @@ def _plot(args: argparse.Namespace) -> int:
         raise UsageError("farandole runs plot needs matplotlib: pip install 'farandole[plot]'") from error
     found, trials = {run: curves(run) for run in args.runs}, {run: trial_curves(run) for run in args.runs}
     known = list(dict.fromkeys(name for each in found.values() for name in each))
-    known += [TRIALS] if any(trials.values()) else []
+    known += dict.fromkeys(name for each in trials.values() for name in each if name not in known)
     names = args.name or known
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no run has logged {unknown[0]!r}; they have {', '.join(known) or 'nothing'}")
@@ -177,9 +180,9 @@ def _plot(args: argparse.Namespace) -> int:
         for run, each in found.items():
             if name in each:
                 _draw(axis, each[name], Path(run).name)
-            for number, series in trials[run].items() if name == TRIALS else ():
+            for number, series in trials[run].get(name, {}).items():
                 _draw(axis, series, f"{Path(run).name}, trial {number}" if number < MOST_TOLD else None)
-        axis.set(title=name, xlabel="epoch" if name == TRIALS else "step")
+        axis.set(title=name, xlabel="epoch" if any(name in each for each in trials.values()) else "step")
         axis.grid(alpha=0.3)
         axis.legend()
     figure.savefig(args.out, dpi=120)

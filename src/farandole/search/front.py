@@ -35,6 +35,7 @@ from farandole.search.space import Space, Value
 from farandole.search.steering import end_of, monitor_config, recorded, shown_live
 from farandole.search.study import Row, Study, StudyPlan
 from farandole.search.trial import Trial
+from farandole.search.trial_metrics import by_name
 from farandole.search.view import SearchView
 from farandole.search.watch import SearchWatch
 from farandole.settings import Settings
@@ -46,7 +47,8 @@ DIRECTIONS = ("minimize", "maximize")
 class SearchedTrial(msgspec.Struct, frozen=True):
     """Trial of a search that is over: its ``phase`` is "complete", "pruned" (it was paused for good) or "failed".
 
-    ``values`` are by epoch, ``value`` is the last; ``why`` says why it failed or was stopped.
+    ``values`` are by epoch, ``value`` is the last; ``why`` says why it failed or was stopped. ``metrics`` are the
+    other numbers that it has reported: ``metrics["accuracy"]`` has those of each epoch.
     """
 
     number: int
@@ -56,6 +58,7 @@ class SearchedTrial(msgspec.Struct, frozen=True):
     value: float | None
     values: dict[int, float]
     why: str
+    metrics: dict[str, dict[int, float]] = {}
 
 
 @final
@@ -234,5 +237,12 @@ def _result(study: Study, folder: Path) -> SearchResult:
 
 def _searched(row: Row) -> SearchedTrial:
     return SearchedTrial(
-        row.number, dict(row.parameters), row.seed, row.phase, row.value, dict(sorted(row.values.items())), row.why
+        row.number,
+        dict(row.parameters),
+        row.seed,
+        row.phase,
+        row.value,
+        dict(sorted(row.values.items())),
+        row.why,
+        by_name(row.metrics),
     )

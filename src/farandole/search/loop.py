@@ -44,7 +44,7 @@ from farandole.runtime.coordination.downlink import CONTROL
 from farandole.search.allot import Noise, Running, Time, allot
 from farandole.search.pool_workers import PoolWorker, PoolWorkers
 from farandole.search.pools import Pool, ProcessEnded
-from farandole.search.rung_checkpoint import key_of, read_reported
+from farandole.search.rung_checkpoint import key_of, read_metrics, read_reported
 from farandole.search.study import HELD, Study
 from farandole.search.trial_job import TrialJob, job_of
 from farandole.search.watch import SearchWatch
@@ -273,7 +273,7 @@ class SearchLoop:
             self._measured.first_rungs_s.append(took_s)
         if report.batch > 0:
             self._measured.noises[job.number] = Noise(report.noise_high, report.batch)
-        goes_on, reason = self._study.report(job.number, report.epoch, report.value)
+        goes_on, reason = self._study.report(job.number, report.epoch, report.value, report.metrics)
         leaves = goes_on and bool(job.stopping)
         if leaves:
             goes_on, reason = False, job.stopping
@@ -497,7 +497,7 @@ class SearchLoop:
         least, row = self._terms.workers[0], self._study.rows[number]
         kept = read_reported(self._folder_of(number), key_of(row.parameters, row.seed))
         if kept is not None and kept[0] > row.epoch:  # of a worker that died before it could say so
-            goes_on, why = self._study.report(number, *kept)
+            goes_on, why = self._study.report(number, *kept, read_metrics(self._folder_of(number)))
             if not goes_on:
                 self._study.released(number)
                 self.on_change(f"trial {number}, epoch {kept[0]}: {kept[1]:.6g}; {row.phase}: {why}")

@@ -1,14 +1,16 @@
 """Checkpoint of a trial at a rung: one file, whole or not there.
 
     key = key_of(parameters, seed)
-    write_checkpoint(folder, key, epoch=3, value=0.25, content=state.state_dict())
+    write_checkpoint(folder, key, epoch=3, value=0.25, content=state.state_dict(), metrics={"accuracy": 0.5})
     read_reported(folder, key)                              # (3, 0.25), or None
+    read_metrics(folder)                                    # {"accuracy": 0.5}
     read_checkpoint(folder, key)                            # (3, {...}), or None
 
-The file is a head, a digest and a pickle, which is read only where this user alone can have written it. A file that is
-not whole is taken for none, which costs the trial its epochs and no more. It is written before the search hears of the
-epoch, so it has the value as well: a search that was killed in between learns it from there. And it is on the disk
-before the log is: after a power failure the trial with this number may be another one, so the file has its ``key``.
+The file is a head, a digest, a pickle and, behind that, the metrics in JSON. The pickle is read only where this user
+alone can have written it. A file that is not whole is taken for none, which costs the trial its epochs and no more. It
+is written before the search hears of the epoch, so it has the value as well: a search that was killed in between learns
+it from there. And it is on the disk before the log is: after a power failure the trial with this number may be another
+one, so the file has its ``key``.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from farandole.events import logger
 NAME = "rung.checkpoint"
 _DIGEST_BYTES = 16
 _HEAD, _CHECK = struct.Struct("<16sQd"), struct.Struct("<I")
+_FOOT, _MAGIC = struct.Struct("<II8s"), b"METRICS1"
+"""End of a file that has metrics: their length and their check. Whoever reads the pickle stops before them."""
 
 
 def key_of(parameters: Mapping[str, Any], seed: int) -> bytes:
@@ -42,9 +46,17 @@ def key_of(parameters: Mapping[str, Any], seed: int) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
 
 
-def write_checkpoint(folder: Path, key: bytes, epoch: int, value: float, content: dict[str, Any]) -> None:
+def write_checkpoint(
+    folder: Path,
+    key: bytes,
+    epoch: int,
+    value: float,
+    content: dict[str, Any],
+    metrics: Mapping[str, float] | None = None,
+) -> None:
     """Put the state after ``epoch`` in the place of the one before, by one ``rename``."""
-    body = cloudpickle.dumps(content)
+    body, told = cloudpickle.dumps(content), json.dumps(dict(metrics or {})).encode()
+    body += told + _FOOT.pack(len(told), zlib.crc32(told), _MAGIC)
     head = _HEAD.pack(key, epoch, value)
     # Processes of two hosts may have the same number, and write at once where one of them was given up.
     new = folder / f".{NAME}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -81,6 +93,17 @@ def read_reported(folder: Path, key: bytes) -> tuple[int, float] | None:
         logger.warning("%s is of a trial with other parameters, and is not used", folder / NAME)
         return None
     return int(epoch), float(value)
+
+
+def read_metrics(folder: Path) -> dict[str, float]:
+    """Metrics of the checkpoint, which has been read; of one without any that are whole, none."""
+    data = (folder / NAME).read_bytes()
+    with contextlib.suppress(struct.error):  # of an older one that is short
+        length, check, magic = _FOOT.unpack(data[-_FOOT.size :])
+        told = data[-_FOOT.size - length : -_FOOT.size]
+        if magic == _MAGIC and zlib.crc32(told) == check:
+            return {str(name): float(value) for name, value in json.loads(told).items()}
+    return {}
 
 
 def read_checkpoint(folder: Path, key: bytes) -> tuple[int, dict[str, Any]] | None:

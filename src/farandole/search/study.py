@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, final, get_args
 
 import msgspec
@@ -63,6 +64,8 @@ class Row(msgspec.Struct):
     is_stopping: bool = False
     said: int = 0
     again: int = -1
+    metrics: dict[int, dict[str, float]] = msgspec.field(default_factory=dict)
+    """Other numbers by epoch and name."""
 
     @property
     def epoch(self) -> int:
@@ -157,11 +160,13 @@ class Study:
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def report(self, number: int, epoch: int, value: float) -> tuple[bool, str]:
-        """Take in the value of a trial after ``epoch``; returns if it goes on, and why."""
+    def report(
+        self, number: int, epoch: int, value: float, metrics: Mapping[str, float] | None = None
+    ) -> tuple[bool, str]:
+        """Take in the value of a trial after ``epoch``, and its metrics; returns if it goes on, and why."""
         row = self.rows[number]
         if row.is_stopping and epoch > row.epoch:
-            self._take_value(row, epoch, value)
+            self._take_value(row, epoch, value, metrics)
             self._tell(row)
             if epoch >= self.plan.rungs.levels[-1]:
                 self._finish(row, "complete")
@@ -169,7 +174,7 @@ class Study:
             return False, row.why or f"it is {row.phase}"
         if epoch > row.epoch:  # its workers are often lost where nodes come and go: only those in a row count
             row.losses = 0
-        self._take_value(row, epoch, value)
+        self._take_value(row, epoch, value, metrics)
         goes_on, reason = True, f"it may train to epoch {row.goal}"
         if epoch >= row.goal:
             decision, reason = after_rung(self.plan.rungs, self._standings(row), number)
@@ -268,10 +273,12 @@ class Study:
         """Number of trials that have begun, without those that repeat one."""
         return sum(row.again < 0 for row in self.rows)
 
-    def _take_value(self, row: Row, epoch: int, value: float) -> None:
+    def _take_value(self, row: Row, epoch: int, value: float, metrics: Mapping[str, float] | None = None) -> None:
         row.values[epoch] = value
+        if metrics:
+            row.metrics[epoch] = dict(metrics)
         row.said += 1
-        self._log.report(row.number, epoch, value)
+        self._log.report(row.number, epoch, value, metrics)
 
     def _interrupted(self) -> Row | None:
         return next(
@@ -312,7 +319,7 @@ class Study:
         row = Row(
             logged.number, logged.parameters, logged.seed, logged.goal, dict(logged.values), logged.phase, logged.why
         )
-        row.again, row.is_stopping = logged.again, bool(logged.stopped)
+        row.again, row.is_stopping, row.metrics = logged.again, bool(logged.stopped), dict(logged.metrics)
         row.why = row.why or logged.stopped
         if row.phase == "running" and row.goal <= row.epoch < self.plan.rungs.levels[-1]:
             row.phase = "paused"

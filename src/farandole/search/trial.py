@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias, TypeVar, final
+from typing import Any, TypeAlias, TypeVar, final
 
 from farandole.control.search_messages import TrialOrder, TrialReport, TrialVerdict
 from farandole.elastic.worker.state import ObjectState, State
@@ -35,6 +35,7 @@ from farandole.runtime.collectives.objects import broadcast_object
 from farandole.runtime.session.init import current, is_initialized
 from farandole.search.rung_checkpoint import key_of, read_checkpoint, write_checkpoint
 from farandole.search.space import Value
+from farandole.search.trial_metrics import number_of, numbers_of, refusing_collisions
 
 T = TypeVar("T")
 
@@ -93,17 +94,19 @@ class Trial:
             self._reported, content = found
             state.load_state_dict(content)
 
-    def report(self, value: float, epoch: int, noise: GradientNoise | None = None) -> None:
+    @refusing_collisions
+    def report(self, /, value: float, epoch: int, noise: GradientNoise | None = None, **metrics: Any) -> None:
         """Report the value after ``epoch`` epochs, and go on, or leave if the search says so. Collective.
 
-        >>> trial.report(hvd.allreduce(loss).item(), state.epoch)
+        >>> trial.report(hvd.allreduce(loss).item(), state.epoch, accuracy=hits / len(x))
 
-        The value that counts is that of rank 0. What is to become of the trial is the same on all ranks, after this
-        epoch: where it is to go on, workers come and go here if they are to (``state.commit()``). With ``noise``, an
-        ``hvd.NoiseScale(optimizer)``, the trial gets no more workers than its noise scale is worth: give it where the
-        batch grows with them.
+        The ``value`` decides; ``metrics`` are other numbers by name, for people. Those of rank 0 count.
+        What is to become of the trial is the same on all ranks, after this epoch: where it is to go on, workers come
+        and go here if they are to (``state.commit()``). With ``noise``, an ``hvd.NoiseScale(optimizer)``, the trial
+        gets no more workers than its noise scale is worth: give it where the batch grows with them.
         """
-        epoch, shared = int(epoch), is_initialized()
+        numbers = numbers_of(metrics, self.parameters)
+        value, measured, epoch, shared = number_of("value", value), _measured(noise), int(epoch), is_initialized()
         if not shared and self._order.most > 1:
             raise UsageError("trial.report() before init(): a trial of several workers calls hvd.init() first")
         if epoch < 1:
@@ -112,16 +115,16 @@ class Trial:
         # Of rank 0, as others may have come since the last report, and know nothing of it.
         is_kept = self._agree(any(self._reported < level <= epoch for level in self._order.levels), size)
         if is_kept:
-            self._keep(epoch, float(value))
+            self._keep(epoch, value, numbers)
         verdict: TrialVerdict | None = None
         if rank == 0:
-            verdict = self._ask(TrialReport(self._order.worker_id, epoch, float(value), *_measured(noise)))
+            verdict = self._ask(TrialReport(self._order.worker_id, epoch, value, *measured, numbers))
         verdict = self._agree(verdict, size)
         assert verdict is not None
         self._reported = epoch
         if not verdict.goes_on:
             if verdict.keeps and not is_kept:
-                self._keep(epoch, float(value))
+                self._keep(epoch, value, numbers)
             raise TrialEnded(verdict.reason)
         if self._state is not None:
             self._state.commit()
@@ -132,13 +135,13 @@ class Trial:
         agreed: T = broadcast_object(mine, 0, "search.report") if size > 1 else mine
         return agreed
 
-    def _keep(self, epoch: int, value: float) -> None:
+    def _keep(self, epoch: int, value: float, metrics: dict[str, float]) -> None:
         """Write the state at a rung, before the search hears that the trial has come there."""
         if self._state is not None:
             content = self._state.state_dict()  # collective
             if current().topology.rank == 0:
                 try:
-                    write_checkpoint(self.folder, self._key, epoch, value, content)
+                    write_checkpoint(self.folder, self._key, epoch, value, content, metrics)
                 except OSError as error:  # no reason to fail: it costs epochs where the trial begins again
                     logger.warning("trial %d has no checkpoint of epoch %d: %s", self.number, epoch, error)
 
@@ -152,6 +155,11 @@ def _measured(noise: GradientNoise | None) -> tuple[float, float]:
     """Upper bound of the noise scale, and samples of a worker in a step; zeros where these are not known."""
     if noise is None:
         return 0.0, 0.0
+    if not hasattr(noise, "estimate"):
+        raise UsageError(
+            f"trial.report(noise=...) takes an hvd.NoiseScale(optimizer), found {type(noise).__name__}; for a metric "
+            "of that name type noise_now=..."
+        )
     found, timings = noise.estimate(), noise.timings()
     if isinstance(found, NoEstimate) or not timings:
         return 0.0, 0.0

@@ -2,7 +2,7 @@
 
     with TrialLog(folder / "trials.log", "digits", minimize=True) as log:
         number = log.begin({"lr": 0.1}, space, seed=12345)
-        log.report(number, epoch=1, value=0.3)
+        log.report(number, epoch=1, value=0.3, metrics={"accuracy": 0.5})
         log.finish(number, "complete", 0.3)
         log.trials()                                        # those of earlier searches in this folder, too
 
@@ -46,6 +46,9 @@ PHASES: dict[TrialState, Phase] = {
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
+METRICS = "metrics "
+"""Beginning of the attributes that have the metrics of an epoch, whose number follows. Dashboards do not list them."""
+
 STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
 
@@ -54,7 +57,7 @@ class LoggedTrial(msgspec.Struct, frozen=True):
     """Trial as the log has it; ``goal`` is the epoch to which it was last let go, and ``values`` are by epoch.
 
     ``again``: the number of the trial that it repeats, -1 of a planned one. ``stopped``: why one is to end that
-    has not.
+    has not. ``metrics`` are by epoch and name.
     """
 
     number: int
@@ -66,6 +69,7 @@ class LoggedTrial(msgspec.Struct, frozen=True):
     why: str = ""
     again: int = -1
     stopped: str = ""
+    metrics: dict[int, dict[str, float]] = {}
 
 
 @final
@@ -92,8 +96,13 @@ class TrialLog:
         )
         return self._storage.get_trial(self._storage.create_new_trial(self._study, template)).number
 
-    def report(self, number: int, epoch: int, value: float) -> None:
-        """Log the value of a trial after ``epoch``; said again, it replaces what was said before."""
+    def report(self, number: int, epoch: int, value: float, metrics: Mapping[str, float] | None = None) -> None:
+        """Log the value of a trial after ``epoch``; said again, it replaces what was said before.
+
+        Metrics come first: what the log has of an epoch is all of it once it has the value.
+        """
+        if metrics:
+            self._storage.set_trial_system_attr(self._id(number), f"{METRICS}{epoch}", dict(metrics))
         self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
 
     def go_on(self, number: int, goal: int) -> None:
@@ -153,6 +162,11 @@ def _logged(trial: FrozenTrial) -> LoggedTrial:
         str(attributes.get(WHY, "")),
         int(attributes.get(AGAIN, -1)),
         "" if trial.state.is_finished() else str(attributes.get(STOPPED, "")),
+        {
+            epoch: {str(name): float(value) for name, value in trial.system_attrs[f"{METRICS}{epoch}"].items()}
+            for epoch in sorted(trial.intermediate_values)
+            if f"{METRICS}{epoch}" in trial.system_attrs
+        },
     )
 
 

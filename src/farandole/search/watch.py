@@ -27,6 +27,7 @@ from farandole.monitor.folder import MarkRecord, Record, RunWriter, TrialRecord,
 from farandole.runtime.controller.watching import Watching
 from farandole.runtime.coordination.downlink import Send
 from farandole.search.study import Row, Study
+from farandole.search.trial_metrics import by_name
 
 WHOLE = ("pause", "resume", "stop")
 DONE = {
@@ -67,13 +68,15 @@ class SearchWatch:
         self._watching = Watching(send, lambda *_: None, clock)
         self._told: dict[int, TrialNews] = {}
         self._seen: dict[int, tuple[object, ...]] = {}  # of each trial, all that its row is made of
-        self._points: dict[int, dict[int, float]] = {}
+        self._points: dict[int, dict[str, dict[int, float]]] = {}  # of each trial by name, "" for its value
         self._new: list[WatchOrder] = []
         self._waiting: list[WatchOrder] = []
         self._writer: RunWriter | None = RunWriter.open(folder)
         for record in read_records(folder):
             if isinstance(record, TrialRecord):
-                self._points.setdefault(record.trial, {}).update(record.points)
+                known = self._points.setdefault(record.trial, {})
+                for name, points in {"": record.points, **record.metrics}.items():
+                    known.setdefault(name, {}).update(points)
 
     # -- what comes ---------------------------------------------------------------------------------------------------
 
@@ -85,7 +88,8 @@ class SearchWatch:
         self._watching.hear(identity, message)
         if isinstance(message, WatchJob):
             for number, news in self._told.items():
-                self._watching.tell(msgspec.structs.replace(news, points=sorted(self._points[number].items())))
+                points = {name: sorted(known.items()) for name, known in self._points[number].items()}
+                self._watching.tell(msgspec.structs.replace(news, points=points.pop("", []), metrics=points))
 
     def expect(self) -> None:
         """Keep what happens for a watcher that has read the record and is about to come."""
@@ -114,13 +118,18 @@ class SearchWatch:
             self._seen[row.number] = seen
             news = self._row(row, workers)
             known = self._points.setdefault(row.number, {})
-            fresh = sorted(each for each in row.values.items() if not _is_known(known, *each))
+            fresh = {
+                name: sorted(each for each in points.items() if not _is_known(known.get(name, {}), *each))
+                for name, points in {"": row.values, **by_name(row.metrics)}.items()
+            }
+            fresh = {name: points for name, points in fresh.items() if points}
             before = self._told.get(row.number)
             if fresh or news != before:
                 is_new |= before is None or (before.state, before.workers) != (news.state, news.workers)
                 self._told[row.number] = news
-                known.update(fresh)
-                told = msgspec.structs.replace(news, time_s=now, points=fresh)
+                for name, points in fresh.items():
+                    known.setdefault(name, {}).update(points)
+                told = msgspec.structs.replace(news, time_s=now, points=fresh.pop("", []), metrics=fresh)
                 self._record(TrialRecord(**msgspec.structs.asdict(told)))
                 self._watching.tell(told)
         if what and is_new:  # and no line for each epoch

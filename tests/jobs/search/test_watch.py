@@ -16,6 +16,7 @@ from farandole.control.search_messages import PoolHello
 from farandole.control.watch_messages import WATCHER, WatchOrder
 from farandole.monitor.comparison import trials_told
 from farandole.monitor.folder import MarkRecord, RunInfo, RunWriter, TrialRecord, read_records
+from farandole.monitor.runs import TRIALS, loaded, trial_curves
 from farandole.search.loop import SearchLoop, SearchTerms
 from farandole.search.pools import Pool, ProcessEnded
 from farandole.search.study import Study
@@ -119,6 +120,27 @@ def test_a_value_that_is_no_number_is_recorded_once(tmp_path: Path) -> None:
     with watched(tmp_path) as (_, watch):
         watch.changed("", one)
     assert sum(bool(each.points) for each in trials(tmp_path)) == 2, "nor by the next call"
+
+
+def test_metrics_of_trials_are_recorded_once_by_name(tmp_path: Path) -> None:
+    with watched(tmp_path) as (study, watch):
+        for number in range(2):
+            study.next()
+            study.report(number, 1, 0.5, {"accuracy": 0.25 if number else math.nan})
+            watch.changed("", one)
+            watch.changed("", one)
+    with watched(tmp_path) as (_, watch):
+        watch.changed("", one)
+    recorded = [each.metrics for each in trials(tmp_path) if each.metrics]
+    assert str(recorded) == "[{'accuracy': [(1, nan)]}, {'accuracy': [(1, 0.25)]}]"
+    curves = trial_curves(tmp_path)
+    assert {name: list(each) for name, each in curves.items()} == {TRIALS: [0, 1], "accuracy": [0, 1]}
+    hub = loaded(tmp_path)
+    [told] = [message["trials"] for message in hub.snapshot(()) if message["t"] == "trials"]
+    assert [(each[-2], str(each[-1])) for each in told] == [
+        ([(1, 0.5)], "{'accuracy': [(1, nan)]}"),
+        ([(1, 0.5)], "{'accuracy': [(1, 0.25)]}"),
+    ]
 
 
 def test_the_best_is_a_number(tmp_path: Path) -> None:

@@ -327,7 +327,7 @@ def test_a_run_that_was_killed_is_opened_from_its_folder(page: Any, tmp_path: Pa
 
 def test_the_page_is_small() -> None:
     assert (
-        sum((STATIC / name).stat().st_size for name in ("live.js", "live.css", "page.js", "index.html")) <= 128 * 1024
+        sum((STATIC / name).stat().st_size for name in ("live.js", "live.css", "page.js", "index.html")) <= 144 * 1024
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +104,66 @@ def test_a_search_is_stopped_and_opened_again(page: Any, tmp_path: Path) -> None
         page.locator("[data-name=trials] canvas").wait_for()
         assert page.locator(".trials tbody tr").count() == before
         assert page.locator(".trials .acts button").count() == 0
+        page.locator(".trials tbody tr").first.click()
+        page.locator("figure[data-name=accuracy] canvas").wait_for()
+        picture(page, "search-selected")
         page.emulate_media(color_scheme="dark")
+        picture(page, "search-selected-dark")
         page.set_viewport_size({"width": 400, "height": 800})
         assert page.locator(".farandole").evaluate("e => document.documentElement.scrollWidth") <= 400
         picture(page, "search-dark-400")
     assert loaded(search.record).info.status == 0
+
+
+@contextmanager
+def ended(page: Any, folder: Path, *options: str) -> Iterator[Any]:
+    """The view of a search that has ended."""
+    search = LiveSearch(folder, "--pool", "1", *options)
+    try:
+        search.let("go")
+        search.let("fast")
+        assert search.process.wait(DEADLINE_S) == 0, search.said
+    finally:
+        search.close()
+    with opened(search.record) as link:
+        page.goto(link)
+        page.locator("[data-name=trials] canvas").wait_for()
+        yield page.locator("#view, body > *", has=page.locator(".farandole")).first
+
+
+def test_a_row_and_its_line_light_each_other(page: Any, tmp_path: Path) -> None:
+    with ended(page, tmp_path, "--trials", "3", "--epochs", "3") as view:
+        page.locator(".trials tbody tr").nth(1).hover()
+        alphas = view.evaluate("e => e.farandole.trials.uplot.series.slice(1).map((each) => each.alpha)")
+        assert [alpha == 1 for alpha in alphas] == [False, True, False]
+        at = view.evaluate("""e => {
+            const u = e.farandole.trials.uplot, box = u.over.getBoundingClientRect();
+            const first = u.data[1].findIndex((v) => v != null);
+            return [box.left + u.valToPos(u.data[0][first], "x"), box.top + u.valToPos(u.data[1][first], "y")];
+        }""")
+        lit = view.evaluate("e => e.farandole.trials.drawnLines[0]")
+        page.mouse.move(*at)
+        page.locator(f".trials tbody tr.lit[data-trial='{lit}']").wait_for()
+        assert page.locator(".trials tbody tr.lit").count() == 1
+        picture(page, "search-lit")
+
+
+def test_a_selected_row_shows_all_curves_of_its_trial(page: Any, tmp_path: Path) -> None:
+    with ended(page, tmp_path, "--trials", "3", "--epochs", "3"):
+        shown, row = page.locator("h3", has_text="curves of trial"), page.locator(".trials tbody tr").nth(1)
+        assert {"accuracy", "learning_rate"} <= set(page.locator(".trials th").all_text_contents())
+        row.click()
+        page.locator("figure[data-name=accuracy] canvas").wait_for()
+        names = [each.get_attribute("data-name") for each in page.locator(".trial-curves figure").all()]
+        assert names == ["value", "accuracy", "learning_rate"]
+        assert (shown.text_content(), row.get_attribute("aria-selected")) == ("curves of trial 1", "true")
+        page.keyboard.press("ArrowDown")
+        page.locator("h3", has_text="curves of trial 2").wait_for()
+        page.keyboard.press("Escape")
+        shown.wait_for(state="hidden")
+        page.keyboard.press("Home")
+        page.keyboard.press("Enter")
+        page.locator("h3", has_text="curves of trial 0").wait_for()
 
 
 def order(search: LiveSearch, body: bytes) -> int:

@@ -13,9 +13,12 @@ from tests.support.launching import Finished, run_to_end
 from tests.support.patience import PATIENCE_S
 
 SCRIPT = """
+import numpy as np
+
 def train(trial):
     for epoch in range(1, trial.epochs + 1):
-        trial.report(abs(trial.parameters["x"] - 0.5) + 1 / epoch, epoch)
+        value = abs(trial.parameters["x"] - 0.5) + 1 / epoch
+        trial.report(np.float64(value), epoch, accuracy=np.float32(0.5), worst=float("nan"))
 
 def other(trial):
     return trial.parameters["x"]
@@ -125,7 +128,9 @@ def test_searches_are_listed_compared_and_drawn_as_runs_are(tmp_path: Path) -> N
     compared = farandole(tmp_path, "runs", "compare", "runs/a", "runs/b").ok().stdout
     assert any(line.split() == ["seed", "97", "98"] for line in compared.splitlines()), compared
     assert compared.count("(trial ") == 2
-    farandole(tmp_path, "runs", "plot", "runs/a", "runs/b", "--out", "trials.png").ok()
+    assert any("last accuracy" in line and line.split()[-2:] == ["0.5", "0.5"] for line in compared.splitlines())
+    drawn = farandole(tmp_path, "runs", "plot", "runs/a", "runs/b", "--out", "trials.png").ok()
+    assert drawn.stdout == "trials.png: trials, accuracy, worst\n"
     assert (tmp_path / "trials.png").stat().st_size > 10_000
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from farandole.search.rung_checkpoint import NAME, key_of, read_checkpoint, read_reported, write_checkpoint
+from farandole.search.rung_checkpoint import (
+    NAME,
+    key_of,
+    read_checkpoint,
+    read_metrics,
+    read_reported,
+    write_checkpoint,
+)
 
 KEY = key_of({"lr": 0.1, "opt": "sgd"}, 7)
 
@@ -20,6 +27,15 @@ def test_the_last_that_is_whole_counts(tmp_path: Path) -> None:
     assert (read_reported(tmp_path, KEY), read_checkpoint(tmp_path, KEY)) == ((3, 0.25), (3, {"w": [2.0]}))
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_metrics_stand_behind_the_state(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, KEY, 3, 0.25, {"w": [2.0]}, {"accuracy": 0.5, "ä": float("nan")})
+    assert (read_reported(tmp_path, KEY), read_checkpoint(tmp_path, KEY)) == ((3, 0.25), (3, {"w": [2.0]}))
+    assert str(read_metrics(tmp_path)) == "{'accuracy': 0.5, 'ä': nan}"
+    for older in (b"", b"as it was"):
+        (tmp_path / NAME).write_bytes(older)
+        assert read_metrics(tmp_path) == {}
 
 
 def test_folders_are_opened_before_the_file_as_nfs_would_hide_it_else(tmp_path: Path) -> None:
