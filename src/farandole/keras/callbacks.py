@@ -29,6 +29,7 @@ from farandole.keras.rates import (
     SamplesScheduleCallback,
     set_rate,
 )
+from farandole.keras.report import ReportCallback
 from farandole.keras.virtual_workers import VirtualWorkersCallback
 from farandole.numpy.checkpoints import Checkpoints
 from farandole.runtime.collectives.objects import allgather_object
@@ -44,6 +45,7 @@ __all__ = [
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "NoiseScaleCallback",
+    "ReportCallback",
     "SamplesScheduleCallback",
     "VirtualWorkersCallback",
     "set_rate",
@@ -112,6 +114,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         averages = {name: sum(other[name] for other in each) / len(each) for name in own}
         means = {name: float(mean) for name, mean in averages.items() if np.ndim(mean) == 0}
         logs.update(averages | means)
+        if self.model is not None:
+            progress_of(self.model).averaged = logs
         rank = current("MetricAverageCallback").topology.rank
         if self._process_set.rank() == 0:  # they are the same on all
             training.logs += 1

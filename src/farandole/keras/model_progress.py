@@ -63,6 +63,8 @@ class ModelProgress:
 
         A commit keeps this with the variables that it is true of, and a fault goes back to what it was then.
         """
+        self.averaged: dict[str, Any] | None = None
+        """The logs that hold means over ranks: those of the last epoch that a ``MetricAverageCallback`` has seen."""
 
     @property
     def elastic(self) -> ElasticProgress | None:

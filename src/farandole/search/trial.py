@@ -35,7 +35,7 @@ from farandole.runtime.collectives.objects import broadcast_object
 from farandole.runtime.session.init import current, is_initialized
 from farandole.search.rung_checkpoint import key_of, read_checkpoint, write_checkpoint
 from farandole.search.space import Value
-from farandole.search.trial_metrics import number_of, numbers_of, refusing_collisions
+from farandole.search.trial_metrics import number_of, numbers_of, plain_name, refusing_collisions
 
 T = TypeVar("T")
 
@@ -54,11 +54,12 @@ class TrialEnded(BaseException):
 class Trial:
     """One trial: its ``number``, ``parameters`` and ``seed``, and ``epochs``, the most that it may train.
 
-    A trial that is started again, after a pause or a fault, has the same three.
+    A trial that is started again, after a pause or a fault, has the same three. ``workers``: the most it may have.
     """
 
     def __init__(self, order: TrialOrder, ask: Ask) -> None:
         self.number, self.epochs, self.seed = order.number, order.epochs, order.seed
+        self.workers = order.most
         self.parameters: Mapping[str, Value] = dict(order.parameters)
         self._order, self._ask = order, ask
         self._state: ObjectState | None = None
@@ -128,6 +129,16 @@ class Trial:
             raise TrialEnded(verdict.reason)
         if self._state is not None:
             self._state.commit()
+
+    def named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Numbers of any names, as logs of a framework are, under names that ``report`` takes.
+
+        >>> trial.report(loss, epoch, **trial.named({"top-5 error": 0.1}))
+        """
+        found: dict[str, Any] = {}
+        for name, value in metrics.items():
+            found[plain_name(name, (*self.parameters, *found))] = value
+        return found
 
     @staticmethod
     def _agree(mine: T, size: int) -> T:

@@ -8,12 +8,21 @@ from __future__ import annotations
 import sys
 
 import farandole.keras as hvd
-from tests.support.keras import callback_cases, layer_cases, optimizer_cases, state_cases, tree_cases, virtual_cases
+from tests.support.keras import (
+    callback_cases,
+    layer_cases,
+    optimizer_cases,
+    report_cases,
+    state_cases,
+    tree_cases,
+    virtual_cases,
+)
 from tests.support.keras.cases import CASES
 
 assert callback_cases
 assert layer_cases
 assert optimizer_cases
+assert report_cases
 assert state_cases
 assert tree_cases
 assert virtual_cases

@@ -70,6 +70,13 @@ def test_what_is_no_metric_is_refused_with_what_to_type(named: dict[str, Any], w
     assert not said
 
 
+def test_logs_of_any_names_can_be_reported() -> None:
+    said: list[TrialReport] = []
+    own = trial(said)
+    own.report(0.5, 1, **own.named({"top-5": 1, "top 5": 2, "lr": 3, "epoch": 4}))
+    assert said[0].metrics == {"top_5": 1.0, "top_5_now": 2.0, "lr_now": 3.0, "epoch_now": 4.0}
+
+
 def test_a_name_to_type_collides_with_nothing() -> None:
     assert plain_name("lr", ("lr", "lr_now")) == "lr_now_now"
     assert plain_name("genauigkeit_ä", ()) == "genauigkeit_ä"
