@@ -44,7 +44,8 @@ times as long as the one before, the best go on and the others pause; they go on
 later if others prove worse. Workers that no trial waits for go to the best.
 With --pool leases, jobs of Slurm lend nodes: farandole join FOLDER/pool.
 A search that was ended, or killed, goes on when it is called again in the same
-folder. It holds run.json, trials.log, output/ and checkpoints/.
+folder, also with more --trials or --epochs. It holds run.json, trials.log,
+output/ and checkpoints/.
 """
 
 

@@ -33,7 +33,7 @@ from farandole.search.run_record import RunRecord
 from farandole.search.rungs import Rungs
 from farandole.search.space import Space, Value
 from farandole.search.steering import end_of, monitor_config, recorded, shown_live
-from farandole.search.study import Row, Study, StudyPlan
+from farandole.search.study import Row, Study, StudyPlan, to_reopen
 from farandole.search.trial import Trial
 from farandole.search.trial_metrics import by_name
 from farandole.search.view import SearchView
@@ -121,8 +121,8 @@ def search(
 
     ``advisor`` proposes: "tpe", "random", "cbo" (DeepHyper's), a list of trials, or an ``Advisor`` of your own. The
     ``folder`` gets ``run.json``, ``trials.log`` (which ``optuna-dashboard`` reads), ``output/`` and ``checkpoints/``;
-    the same call with the same folder goes on where another one was killed. Without one it is ``farandole-search-`` and
-    the time.
+    the same call with the same folder goes on where another one was killed, and one that asks for more ``trials`` or
+    ``epochs`` goes on from what there is. Without one it is ``farandole-search-`` and the time.
     With ``hosts="a:4,b:4"`` the pool is of so many processes on each of these, over ssh; the folder must be the same on
     all. What a host that dies costs its trials is the time since their last reports.
     With ``pool=ranks``, of ``farandole.notebook.attach``, its engines are the workers, and keep what cells have made.
@@ -160,7 +160,9 @@ def _in_folder(
     from farandole.search.trial_log import TrialLog  # Optuna is slow to load, and refused where it is not installed
 
     with TrialLog(where / "trials.log", where.resolve().name, minimize=plan.minimize) as log:
-        record = record.keep(where / "run.json")
+        record, top = record.keep(where / "run.json")
+        if top:
+            log.reopen(to_reopen(log.trials(), top, plan.rungs.levels[-1]))
         study = Study(plan, log, advisor)
         if not study.rows:
             _set_aside(where / "checkpoints")

@@ -435,7 +435,8 @@ class SearchLoop:
             row.seed,
             rungs.levels[-1],
             # Where a host may take all workers of a trial with it, nothing but the time since its last report is lost.
-            list(range(1, rungs.levels[-1]) if self._pool.reaches_out else rungs.levels[:-1]),
+            # At the last rung, too: more epochs may be asked for later.
+            list(range(1, rungs.levels[-1] + 1) if self._pool.reaches_out else rungs.levels),
             str(self._folder_of(row.number)),
             str(folder / "output" / f"trial-{row.number:04d}.txt"),
             self._terms.workers[1],

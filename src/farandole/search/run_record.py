@@ -18,6 +18,9 @@ from farandole.errors import UsageError
 from farandole.monitor.describe import describe
 from farandole.version import __version__
 
+GROW = ("trials", "epochs")
+"""Arguments of ``search`` that may be larger than before in the same folder."""
+
 
 @final
 class RunRecord(msgspec.Struct, frozen=True):
@@ -60,19 +63,24 @@ class RunRecord(msgspec.Struct, frozen=True):
             search=search,
         )
 
-    def keep(self, path: Path) -> RunRecord:
+    def keep(self, path: Path) -> tuple[RunRecord, int]:
         """Write the record, or compare it with that of the search that is to go on; ``UsageError`` says what differs.
 
-        Versions may differ: a search is not lost because something was installed. Returns the record that counts.
+        Versions may differ: a search is not lost because something was installed. More trials or epochs may be asked
+        for. Returns the record that counts and, where more is asked for, the epochs of a whole training before; else 0.
         """
         if path.exists():
             before = msgspec.json.decode(path.read_bytes(), type=RunRecord)
             mine = msgspec.json.decode(msgspec.json.encode(self.asked))
             if differing := _difference(before.asked, mine):
-                raise UsageError(f"{path.parent} holds a search with {differing}: ask the same, or give a new folder")
-            return msgspec.structs.replace(before, search=self.search)
+                raise UsageError(
+                    f"{path.parent} holds a search with {differing}: ask the same, with as many "
+                    f"{' and '.join(GROW)} or more, or give a new folder"
+                )
+            top = int(_flat(before.asked).get("epochs", 0)) if before.asked != mine else 0
+            return msgspec.structs.replace(before, search=self.search, asked=self.asked), top
         self.write(path)
-        return self
+        return self, 0
 
     def write(self, path: Path, **changes: Any) -> None:
         """Write the record with these ``changes``."""
@@ -80,15 +88,32 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Difference between two searches, in the words in which they are asked for; "" if there is none.
+    """Difference between two searches, in the words in which they are asked for; "" if there is none but growth.
 
-    >>> _difference({"trials": 12}, {"trials": 18})
-    'trials=12, and now it is 18'
+    >>> _difference({"trials": 12}, {"trials": 6}), _difference({"trials": 12}, {"trials": 18})
+    ('trials=12, and now it is 6', '')
     """
     then, mine = _flat(before), _flat(now)
     names = [name for name in {**then, **mine} if _text(then.get(name)) != _text(mine.get(name))]
-    told = (f"{name}={then.get(name)!r}, and now it is {mine.get(name)!r}" for name in names)
+    told = (
+        f"{name}={_words(then.get(name))}, and now it is {_words(mine.get(name))}"
+        for name in names
+        if name not in GROW or mine[name] < then[name]
+    )
     return "; ".join(told)
+
+
+def _words(value: Any) -> str:
+    """A value as people ask for it.
+
+    >>> _words({"low": 0.1, "high": 1.0, "log": True, "step": 0.0, "whole": False}), _words(None), _words(["sgd"])
+    ('0.1 to 1.0 (log)', 'not there', "['sgd']")
+    """
+    if not isinstance(value, dict):
+        return "not there" if value is None else repr(value)
+    low, high = (int(each) if value["whole"] else each for each in (value["low"], value["high"]))
+    more = [*(["log"] if value["log"] else []), *([f"step {value['step']:g}"] if value["step"] else [])]
+    return f"{low} to {high}" + (f" ({', '.join(more)})" if more else "")
 
 
 def _flat(asked: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, final, get_args
 
 import msgspec
@@ -76,6 +76,20 @@ class Row(msgspec.Struct):
     def value(self) -> float | None:
         """Value at that epoch."""
         return self.values[self.epoch] if self.values else None
+
+
+def to_reopen(trials: Sequence[LoggedTrial], top: int, epochs: int) -> list[int]:
+    """Trials of a search that go on if they are good enough, as it is asked for more trials or epochs than before.
+
+    These are the losers of its end, though none that somebody has stopped; and where ``epochs`` are more than ``top``,
+    those that have trained all of these. A function that has returned before has had enough.
+    """
+    return [
+        each.number
+        for each in trials
+        if (each.phase == "pruned" and not each.why)
+        or (each.phase == "complete" and top < epochs and max(each.values, default=0) >= top)
+    ]
 
 
 @final

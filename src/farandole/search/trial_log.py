@@ -15,10 +15,11 @@ may be missing.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -48,6 +49,9 @@ PHASES: dict[TrialState, Phase] = {
 }
 METRICS = "metrics "
 """Beginning of the attributes that have the metrics of an epoch, whose number follows. Dashboards do not list them."""
+
+_SET_STATE, _STATE = 6, b'"state":'
+"""Code of Optuna's entries that set the state of a trial, and what stands there before the state, of one digit."""
 
 STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
@@ -121,6 +125,15 @@ class TrialLog:
             self._storage.set_trial_user_attr(self._id(number), WHY, why)
         values = [value] if value is not None and phase != "failed" and math.isfinite(value) else None
         self._storage.set_trial_state_values(self._id(number), STATES[phase], values)
+
+    def reopen(self, numbers: Collection[int]) -> None:
+        """Take back that these trials are over, as more of them is asked for; they are as they were before their end.
+
+        Optuna's journal knows no way back, so the entries of their ends are changed: whoever reads it anew finds that
+        these trials run.
+        """
+        self._backend.take_back({self._id(number) for number in numbers})
+        self._storage = JournalStorage(self._backend)
 
     def trials(self) -> list[LoggedTrial]:
         """All trials, by number."""
@@ -198,6 +211,24 @@ class _OneWriter(BaseJournalBackend):
             os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
             raise ControlError(f"the log of trials cannot be written: {written} of {len(data)} bytes fit on the disk")
         self._entries.extend(json.loads(line) for line in lines)  # as a reader finds them: enums are numbers there
+
+    def take_back(self, ids: Collection[int]) -> None:
+        """Make entries that end these trials say that they run, which says nothing of one that does.
+
+        Of each one byte is changed, so that a crash leaves whole entries.
+        """
+        at, flags = 0, fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_APPEND)  # else Linux appends what is to stand elsewhere
+        try:
+            lines = os.pread(self._fd, os.fstat(self._fd).st_size, 0).splitlines(keepends=True)
+            for line, entry in zip(lines, self._entries, strict=True):
+                if entry["op_code"] == _SET_STATE and entry["trial_id"] in ids:
+                    os.pwrite(self._fd, b"%d" % TrialState.RUNNING, at + line.index(_STATE) + len(_STATE))
+                    entry["state"] = int(TrialState.RUNNING)
+                at += len(line)
+            os.fsync(self._fd)  # before run.json says that more was asked for
+        finally:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
 
     def close(self) -> None:
         """Close the file, which frees the lock."""

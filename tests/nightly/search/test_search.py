@@ -80,6 +80,26 @@ def test_the_same_call_goes_on_and_another_is_refused(tmp_path: Path) -> None:
         search(objectives.curve, tmp_path / "run", trials=3, seed=1)
 
 
+def test_more_trials_and_epochs_go_on_from_what_there_is(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"advisor": "random", "min_epochs": 1}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "calm").touch()
+    first = search(objectives.ranks, tmp_path / "run", trials=3, epochs=3, **options)
+    again = search(objectives.ranks, tmp_path / "run", trials=5, epochs=9, **options)
+    assert [trial.parameters for trial in again.trials[:3]] == [trial.parameters for trial in first.trials]
+    assert len(again.trials) == 5
+    assert first.best is not None
+    assert again.best is not None
+    assert again.best.values.keys() == set(range(1, 10))
+    for trial in again.trials:  # the last epoch of the first search has a checkpoint, too
+        epochs = (
+            (tmp_path / "run" / "checkpoints" / f"trial-{trial.number:04d}" / "epochs.txt").read_text().splitlines()
+        )
+        assert [int(line.split()[0]) for line in epochs] == list(trial.values)
+    with pytest.raises(UsageError, match="trials=5, and now it is 3; epochs=9, and now it is 3: ask the same, with as"):
+        search(objectives.ranks, tmp_path / "run", trials=3, epochs=3, **options)
+
+
 def test_the_end_of_its_time_leaves_the_rest_for_the_next_call(tmp_path: Path) -> None:
     result = search(objectives.curve, tmp_path / "run", deadline_s=1e-9)
     assert not result.is_over

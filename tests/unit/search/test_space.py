@@ -116,10 +116,10 @@ def test_a_search_that_is_asked_otherwise_is_refused_in_the_words_of_its_argumen
     kept(12, Rungs.of(1, 9, 3))
     kept(12, Rungs.of(1, 9, 3))
     for words, changed in (
-        ("epochs=9, and now it is 27: ask", (12, Rungs.of(1, 27, 3))),
-        ("epochs=9, and now it is 10: ask", (12, Rungs.of(1, 10, 3))),
+        ("epochs=9, and now it is 8: ask", (12, Rungs.of(1, 8, 3))),
+        ("trials=12, and now it is 11: ask the same, with as many trials and epochs or more", (11, Rungs.of(1, 27, 3))),
         ("min_epochs=1, and now it is 3: ask", (12, Rungs.of(3, 9, 3))),
-        ("trials=12, and now it is 18; reduction=3, and now it is 4: ask", (18, Rungs.of(1, 9, 4))),
+        ("reduction=3, and now it is 4: ask", (18, Rungs.of(1, 9, 4))),
         ("direction='minimize', and now it is 'maximize'", (12, Rungs.of(1, 9, 3), "maximize")),
     ):
         with pytest.raises(UsageError, match=f"holds a search with {words}"):
