@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import sys
 import tempfile
 import time
@@ -15,13 +16,15 @@ import farandole
 from benchmarks.measure import Row, Sample, Table, Verdict
 
 WORKERS, EPOCH_S = 2, 0.02
+MOST_MS = 20.0
+"""Longest time between two trials of a function that does nothing."""
 RAY_ROUNDS = 1  # of Ray Tune, which takes some minutes
 TUNE_NEEDS = ("ray", "pandas", "pyarrow", "pydantic", "requests", "tensorboardX")
 
 
 def run(quick: bool) -> list[Table]:
     """All tables of this section."""
-    return [_throughput(16 if quick else 64, 3 if quick else 7), _rungs(3 if quick else 7)]
+    return [_throughput(16 if quick else 64, 3 if quick else 7), _between(100), _rungs(3 if quick else 7)]
 
 
 def work(seconds: float = EPOCH_S) -> None:
@@ -86,6 +89,23 @@ def _throughput(trials: int, rounds: int) -> Table:
     )
     what = f"{trials} trials of {1e3 * EPOCH_S:g} ms"
     return Table(f"Search, random, {WORKERS} workers", "trials/s", rows=[Row(what, samples, verdicts)])
+
+
+def at_once(trial: Any) -> None:
+    """Trial that does nothing; its value is the time."""
+    trial.report(time.monotonic(), 1)
+
+
+def _between(trials: int) -> Table:
+    """Time between two trials on a warm worker, of a function that reports at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        search = functools.partial(farandole.search, at_once, {"x": (0.0, 1.0)}, trials, 1, 1, advisor="random")
+        found = search(folder=Path(folder) / "run", progress=False).trials
+    times = [float(trial.value or 0.0) for trial in found]
+    gaps = [1e3 * (after - before) for before, after in itertools.pairwise(times[1:])]  # the first has imported
+    sample = Sample.of(gaps)
+    row = Row(f"{trials} trials of nothing", {"farandole": sample}, (Verdict(sample.median, "ms", most=MOST_MS),))
+    return Table("Between two trials of a search, 1 worker", "ms", rows=[row])
 
 
 def _rungs(rounds: int) -> Table:

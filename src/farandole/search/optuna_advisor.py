@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Literal, TypeAlias, final
 
 import optuna
@@ -39,19 +39,19 @@ class OptunaAdvisor(Advisor):
             )
         self._method, self._seed = method, seed
         self._distributions = {name: distribution(each) for name, each in space.parameters.items()}
-        self._outcomes: dict[int, TrialResult] = {}
+        self._known: dict[int, optuna.trial.FrozenTrial] = {}
 
     def ask(self, number: int) -> Parameters | None:
         """See ``Advisor``."""
         # A study made anew from what is known: Optuna's cannot take in that a trial which was paused went on.
         with quiet():
-            study = optuna.create_study(sampler=self._sampler(number))
-            study.add_trials([self._frozen(self._outcomes[each]) for each in sorted(self._outcomes)])
+            storage = _KnownTrials([self._known[each] for each in sorted(self._known)])
+            study = optuna.create_study(storage=storage, sampler=self._sampler(number))
             return dict(study.ask(self._distributions).params)
 
     def tell(self, outcome: TrialResult) -> None:
         """See ``Advisor``."""
-        self._outcomes[outcome.number] = outcome
+        self._known[outcome.number] = self._frozen(outcome)
 
     def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
         seed = int.from_bytes(hashlib.blake2b(f"{self._seed} {number}".encode(), digest_size=4).digest(), "big")
@@ -67,13 +67,31 @@ class OptunaAdvisor(Advisor):
             state = optuna.trial.TrialState.COMPLETE if is_complete else optuna.trial.TrialState.PRUNED
         elif outcome.phase == "failed":
             state = optuna.trial.TrialState.FAIL
-        return optuna.trial.create_trial(
+        trial = optuna.trial.create_trial(
             state=state,
             value=last if state is optuna.trial.TrialState.COMPLETE else None,
             params=dict(outcome.parameters),
             distributions=self._distributions,
             intermediate_values=dict(outcome.values),
         )
+        trial.number = outcome.number + 1  # that which is asked for is 0
+        return trial
+
+
+@final
+class _KnownTrials(optuna.storages.InMemoryStorage):
+    """Storage of one study with known trials, of which ``Study.add_trials`` copies and checks each, each time."""
+
+    def __init__(self, known: list[optuna.trial.FrozenTrial]) -> None:
+        super().__init__()
+        self._given = known
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[optuna.trial.TrialState] | None = None
+    ) -> list[optuna.trial.FrozenTrial]:
+        """See Optuna."""
+        own = super().get_all_trials(study_id, deepcopy, states)
+        return [*(each for each in self._given if states is None or each.state in states), *own]
 
 
 def distribution(parameter: Parameter) -> BaseDistribution:

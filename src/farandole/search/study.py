@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, final, get_args
+from typing import TYPE_CHECKING, Any, final, get_args
 
 import msgspec
 
@@ -66,6 +66,8 @@ class Row(msgspec.Struct):
     again: int = -1
     metrics: dict[int, dict[str, float]] = msgspec.field(default_factory=dict)
     """Other numbers by epoch and name."""
+    at_rungs: tuple[tuple[int, Phase], tuple[float, ...]] | None = None
+    """Losses at the rungs that it has come to, with what they were made from."""
 
     @property
     def epoch(self) -> int:
@@ -100,6 +102,7 @@ class Study:
         self.plan, self._log, self._advisor = plan, log, advisor
         self.rows = [self._row(each) for each in log.trials()]
         self._is_exhausted = False
+        self._counted: tuple[list[Any], int] = [], 0  # trials that are left, and what that was counted from
         self.is_paused = False
         """True where somebody has paused the whole search: trials leave at their next report, and none begins."""
         for row in self.rows:
@@ -140,6 +143,12 @@ class Study:
     @property
     def _left(self) -> int:
         """Number of trials that are to have workers some time, as far as that is known."""
+        key = [self.plan, self._is_exhausted, *((row.phase, row.is_active, row.said) for row in self.rows)]
+        if key != self._counted[0]:
+            self._counted = key, self._count_left()
+        return self._counted[1]
+
+    def _count_left(self) -> int:
         interrupted = sum(row.phase == "running" and not row.is_active for row in self.rows)
         new = self.plan.trials - self._planned if self._may_begin else 0
         standings, promoted = self._standings(), 0
@@ -356,6 +365,12 @@ class Study:
 
     def _at_rungs(self, row: Row) -> tuple[float, ...]:
         """Losses at the rungs that a trial has come to: at each the first that was reported there or later."""
+        key = row.said, row.phase
+        if row.at_rungs is None or row.at_rungs[0] != key:  # else a search of many trials looks at all with each report
+            row.at_rungs = key, self._losses_at_rungs(row)
+        return row.at_rungs[1]
+
+    def _losses_at_rungs(self, row: Row) -> tuple[float, ...]:
         epochs = sorted(row.values)
         found = []
         for level in self.plan.rungs.levels:

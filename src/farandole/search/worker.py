@@ -139,12 +139,14 @@ class _Worker:
 
     def serve(self) -> None:
         """Take orders until one says to end, or the search is gone."""
+        is_frozen = False
         while not isinstance(order := self._dealer.recv(), PoolRetire):
             if isinstance(order, TrialOrder):
                 left = self._take_part(order)
                 gc.collect()  # the model of this trial goes before that of the next one comes
-                if not gc.get_freeze_count():
+                if not is_frozen:  # asked of ``gc``, it counts them all
                     gc.freeze()  # modules that a trial has imported stay: to look through them takes a second each time
+                    is_frozen = True
                 self._dealer.send(left)
 
     def _take_part(self, order: TrialOrder) -> TrialLeft:

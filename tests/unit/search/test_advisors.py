@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import random
 import statistics
 from collections.abc import Callable
 
+import optuna
 import pytest
+from optuna.trial import create_trial
 
 from farandole.errors import UsageError
 from farandole.search.advisor import Advisor, FixedList, Parameters, TrialResult
-from farandole.search.optuna_advisor import OptunaAdvisor
+from farandole.search.optuna_advisor import OptunaAdvisor, quiet
 from farandole.search.space import Space
 from farandole.testing.advisor_contract import run_advisor_contract
 
@@ -45,6 +48,26 @@ def test_the_contract_finds_an_advisor_that_forgets() -> None:
     found = run_advisor_contract(Counting, SPACE)
     assert found["a_crash_changes_no_proposal"]
     assert not found["proposals_are_in_the_space"]
+
+
+@pytest.mark.parametrize("method", ["random", "tpe"])
+def test_proposals_are_those_of_a_study_of_optuna_that_is_told_all(method: str) -> None:
+    advisor, chance = OptunaAdvisor(SPACE, method, seed=5), random.Random(1)
+    with quiet():
+        for number in range(40):
+            study = optuna.create_study(sampler=advisor._sampler(number))
+            known = [advisor._known[each] for each in sorted(advisor._known)]
+            study.add_trials([create_trial(**{name: getattr(each, name) for name in GIVEN}) for each in known])
+            asked = advisor.ask(number)
+            assert asked == study.ask(advisor._distributions).params
+            for again in {number, chance.randrange(number + 1)}:  # some go on after a pause
+                values = {epoch: chance.random() for epoch in range(1, chance.randrange(1, 4))}
+                phase = chance.choice(["running", "paused", "pruned", "complete", "failed"])
+                told = advisor._known[again].params if again in advisor._known else asked
+                advisor.tell(TrialResult(again, told, values, phase))  # type: ignore[arg-type] # a Phase
+
+
+GIVEN = ("state", "value", "params", "distributions", "intermediate_values")
 
 
 def best_of(method: str, seed: int) -> float:

@@ -17,7 +17,7 @@ from farandole.search.advisor import Advisor, Parameters, TrialResult
 from farandole.search.optuna_advisor import OptunaAdvisor
 from farandole.search.rungs import Rungs
 from farandole.search.space import Space
-from farandole.search.study import ATTEMPTS, Study, StudyPlan
+from farandole.search.study import ATTEMPTS, Row, Study, StudyPlan
 from farandole.search.trial_log import TrialLog
 
 SPACE = Space.of({"x": (0.0, 1.0)})
@@ -169,6 +169,31 @@ def test_an_end_that_was_the_entry_lost_is_made_good(tmp_path: Path) -> None:
     assert study.is_over
     assert study.best is not None
     assert study.best.value == 0.5
+    log.close()
+
+
+def test_of_many_trials_a_report_looks_anew_at_the_one_that_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, log = make(tmp_path, msgspec.structs.replace(PLAN, trials=60))
+    looked: list[int] = []
+    losses = Study._losses_at_rungs
+
+    def looking(own: Study, row: Row) -> tuple[float, ...]:
+        looked.append(row.number)
+        return losses(own, row)
+
+    monkeypatch.setattr(Study, "_losses_at_rungs", looking)
+    while (number := study.next()[0]) is not None and len(study.rows) < 60:
+        for epoch in range(study.rows[number].epoch + 1, 10):
+            looked.clear()
+            is_on = study.report(number, epoch, loss(study, number, epoch))[0]
+            assert study.waiting
+            assert study.rung(study.rows[number])
+            assert set(looked) <= {number}
+            if not is_on:
+                break
+        study.released(number)
     log.close()
 
 
