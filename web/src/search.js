@@ -5,6 +5,7 @@ import "./search.css";
 import { colour, dash, sample } from "./chart.js";
 import { h, show, text } from "./dom.js";
 import { count, number } from "./format.js";
+import { Parameters } from "./parameters.js";
 import { overEpochs, TrialCurves } from "./trial_curves.js";
 
 const SURE_MS = 5000;
@@ -33,13 +34,15 @@ export class Trials {
     this.curves = h("section", { class: "card wide", "data-name": "trials", hidden: true }, h("header", {}, h("h3", {}, "values of all trials, by epoch"), this.logButton), this.plot);
     this.table = h("section", { class: "card wide" }, h("header", {}, h("h3", {}, "trials"), h("span", { class: "whose" }, "select one for all of its curves"), this.count), this.scroll);
     this.own = new TrialCurves(view);
-    this.element = h("div", { hidden: true }, this.curves, this.table, this.own.element);
+    this.parameters = new Parameters(view, this);
+    this.element = h("div", { hidden: true }, this.curves, this.table, this.own.element, this.parameters.element);
   }
 
   clear() {
     this.trials.clear();
     this.body.replaceChildren();
     this.rows.clear();
+    this.parameters.clear();
     this.dirty = true;
   }
 
@@ -79,6 +82,7 @@ export class Trials {
     show(this.curves, lines.length);
     if (lines.length) this.drawPlot(lines);
     this.own.draw(this.trials.get(this.selected));
+    this.parameters.draw();
   }
 
   // -- the table ---------------------------------------------------------------------------------------------------
@@ -119,6 +123,7 @@ export class Trials {
       row.element.className = `${each.state}${each.trial === best ? " best" : ""}${each.trial === this.lit ? " lit" : ""}`;
       row.element.setAttribute("aria-selected", String(each.trial === this.selected));
       row.element.title = each.note || "";
+      row.line.setAttribute("stroke-dasharray", each.trial === best ? "none" : dash(each.trial).join(" ") || "none");
       if (row.pause) this.drawButtons(row, each);
       return row.element;
     });
@@ -144,8 +149,9 @@ export class Trials {
   row(each, width) {
     const cells = Array.from({ length: width }, () => h("td"));
     const first = h("span");
-    cells[0].append(sample(each.trial, this.view.dark), first);
-    const row = { cells: [first, ...cells.slice(1)], acts: h("td", { class: "acts" }) };
+    const piece = sample(each.trial, this.view.dark);
+    cells[0].append(piece, first);
+    const row = { line: piece.firstChild, cells: [first, ...cells.slice(1)], acts: h("td", { class: "acts" }) };
     if (this.mayOrder) {
       const label = (verb) => `${verb} trial ${each.trial}`;
       row.pause = h("button", { type: "button", class: "small", "aria-label": label("pause"), onclick: () => this.order(row.verb, each.trial) }, "pause");
@@ -223,6 +229,7 @@ export class Trials {
     this.lit = trial;
     const row = this.rows.get(trial)?.element;
     row?.classList.add("lit");
+    this.parameters.light(trial);
     if (row && fromPlot && (row.offsetTop < this.scroll.scrollTop + row.offsetHeight || row.offsetTop + row.offsetHeight > this.scroll.scrollTop + this.scroll.clientHeight))
       this.scroll.scrollTop = row.offsetTop - this.scroll.clientHeight / 2;
     if (fromPlot) return;
@@ -256,8 +263,9 @@ export class Trials {
 
   lines() {
     const all = [...this.trials.values()].filter((each) => each.points.size);
+    const best = this.best();
     const rank = (each) => (ACTIVE.has(each.state) ? -Infinity : each.values.best == null ? Infinity : this.sign * each.values.best);
-    return all.sort((a, b) => rank(a) - rank(b) || b.step - a.step).slice(0, MOST_LINES).sort((a, b) => a.trial - b.trial);
+    return all.sort((a, b) => rank(a) - rank(b) || b.step - a.step).slice(0, MOST_LINES).sort((a, b) => (a.trial === best) - (b.trial === best) || a.trial - b.trial); // the best over the others
   }
 
   drawPlot(lines) {
@@ -278,7 +286,7 @@ export class Trials {
     const best = this.best();
     this.drawnLines = lines.map((each) => each.trial);
     const series = lines.map((each) => ({
-      label: `trial ${each.trial}`, dash: dash(each.trial), spanGaps: true, width: each.trial === best ? 3 : each.trial === this.selected ? 2.5 : 1.5,
+      label: `trial ${each.trial}`, dash: each.trial === best ? [] : dash(each.trial), spanGaps: true, width: each.trial === best ? 3 : each.trial === this.selected ? 2.5 : 1.5,
       stroke: colour(each.trial, this.view.dark) + (ACTIVE.has(each.state) || each.trial === best || each.trial === this.selected ? "" : "80"),
       points: { show: each.points.size < 3 && !this.log, size: 5 },
     }));

@@ -35,7 +35,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import msgspec
 
@@ -62,8 +62,9 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
 
     ``versions`` are those of Python, Farandole and of the frameworks installed; ``git`` is the commit of the folder
     that it was started in, with ``+`` where files were changed; ``seeds`` are those that command and variables name.
-    ``search`` is for a search: how many trials of how many epochs, and whether small values are good. ``stopped``: it
-    ended because somebody who watched it had ordered so.
+    ``search`` is for a search: how many trials of how many epochs, and whether small values are good; ``asked`` is all
+    that was asked of it, as its hyper-parameters and rungs. ``stopped``: it ended because somebody who watched it had
+    ordered so.
     """
 
     began_s: float
@@ -80,6 +81,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     words: str = ""
     search: dict[str, int | bool] = msgspec.field(default_factory=dict)
     stopped: bool = False
+    asked: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 # -- records ----------------------------------------------------------------------------------------------------------

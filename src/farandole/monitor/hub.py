@@ -24,6 +24,7 @@ from farandole.control.process import exit_status
 from farandole.control.watch_messages import OrderNews
 from farandole.monitor.decimation import Series, short
 from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, Record, RunInfo, TrialRecord
+from farandole.monitor.importance import ValuesAtFirstRung
 from farandole.monitor.latest import Latest
 from farandole.monitor.rank_pace import RankPace
 
@@ -261,8 +262,24 @@ class Hub:
         if self.runs:
             told["runs"] = self.runs
         return {**told, "began": info.began_s, "versions": info.versions, "seeds": info.seeds} | (
-            {"search": info.search} if info.search else {}
+            {"search": info.search, "space": self._space} if info.search else {}
         )
+
+    @property
+    def _space(self) -> dict[str, Any]:
+        """Hyper-parameters of a search, by their names."""
+        found: dict[str, Any] = self.info.asked.get("space", {}).get("parameters", {})
+        return found
+
+    def at_first_rung(self) -> ValuesAtFirstRung:
+        """Trials of a search that have come to the first rung, with their values there."""
+        epoch = int(self.info.asked.get("rungs", {}).get("levels", [1])[0])
+        trials = []
+        for number, record in self._trials.items():
+            known = self._points[number][""]
+            if there := [each for each in known if each >= epoch]:
+                trials.append((dict(record.params), known[min(there)]))
+        return ValuesAtFirstRung(self._space, epoch, bool(self.info.search.get("minimize", True)), trials)
 
     def _goal(self) -> dict[str, float] | None:
         """Epochs that are done and those of the whole training, where a script has logged both; ranks may differ."""

@@ -29,6 +29,7 @@ import tornado.websocket
 from farandole.control.watch_messages import OF_TRIALS
 from farandole.monitor.access import PageKeys, Role
 from farandole.monitor.hub import Hub
+from farandole.monitor.importance import importance
 
 logger = logging.getLogger("farandole.monitor")
 
@@ -46,6 +47,9 @@ MOST_CONNECTIONS = 128
 LONGEST_MESSAGE = 4096
 MOST_BEHIND_BYTES = 2**24
 """What a viewer has not taken; one that is further behind is cut off, and comes again for a snapshot."""
+
+ANSWER_S = 5.0
+"""Time for an answer about importance that is on its way when the run ends."""
 
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data: blob:",
@@ -94,12 +98,17 @@ class ViewerPing(msgspec.Struct, frozen=True, tag="ping", tag_field="t", forbid_
     """Question of a viewer whether the server is still there."""
 
 
+@final
+class ViewerImportance(msgspec.Struct, frozen=True, tag="importance", tag_field="t", forbid_unknown_fields=True):
+    """Question of a viewer how much each hyper-parameter of a search matters."""
+
+
 class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
 _keys = msgspec.json.Decoder(_Key)
-_messages = msgspec.json.Decoder(ViewerOrder | ViewerRanks | ViewerPing)
+_messages = msgspec.json.Decoder(ViewerOrder | ViewerRanks | ViewerPing | ViewerImportance)
 _orders = msgspec.json.Decoder(ViewerOrder)
 
 
@@ -126,6 +135,7 @@ class PageServer:
             log_function=lambda _: None,
             default_handler_class=_Nothing,
         )
+        self._importance: asyncio.Task[None] | None = None
         self._application = application
         self._server: _CappedServer | None = None
 
@@ -163,9 +173,25 @@ class PageServer:
             if common or own:
                 viewer.send([*common, *own])
 
+    def tell_importance(self) -> None:
+        """Tell all viewers how much each hyper-parameter matters; one such answer at a time is on its way."""
+        if self._importance is None or self._importance.done():
+            self._importance = asyncio.get_running_loop().create_task(self._tell_importance())
+
+    async def _tell_importance(self) -> None:
+        study = self.hub.at_first_rung()
+        # Beside the loop, as Optuna takes seconds to load.
+        shares = await asyncio.to_thread(importance, study)
+        told = {"t": "importance", "shares": shares, "epoch": study.epoch, "trials": len(study.trials)}
+        for viewer in tuple(self.viewers):
+            viewer.send([msgspec.json.encode(told)])
+
     async def close(self) -> None:
         """Let viewers have the last of it, and end."""
         self.push()
+        if self._importance is not None:  # who has asked sees the page for longer than this takes
+            await asyncio.wait({self._importance}, timeout=ANSWER_S)
+            self._importance.cancel()
         for viewer in (*self.viewers, *self.strangers):
             viewer.close(1001, "the run has ended")
         if self._server is not None:
@@ -325,10 +351,12 @@ class _Socket(tornado.websocket.WebSocketHandler):
         self.send([msgspec.json.encode(each) for each in (hello, *page.hub.snapshot(()), {"t": "ready"})])
         page.viewers.add(self)
 
-    def _take(self, message: ViewerOrder | ViewerRanks | ViewerPing) -> None:
+    def _take(self, message: ViewerOrder | ViewerRanks | ViewerPing | ViewerImportance) -> None:
         page = self._page
         if isinstance(message, ViewerPing):
             self.send([b'{"t":"pong"}'])
+        elif isinstance(message, ViewerImportance):
+            page.tell_importance()
         elif isinstance(message, ViewerRanks):
             new = set(message.ranks[:64]) - self.ranks
             self.ranks = set(message.ranks[:64])

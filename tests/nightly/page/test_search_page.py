@@ -166,6 +166,34 @@ def test_a_selected_row_shows_all_curves_of_its_trial(page: Any, tmp_path: Path)
         page.locator("h3", has_text="curves of trial 0").wait_for()
 
 
+def test_values_stand_against_each_hyper_parameter_with_its_importance(page: Any, tmp_path: Path) -> None:
+    with ended(page, tmp_path, "--trials", "9", "--epochs", "9") as view:
+        page.locator(".parameters .share").first.wait_for()
+        names = [each.get_attribute("data-name") for each in page.locator(".parameters figure").all()]
+        assert set(names) == {"x", "kind", "lr"}
+        shares = [int(each.inner_text().split()[0]) for each in page.locator(".parameters .share").all()]
+        assert shares == sorted(shares, reverse=True)
+        assert 98 <= sum(shares) <= 102
+        ticks = {
+            name: page.locator(f".parameters figure[data-name={name}] text[text-anchor=middle]").all_text_contents()
+            for name in names
+        }
+        assert ticks["kind"] == ["sgd", "adam"]
+        assert ticks["lr"] == ["1.00e-4", "0.001", "0.01", "0.1", "1"]
+        assert page.locator(".parameters figure[data-name=x] circle").count() == 9
+        best = view.evaluate("e => e.farandole.trials.best()")
+        assert page.locator(f".parameters circle.best[data-trial='{best}']").count() == 3
+        page.locator(f".parameters figure[data-name=lr] circle[data-trial='{best}']").hover()
+        page.locator(f".trials tbody tr.lit[data-trial='{best}']").wait_for()
+        drawn = view.evaluate("e => e.farandole.trials.uplot.series.at(-1)")
+        assert (drawn["label"], drawn["width"], drawn["dash"]) == (f"trial {best}", 3, [])
+        page.locator(f".parameters figure[data-name=lr] circle[data-trial='{best}']").click()
+        page.locator("h3", has_text=f"curves of trial {best}").wait_for()
+        picture(page, "search-parameters")
+        page.emulate_media(color_scheme="dark")
+        picture(page, "search-parameters-dark")
+
+
 def order(search: LiveSearch, body: bytes) -> int:
     """An order of a program; returns the status of the answer."""
     link, key = search.link.split("#key=")

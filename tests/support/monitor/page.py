@@ -189,6 +189,8 @@ def train(trial):
         self.folder, self.record = folder, folder / "run"
         (folder / "tune.py").write_text(self.SCRIPT)
         (folder / "space.toml").write_text('[x]\nlow = 0.0\nhigh = 1.0\n[kind]\nchoices = ["sgd", "adam"]\n')
+        with (folder / "space.toml").open("a") as space:
+            space.write("[lr]\nlow = 1e-4\nhigh = 1.0\nlog = true\n")
         command = [sys.executable, "-m", "farandole", "search", "tune.py", "space.toml", "--live", *options]
         with open(folder / "out.txt", "wb") as out:
             self.process = subprocess.Popen(
