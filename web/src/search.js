@@ -90,11 +90,12 @@ export class Trials {
   columns() {
     const all = [...this.trials.values()];
     const params = [...new Set(all.flatMap((each) => Object.keys(each.params)))];
-    const values = [...new Set(all.flatMap((each) => Object.keys(each.values)))];
+    const same = all.every((each) => (each.values.best ?? null) === (each.values.last ?? null));
+    const values = same && this.view.run.search ? [] : [...new Set(all.flatMap((each) => Object.keys(each.values)))];
     const metrics = [...new Set(all.flatMap((each) => [...each.metrics.keys()]))];
     return [
       ["trial", (t) => t.trial], ["state", (t) => t.state], [this.view.run.search ? "epoch" : "step", (t) => (t.step < 0 ? null : t.step)],
-      ["workers", (t) => t.workers || null], ...values.map((name) => [name, (t) => t.values[name]]),
+      ["workers", (t) => t.workers || null], ...(values.length ? [] : [["value", (t) => t.values.last]]), ...values.map((name) => [name, (t) => t.values[name]]),
       ...metrics.map((name) => [name, (t) => t.metrics.get(name)?.get(Math.max(...t.metrics.get(name).keys()))]), ...params.map((name) => [name, (t) => t.params[name]]),
     ];
   }

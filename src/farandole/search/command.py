@@ -39,9 +39,12 @@ The space is a file of TOML, with a table for each hyper-parameter:
   [batch]
   choices = [32, 64, 128]
 
-Each trial trains --min-epochs at first. At each rung, which is --reduction
-times as long as the one before, the best go on and the others pause; they go on
-later if others prove worse. Workers that no trial waits for go to the best.
+Bad trials are cut early, by ASHA (asynchronous successive halving): each trial
+trains --min-epochs, and then comes the first cut: of the trials that have come
+there the best one in --reduction goes on, and the others pause. Further cuts
+follow after --reduction times as many epochs each. Who has paused goes on later
+if others prove worse, so nothing waits for a cut. With --min-epochs as large as
+--epochs nothing is cut. Workers that no trial waits for go to the best.
 With --pool leases, jobs of Slurm lend nodes: farandole join FOLDER/pool.
 A search that was ended, or killed, goes on when it is called again in the same
 folder, also with more --trials or --epochs. It holds run.json, trials.log,
@@ -62,8 +65,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     many = parser.add_argument_group("how many")
     many.add_argument("--trials", type=int, default=32, metavar="N", help="trials to make (default: 32)")
     many.add_argument("--epochs", type=int, default=1, metavar="N", help="epochs of a whole training (default: 1)")
-    many.add_argument("--min-epochs", type=int, default=1, metavar="N", help="epochs of each trial (default: 1)")
-    many.add_argument("--reduction", type=int, default=3, metavar="N", help="one in N goes on at a rung (default: 3)")
+    many.add_argument("--min-epochs", type=int, default=1, metavar="N", help="epochs before the first cut (default: 1)")
+    many.add_argument("--reduction", type=int, default=3, metavar="N", help="one in N goes on at each cut (default: 3)")
     many.add_argument("--deadline", type=float, default=math.inf, metavar="S", help="end after so many seconds")
     where = parser.add_argument_group("where")
     where.add_argument(

@@ -41,6 +41,7 @@ from farandole.control.watch_messages import WATCHER
 from farandole.elastic.membership import actions
 from farandole.errors import ControlError
 from farandole.runtime.coordination.downlink import CONTROL
+from farandole.search import wording
 from farandole.search.allot import Noise, Running, Time, allot
 from farandole.search.pool_workers import PoolWorker, PoolWorkers
 from farandole.search.pools import Pool, ProcessEnded
@@ -281,8 +282,8 @@ class SearchLoop:
         if not goes_on:
             job.has_ended, job.is_held = True, keeps
         self._router.send(worker.identity, TrialVerdict(report.worker_id, report.epoch, goes_on, reason, keeps))
-        word = "goes on" if goes_on else self._study.rows[job.number].phase
-        self.on_change(f"trial {job.number}, epoch {report.epoch}: {report.value:.6g}; {word}: {reason}")
+        phase = self._study.rows[job.number].phase
+        self.on_change(wording.of_report(job.number, report.epoch, report.value, phase, (goes_on, reason)))
 
     def _on_left(self, worker: PoolWorker, left: TrialLeft) -> None:
         job = self.jobs.get(job_of(left.worker_id))
@@ -501,7 +502,7 @@ class SearchLoop:
             goes_on, why = self._study.report(number, *kept, read_metrics(self._folder_of(number)))
             if not goes_on:
                 self._study.released(number)
-                self.on_change(f"trial {number}, epoch {kept[0]}: {kept[1]:.6g}; {row.phase}: {why}")
+                self.on_change(wording.of_report(number, *kept, row.phase, (goes_on, why)))
                 return
         job = TrialJob(self._next_job, number, self._router.send, self._terms.settings)
         job.controller.occupants.is_connected = self._router.reaches

@@ -1,8 +1,8 @@
 """Rungs of a search: how long a trial trains before it must be better than others to go on. Pure.
 
     rungs = Rungs.of(least=1, most=27, reduction=3)         # levels 1, 3, 9, 27
-    after_rung(rungs, standings, number=4)                  # (Next.PAUSE, "rank 3 of 5 at epoch 1; 1 goes on")
-    promote(rungs, standings, is_more=True)                 # (7, "trial 7 is 1st of 9 at epoch 3")
+    after_rung(rungs, standings, number=4)                  # (Next.PAUSE, "3rd of 5 at epoch 1; the best 1 goes on")
+    promote(rungs, standings, is_more=True)                 # (7, "1st of 9 at epoch 3; the best 3 go on")
 
 Asynchronous successive halving (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020, algorithm 2):
 of all trials that have come to a rung, whenever that was, the best ``1/reduction`` go on; nobody waits for a rung to be
@@ -77,9 +77,9 @@ def after_rung(rungs: Rungs, standings: Sequence[Standing], number: int) -> tupl
         return Next.COMPLETE, f"all {level} epochs are trained"
     order = _order(standings, rung)
     place, quota = [each.number for each in order].index(number) + 1, len(order) // rungs.reduction
-    is_sound = math.isfinite(order[place - 1].values[rung])
-    where = f"{place} of {len(order)} at epoch {level}; {quota or 'none'} of them may go on"
-    return (Next.GO_ON if place <= quota and is_sound else Next.PAUSE), where
+    if not math.isfinite(order[place - 1].values[rung]):
+        return Next.PAUSE, f"its value at epoch {level} is not finite"
+    return (Next.GO_ON if place <= quota else Next.PAUSE), _where(rungs, level, place, len(order))
 
 
 def promote(rungs: Rungs, standings: Sequence[Standing], *, is_more: bool) -> tuple[int | None, str]:
@@ -92,7 +92,7 @@ def promote(rungs: Rungs, standings: Sequence[Standing], *, is_more: bool) -> tu
         order = _order(standings, rung)
         for place, each in enumerate(order[: len(order) // rungs.reduction], 1):
             if _rests_at(each, rung) and math.isfinite(each.values[rung]):
-                return each.number, f"trial {each.number} is {place} of {len(order)} at epoch {rungs.levels[rung]}"
+                return each.number, _where(rungs, rungs.levels[rung], place, len(order))
     if is_more or any(each.is_going for each in standings):
         return None, "none is good enough among those of its rung"
     top = len(rungs.levels)
@@ -104,8 +104,33 @@ def promote(rungs: Rungs, standings: Sequence[Standing], *, is_more: bool) -> tu
     ]
     if resting and not any(len(each.values) == top and math.isfinite(each.values[-1]) for each in standings):
         number, level = resting[0]
-        return number, f"trial {number} is the best that rests at epoch {level}, and none comes further"
+        return number, f"the best of those that have paused at epoch {level}, as none comes further"
     return None, "no trial is left that could go on"
+
+
+def _where(rungs: Rungs, level: int, place: int, count: int) -> str:
+    """Words on the place of a trial among those that have come to a rung, and on who goes on there.
+
+    >>> _where(Rungs.of(1, 9, 3), 1, 3, 4), _where(Rungs.of(1, 9, 3), 1, 2, 2)
+    ('3rd of 4 at epoch 1; the best 1 goes on', '2nd of 2 at epoch 1; of fewer than 3 none goes on')
+    """
+    quota = count // rungs.reduction
+    who = (
+        f"the best {quota} go{'es' if quota == 1 else ''} on"
+        if quota
+        else f"of fewer than {rungs.reduction} none goes on"
+    )
+    return f"{_ordinal(place)} of {count} at epoch {level}; {who}"
+
+
+def _ordinal(number: int) -> str:
+    """Number of a place.
+
+    >>> [_ordinal(each) for each in (1, 2, 3, 4, 11, 12, 13, 21, 102, 113)]
+    ['1st', '2nd', '3rd', '4th', '11th', '12th', '13th', '21st', '102nd', '113th']
+    """
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if number // 10 % 10 == 1 else endings.get(number % 10, 'th')}"
 
 
 def _order(standings: Sequence[Standing], rung: int) -> list[Standing]:

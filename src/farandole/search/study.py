@@ -186,7 +186,10 @@ class Study:
     def report(
         self, number: int, epoch: int, value: float, metrics: Mapping[str, float] | None = None
     ) -> tuple[bool, str]:
-        """Take in the value of a trial after ``epoch``, and its metrics; returns if it goes on, and why."""
+        """Take in the value of a trial after ``epoch``, and its metrics; returns if it goes on, and why.
+
+        Without a reason it goes on since nothing is decided after that epoch.
+        """
         row = self.rows[number]
         if row.is_stopping and epoch > row.epoch:
             self._take_value(row, epoch, value, metrics)
@@ -198,7 +201,7 @@ class Study:
         if epoch > row.epoch:  # its workers are often lost where nodes come and go: only those in a row count
             row.losses = 0
         self._take_value(row, epoch, value, metrics)
-        goes_on, reason = True, f"it may train to epoch {row.goal}"
+        goes_on, reason = True, ""
         if epoch >= row.goal:
             decision, reason = after_rung(self.plan.rungs, self._standings(row), number)
             goes_on = decision is Next.GO_ON

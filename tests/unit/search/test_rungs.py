@@ -117,7 +117,7 @@ def test_one_that_failed_is_not_promoted_and_another_is() -> None:
     rungs = Rungs.of(1, 4, 2)
     standings = [Standing(0, (0.1,), is_over=True), Standing(1, (0.2,)), Standing(2, (0.3,)), Standing(3, (0.4,))]
     number, reason = promote(rungs, standings, is_more=True)
-    assert (number, reason) == (1, "trial 1 is 2 of 4 at epoch 1")
+    assert (number, reason) == (1, "2nd of 4 at epoch 1; the best 2 go on")
 
 
 def test_higher_rungs_come_first() -> None:
