@@ -61,7 +61,7 @@ export class Parameters {
   figure(name) {
     const svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
     const share = this.shares[name];
-    const bar = share != null && h("span", { class: "share", title: "importance" }, h("span"), `${Math.round(100 * share)} %`);
+    const bar = share != null && h("span", { class: "importance", title: "importance" }, h("span"), `${Math.round(100 * share)} %`);
     if (bar) bar.firstChild.style.width = `${Math.round(60 * share)}px`; // no attribute, which the page's policy forbids
     const axes = s("g", {});
     const dots = s("g", {});
@@ -78,9 +78,12 @@ export class Parameters {
     const best = this.trials.best();
     for (const each of shown) {
       const dot = plot.circles.get(each.trial) ?? this.dot(plot, each.trial);
-      const at = { cx: x.of(each.params[name]), cy: y.of(each.values.last), r: each.trial === best ? 6 : 3.5 };
-      for (const [key, value] of Object.entries(at)) set(dot, key, String(Math.round(10 * value) / 10));
-      set(dot, "class", `${each.state}${each.trial === best ? " best" : ""}${each.trial === this.trials.lit || each.trial === this.trials.selected ? " lit" : ""}`);
+      const [cx, cy] = [x.of(each.params[name]), y.of(each.values.last)].map((at) => at.toFixed(1));
+      const kind = `${each.state}${each.trial === best ? " best" : ""}${each.trial === this.trials.lit || each.trial === this.trials.selected ? " lit" : ""}`;
+      const key = `${cx} ${cy} ${kind}`;
+      if (dot.key === key) continue; // of hundreds few have moved
+      dot.key = key;
+      for (const [attribute, value] of Object.entries({ cx, cy, r: each.trial === best ? 6 : 3.5, class: kind })) dot.setAttribute(attribute, value);
       text(dot.firstChild, `trial ${each.trial}: ${name} ${said(each.params[name])}, ${number(each.values.last)}`);
     }
     const front = plot.circles.get(best);
@@ -118,7 +121,12 @@ export class Parameters {
   // Mark the dots of a trial, of whichever was marked before no more.
   light(trial) {
     for (const { circles } of this.plots.values())
-      for (const [own, dot] of circles) dot.classList.toggle("lit", own === trial || own === this.trials.selected);
+      for (const [own, dot] of circles) {
+        const isLit = own === trial || own === this.trials.selected;
+        if (dot.classList.contains("lit") === isLit) continue;
+        dot.classList.toggle("lit", isLit);
+        dot.key = ""; // drawn anew with the next change
+      }
   }
 
   clear() {
@@ -127,8 +135,6 @@ export class Parameters {
     this.key = "";
   }
 }
-
-const set = (element, name, value) => element.getAttribute(name) !== value && element.setAttribute(name, value);
 
 function said(value) {
   const whole = typeof value === "number" ? number(value) : String(value);

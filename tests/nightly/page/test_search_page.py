@@ -173,10 +173,10 @@ def test_a_selected_row_shows_all_curves_of_its_trial(page: Any, tmp_path: Path)
 
 def test_values_stand_against_each_hyper_parameter_with_its_importance(page: Any, tmp_path: Path) -> None:
     with ended(page, tmp_path, "--trials", "9", "--epochs", "9") as view:
-        page.locator(".parameters .share").first.wait_for()
+        page.locator(".parameters .importance").first.wait_for()
         names = [each.get_attribute("data-name") for each in page.locator(".parameters figure").all()]
         assert set(names) == {"x", "kind", "lr"}
-        shares = [int(each.inner_text().split()[0]) for each in page.locator(".parameters .share").all()]
+        shares = [int(each.inner_text().split()[0]) for each in page.locator(".parameters .importance").all()]
         assert shares == sorted(shares, reverse=True)
         assert 98 <= sum(shares) <= 102
         ticks = {
