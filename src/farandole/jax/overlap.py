@@ -23,38 +23,46 @@ def value_and_grad(
     function: Callable[..., Any],
     has_aux: bool = False,
     *,
+    argnums: int | Sequence[int] = 0,
     op: int = ReduceOp.AVERAGE,
     name: str | None = None,
     bucket_bytes: int = _BUCKET_BYTES,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., tuple[Any, Any]]:
-    """``jax.value_and_grad`` by the first argument, whose gradients are those of all ranks; the value is this rank's.
+    """``jax.value_and_grad`` whose gradients are those of all ranks; the value is this rank's.
 
     >>> loss, gradients = jax.jit(hvd.value_and_grad(loss_of))(params, x, y)
 
     The gradients of a bucket (arrays next to each other in the pytree, of up to ``bucket_bytes``) are reduced as soon
     as the backward pass has computed all of them, while it goes on. Take it where ``DistributedOptimizer`` would make
-    the network wait: one of both, not both. ``name``: of the calls; another one for each that stands in a program.
-    Raises ``UsageError`` where ``op`` is neither ``Average`` nor ``Sum``.
+    the network wait: one of both, not both. ``argnums``: as in JAX, the positions of the arguments. ``name``: of the
+    calls; another one for each that stands in a program. Raises ``UsageError`` where ``op`` is neither ``Average`` nor
+    ``Sum``.
     """
     how = reduction(None, op, 1.0, 1.0).checked()
     if how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise UsageError(f"value_and_grad(op={how.op.label}): gradients are averaged or summed, pass op=Average or Sum")
 
-    def reduced(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def reduced(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         where = place()
+        positions = [each % len(args) for each in ([argnums] if isinstance(argnums, int) else argnums)]
 
-        def through(params: Any) -> Any:
-            leaves, structure = jax.tree.flatten(params)
+        def through(*chosen: Any) -> Any:
+            leaves, structure = jax.tree.flatten(chosen)
             base = named("value_and_grad", name, where, leaves)
             tapped: list[Any] = []
             for i, (begin, end) in enumerate(_buckets(leaves, bucket_bytes)):
                 each = None if base is None else f"{base}.{i}"
                 what = Collective("allreduce", each, process_set, how, where=f"{where}.{i}")
                 tapped += _tap(what, *leaves[begin:end])
-            return function(jax.tree.unflatten(structure, tapped), *args, **kwargs)
+            given = list(args)
+            for position, value in zip(positions, jax.tree.unflatten(structure, tapped), strict=True):
+                given[position] = value
+            return function(*given, **kwargs)
 
-        return jax.value_and_grad(through, has_aux=has_aux)(params)
+        every = jax.value_and_grad(through, argnums=tuple(range(len(positions))), has_aux=has_aux)
+        value, gradients = every(*(args[position] for position in positions))
+        return value, gradients[0] if isinstance(argnums, int) else gradients
 
     return reduced
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import logging
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -68,6 +69,8 @@ class TensorBoardExport(Export):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         require_tensorboard()
+        # It warns of each number that is not finite, and does not say which; the curves show where.
+        logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)
         self._folder = Path(folder)
         self._writers: dict[int, Any] = {}
 

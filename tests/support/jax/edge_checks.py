@@ -112,6 +112,26 @@ def join_waits_for_the_steps_of_its_own_that_are_under_way(rank: int, size: int)
     same(params, np.full(2, -6.0 if rank == 0 else -6.0 - 9.0 * (size - 1) / size, np.float32))
 
 
+def gradients_by_any_arguments_are_those_of_all_ranks(rank: int, size: int) -> None:
+    def loss(weights: Any, x: Any, bias: Any) -> Any:
+        return (weights["w"] * x).sum() + 3 * (bias * x).sum()
+
+    x, given = jnp.full(2, rank + 1.0), ({"w": jnp.ones(2)}, jnp.ones(2))
+    mean = np.full(2, (size + 1) / 2, np.float32)
+    cases: list[tuple[Any, Any]] = [
+        (0, {"w": mean}),
+        (-1, 3 * mean),
+        ((2, 0), (3 * mean, {"w": mean})),
+        ([0], ({"w": mean},)),
+    ]
+    for argnums, expected in cases:
+        value, gradients = jax.jit(hvd.value_and_grad(loss, argnums=argnums))(given[0], x, given[1])
+        same(value, np.float32(8 * (rank + 1)))
+        assert str(jax.tree.structure(gradients)) == str(jax.tree.structure(expected))
+        for found, wanted in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
+            same(found, wanted)
+
+
 def trees_with_none_in_the_place_of_a_parameter(rank: int, size: int) -> None:
     """As of a model of which functions are no parameters; they are left out as JAX leaves them out."""
     params = {"w": jnp.ones(2), "activation": None, "b": [None, jnp.ones(3)]}

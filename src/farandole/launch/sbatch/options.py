@@ -82,7 +82,7 @@ def header(asked: BatchOptions, before: Mapping[str, Any], after: Iterable[str] 
     options = [
         *(f"--{name}={_value(name, value)}" for name, value in values.items() if value not in ("", None)),
         *after,
-        *(line("sbatch", option) for option in asked.sbatch),
+        *map(_option, asked.sbatch),
     ]
     return ["#!/bin/bash", *(f"#SBATCH {option}" for option in options)]
 
@@ -174,6 +174,17 @@ def _value(name: str, value: Any) -> str:
     if '"' in text:
         raise UsageError(f"{name} {text!r}: sbatch reads no quotation marks inside of a value, so write it without any")
     return f'"{text}"' if any(letter.isspace() or letter in "#'" for letter in text) else text
+
+
+def _option(given: str) -> str:
+    """An option as a user gives it to a shell, which takes the quotation marks away, as a script spells it.
+
+    >>> _option("--comment=a b"), _option("--exclusive"), _option("-C a")
+    ('--comment="a b"', '--exclusive', '-C a')
+    """
+    name, equals, value = given.partition("=")
+    is_bare = name.startswith("--") and equals and value[:1] not in ("'", '"')
+    return f"{name}={_value(name, value)}" if is_bare else line("sbatch", given)
 
 
 def _name(name: str) -> str:
