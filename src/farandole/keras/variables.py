@@ -60,7 +60,7 @@ def of_both(model: keras.Model) -> list[Any]:
 
     The optimizer that it is compiled with is built if it is not yet. Raises ``UsageError`` for a model that is not.
     """
-    if not model.built:
+    if not (model.built or _is_built_of_others(model)):
         raise UsageError(
             f"the model {model.name!r} is not built, so it has no variables yet: give it a keras.Input, or call it "
             "on a batch, before this (on TensorFlow, fit() builds it with its first step only)"
@@ -72,6 +72,12 @@ def of_both(model: keras.Model) -> list[Any]:
     for optimizer in _optimizers_of(model).values():
         found |= {id(v): v for v in optimizer.variables}  # two objects may share variables
     return list(found.values())
+
+
+def _is_built_of_others(model: keras.Model) -> bool:
+    """True for a model without a ``call``, as those that train two others against each other, if these are built."""
+    has_call = type(model).call not in (keras.Model.call, keras.layers.Layer.call)
+    return not has_call and bool(model.layers) and all(layer.built for layer in model.layers)
 
 
 def shared_of(model: keras.Model) -> list[Any]:

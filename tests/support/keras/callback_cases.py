@@ -90,6 +90,26 @@ def a_model_that_is_built_by_its_first_step_is_broadcast_before() -> None:
         alone.on_train_begin()
 
 
+class Pair(keras.Model):  # type: ignore[misc]
+    """Two networks that a ``train_step`` of one's own trains against each other; it is never called, nor built."""
+
+    def __init__(self, one: Any, other: Any) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+
+@case
+def a_model_that_is_never_called_is_broadcast_if_what_it_holds_is_built() -> None:
+    pair = Pair(network(1 + hvd.rank()), network(9 + hvd.rank()))
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    broadcast.set_model(pair)
+    broadcast.on_train_begin()
+    are_same_everywhere(pair)
+    broadcast.set_model(Pair(network(), keras.Sequential([keras.layers.Dense(1)])))
+    with raises(UsageError, "is not built"):
+        broadcast.on_train_begin()
+
+
 @case
 def metrics_are_those_of_all_ranks() -> None:
     logs = {"loss": float(hvd.rank()), "b": np.float32(2 * hvd.rank()), "a": 1.0, "list": [1]}
