@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workbench.differential.building import OPTIMIZERS
 from workbench.differential.draft import Draft, FeatureEntry, entry
 from workbench.differential.training import loss
 
@@ -127,6 +128,26 @@ def _(draft: Draft) -> None:
         f"torch.save(({pair.m}.state_dict(), {pair.o}.state_dict()), file)",
         "file.seek(0)",
         "weights, states = torch.load(file, weights_only=True)",
+        f"{pair.m}.load_state_dict(weights)",
+        f"{pair.o}.load_state_dict(states)",
+    )
+
+
+@entry(EVENTS, "restored elsewhere", 1.5, lambda draft: not draft.pair.reordered and draft.pair.kind != "tied")
+def _(draft: Draft) -> None:
+    """A checkpoint is loaded into another model and a new optimizer, which had other weights on each rank."""
+    pair = draft.pair
+    pair.op, pair.passes, pair.everywhere = "Average", 1, True
+    made = OPTIMIZERS[pair.how].format(params=f"{pair.m}.parameters()")
+    draft.add(
+        "restored elsewhere",
+        "file = io.BytesIO()",
+        f"torch.save(({pair.m}.state_dict(), {pair.o}.state_dict()), file)",
+        "file.seek(0)",
+        "weights, states = torch.load(file, weights_only=True)",
+        f"{pair.m} = copy.deepcopy({pair.m})",
+        f"[p.data.fill_(rank) for p in {pair.m}.parameters()]",
+        f"{pair.o} = hvd.DistributedOptimizer({made})",
         f"{pair.m}.load_state_dict(weights)",
         f"{pair.o}.load_state_dict(states)",
     )
