@@ -360,7 +360,7 @@ class _Accounts:
             )
 
     def attack(self, host: str, way: str, job: str) -> str:
-        """What the second user gets by ``way`` on a host; "" for nothing."""
+        """Let the second user try ``way`` on a host; returns what it gets, "" for nothing."""
         program = _PROGRAM + textwrap.dedent(WAYS[way])
         words = [self._python, "-c", program, str(pwd.getpwnam(FIRST).pw_uid), job, str(self._folder)]
         words = [*self.become(SECOND), *words]
@@ -399,7 +399,7 @@ def _until(is_so: Callable[[], bool], training: Process, folder: Path) -> None:
 
 
 def _judged(training: Process, folder: Path) -> list[str]:
-    """What is wrong with the training, and with what its user has read."""
+    """Faults of the training, and of what its user has read."""
     out, err = (folder / "out").read_text(), (folder / "err").read_text()
     # What else stands there is Slurm's: salloc and srun listen, too, and complain of each caller.
     told = [line for line in err.splitlines() if line.startswith("farandole: ") and "generation" not in line]

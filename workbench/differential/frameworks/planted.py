@@ -71,7 +71,7 @@ def _unnamed(_rank: int) -> Any:
 
 
 def _stale(_rank: int) -> Any:
-    """What layers of Keras have made of their variables, and what they keep beside them, stays when these change."""
+    """Constants that layers of Keras have made of their variables, and tables beside these, stay when these change."""
     from farandole.keras import layer_tables
 
     return mock.patch.multiple(layer_tables, refresh=mock.DEFAULT, write=mock.DEFAULT)
