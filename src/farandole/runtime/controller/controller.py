@@ -94,6 +94,8 @@ class Controller:
         """Have the Python stack of a worker, by its ``Hello``, brought to ``stack_arrived``."""
         self.report: Callable[[str], object] = logger.warning
         """Show a text to people."""
+        self.notice: Callable[[str], object] | None = None
+        """The same for waits after a fault, where they are not reported; in notebooks their cells show them."""
         self.task, self._results = b"", ResultPieces()
         """Payload for workers that ask for a function to run."""
         self.on_result: Callable[[int, bool, bytes], object] | None = None
@@ -492,7 +494,7 @@ class Controller:
         """Tell people, after a fault, who waits for whom: on the screen of the job, and in their cells."""
         alert_s = self._after_fault.left_s(now)
         for text, uid in self._after_fault.look(now, self._formation, self._generation):
-            self.report(text)
+            (self.notice or self.report)(text)
             self._downlink.post([uid + CONTROL], Notice(0, alert_s, text))
 
     def _look_for_deadlock(self, generation: Generation, now: float) -> None:

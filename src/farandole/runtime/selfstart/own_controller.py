@@ -68,6 +68,8 @@ class OwnController(ControllerHost):
         self._dump_elsewhere, self._controller.request_stack = self._controller.request_stack, self._request_stack
         self._controller.on_hello = self._meet
         self._controller.watching.in_cells = config.in_cells
+        if config.in_cells:  # standard error may be that of an engine, whose cell shows them already
+            self._controller.notice = self._controller.watching.said
         self._controller.watching.obey = self._obey_watcher
         self._starter = os.getppid()  # a foster parent, if it has ended already; the end of standard input tells that
         self._hellos: dict[tuple[str, int], Hello] = {}  # by host and process, of those not known to have ended
