@@ -117,6 +117,22 @@ def test_a_death_ends_the_generation_and_its_slot_is_filled_again() -> None:
     assert formed.hosts == ["h0"]
 
 
+def test_a_wait_for_others_says_who_waits_for_whom() -> None:
+    bench = Bench({"a": 3})
+    bench.begin(0, 1, 2)
+    assert bench.formation.waits() is None, "they train"
+    bench.formation.worker_exited(WorkerExited(1, -9, "worker 1 was killed", pid=1))
+    bench.formation.generation_ended(GenerationEnded(1, "worker 1 was killed"))
+    bench.now = 2.0
+    bench.hello(0)
+    assert not any(isinstance(each, Formed) for each in bench.decisions())
+    wait = bench.formation.waits()
+    assert wait is not None
+    assert (wait.since_s, wait.who, [each.hello.worker_id for each in wait.members]) == (2.0, "worker 0 on a", [0])
+    assert wait.whom.startswith("worker 2 on a (it is in the current generation); ")
+    assert wait.whom.endswith("worker 3 on a (it has not called init())")
+
+
 def test_a_generation_that_is_not_claimed_is_held_back_with_all_that_follows() -> None:
     bench = Bench({"a": 2})
     claims: list[int] = []
