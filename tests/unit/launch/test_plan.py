@@ -74,7 +74,7 @@ def test_names_that_cannot_be_ours_are_not_looked_up() -> None:
     def refuse(name: str) -> bool:
         raise AssertionError(name)
 
-    assert len(by_own_name(parse_hosts("localhost,box,other,other.lan"), "box", refuse)) == 3
+    assert len(by_own_name(parse_hosts("localhost,LOCALHOST,box,Box,other,other.lan"), "box", refuse)) == 3
 
 
 def test_short_forms_and_addresses() -> None:

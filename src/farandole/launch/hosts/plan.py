@@ -209,6 +209,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _is_here(name: str, here: str, is_own: Callable[[str], bool]) -> bool:
+    name, here = name.lower(), here.lower()  # as names of hosts are compared
     if name in (*LOCAL_NAMES, here):
         return True
     is_address = ":" in name or name.replace(".", "").isdecimal()
