@@ -210,7 +210,7 @@ class StaticFormation(Formation):
 
     def waits(self) -> WaitInInit | None:
         """See ``Formation``."""
-        if self._first_hello_s is None:
+        if self._first_hello_s is None or not self._waiting:
             return None
         here = tuple(self._waiting.values())
         gone = {worker_id for _, worker_id in self._ends}
