@@ -39,6 +39,10 @@ class MetricPoint(msgspec.Struct, frozen=True, array_like=True):
 # -- the controller to a worker, and back -----------------------------------------------------------------------------
 
 
+EXPECTED_S = 0.2
+"""How often workers send metrics for a watcher that is about to come."""
+
+
 @final
 class SendMetrics(Message, frozen=True):
     """Send me your metrics every ``every_s`` seconds, as long as there are any; 0: no more."""

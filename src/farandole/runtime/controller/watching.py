@@ -17,6 +17,7 @@ from farandole.control.message import Message
 from farandole.control.messages import encode
 from farandole.control.watch_messages import (
     AT_ONCE,
+    EXPECTED_S,
     Acted,
     Announced,
     CellOver,
@@ -41,8 +42,6 @@ Obey: TypeAlias = Callable[[WatchOrder], tuple[bool, str]]
 
 LONGEST_WINDOW_BYTES, BACKLOG_BYTES = 2**26, 2**23
 
-EXPECTED_S = 0.2
-"""How often workers send metrics for a watcher that is about to come."""
 
 MOST_WATCHERS = 16
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, final
 from farandole import events
 from farandole.cluster.mpi_library import heed
 from farandole.control.messages import Hello
+from farandole.control.watch_messages import EXPECTED_S, SendMetrics
 from farandole.engines.candidates import usable
 from farandole.engines.choose import choose
 from farandole.engines.factory import load
@@ -77,6 +78,8 @@ def start(
         except BaseException:
             lineage.release()
             raise
+        if environment.is_watched:  # the order to tell may come after the script's first numbers
+            session.watch(SendMetrics(session.generation, EXPECTED_S))
         heed(lambda: session.broken)
         return session
     host = environment.host
