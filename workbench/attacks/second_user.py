@@ -104,6 +104,14 @@ def command(*words):
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, cwd="/")
     return done.returncode, done.stdout + done.stderr
 
+def joins(variables):
+    told = {**os.environ, **variables, "FARANDOLE_KEY": secrets.token_hex(32), "FARANDOLE_START_TIMEOUT_S": "2"}
+    program = "import farandole.numpy as hvd; hvd.init(); print('in', hvd.size())"
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, env=told, cwd="/", capture_output=True, text=True, timeout=60)
+    if done.returncode == 0:
+        got(done.stdout)
+
 def owned(*roots):
     for root in roots:
         for place, folders, files in os.walk(root):
@@ -262,24 +270,14 @@ WAYS = {
     """,
     "a rank of his own": """
         for port in ports():
-            variables = {"FARANDOLE_RANK": "1", "FARANDOLE_SIZE": "2", "FARANDOLE_KEY": secrets.token_hex(32),
-                         "FARANDOLE_CONTROLLER": f"tcp://127.0.0.1:{port}", "FARANDOLE_START_TIMEOUT_S": "2"}
-            program = "import farandole.numpy as hvd; hvd.init(); print('in', hvd.size())"
-            done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **variables}, cwd="/",
-                                  capture_output=True, text=True, timeout=60)
-            if done.returncode == 0:
-                got(done.stdout)
+            variables = {"FARANDOLE_RANK": "1", "FARANDOLE_SIZE": "2", "FARANDOLE_CONTROLLER": f"tcp://127.0.0.1:{port}"}
+            joins(variables)
     """,
     "a rank of the job by Slurm's variables": """
         variables = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2",
                      "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2",
-                     "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_NUM_NODES": "2",
-                     "FARANDOLE_KEY": secrets.token_hex(32), "FARANDOLE_START_TIMEOUT_S": "2"}
-        program = "import farandole.numpy as hvd; hvd.init(); print('in', hvd.size())"
-        done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **variables}, cwd="/",
-                              capture_output=True, text=True, timeout=60)
-        if done.returncode == 0:
-            got(done.stdout)
+                     "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_NUM_NODES": "2"}
+        joins(variables)
     """,
     "a step in the job": """
         code, said = command("srun", "--overlap", "--immediate=2", f"--jobid={job}", "--nodes=1", "--ntasks=1", "id")
