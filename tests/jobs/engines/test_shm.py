@@ -130,9 +130,10 @@ def _lose_rank_1(member: RankContext) -> tuple[float, str]:
     engine = ShmEngine(member.group(), member.exchange)
     memory = engine.allocate(100_000)
     pids = [int(pid) for pid in member.exchange(str(os.getpid()).encode())]
+    watched = os.pidfd_open(pids[1])
+    member.exchange(b"watched")  # after its end its parent reaps it, and the kernel knows the number no more
     if member.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    watched = os.pidfd_open(pids[1])
 
     def watch() -> None:
         select.select([watched], [], [], 20)

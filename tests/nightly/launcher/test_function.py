@@ -63,6 +63,8 @@ def test_the_exception_of_the_rank_that_left_first_is_raised(tmp_path: Path) -> 
         init()
         (tmp_path / str(rank())).write_text(str(os.getpid()))
         barrier()
+        other = os.pidfd_open(int((tmp_path / "0").read_text()))
+        barrier()
         try:
             if rank() == 1:
                 raise KeyError("no such key")
@@ -71,7 +73,6 @@ def test_the_exception_of_the_rank_that_left_first_is_raised(tmp_path: Path) -> 
             first = rank() == 1
             shutdown()
             if first:
-                other = os.pidfd_open(int((tmp_path / "0").read_text()))
                 select.select([other], [], [], 20)
 
     with pytest.raises(RemoteError, match=r"rank 1 on .* raised KeyError"):
