@@ -13,7 +13,7 @@ from farandole.adapters.numpy import verbs
 from farandole.collective import Kind
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.identity import without_numbers
-from farandole.graphs.keras_variables import is_of_keras
+from farandole.graphs.keras_variables import is_of_keras, is_seed
 from farandole.keras import layer_tables
 from farandole.keras.optimizer_tree import leaves
 from farandole.runtime.collectives.objects import broadcast_object
@@ -47,12 +47,6 @@ def value_of(variable: Any) -> Any:
 def is_overwritten(variable: Any) -> bool:
     """True for a variable whose gradient is what Keras assigns to it, as scales of float8."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
-
-
-def is_seed(variable: Any) -> bool:
-    """True for the state of a random layer."""
-    found: bool = variable.path.endswith("seed_generator_state")
-    return found
 
 
 def of_both(model: keras.Model) -> list[Any]:
@@ -165,9 +159,11 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: P
 
     >>> hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
 
+    States of random layers among them stay each rank's own: else all ranks would drop out the same units from then on.
     Vocabularies, and boundaries of ``Discretization``, are no variables: ``BroadcastGlobalVariablesCallback`` takes
     them along.
     """
+    variables = [variable for variable in variables if not is_seed(variable)]
     if takes_part(process_set, "broadcast") and len(process_set.ranks) > 1:
         with verbs.telling(Kind.BROADCAST, "keras.variables", process_set):
             values = read(variables)

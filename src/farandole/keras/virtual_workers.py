@@ -21,6 +21,7 @@ import numpy as np
 from farandole.adapters.numpy import verbs
 from farandole.errors import UsageError
 from farandole.gradients.shard_reducer import Shard
+from farandole.graphs.keras_variables import is_seed
 from farandole.keras import layer_tables, variables
 from farandole.keras.backends import backend
 from farandole.keras.mean_losses import require_mean
@@ -146,7 +147,7 @@ class _ShardedStep:
         self._recorder.build(model.trainable_variables)
         others = model.non_trainable_variables
         self._statistics = [i for i, v in enumerate(others) if "float" in v.dtype]
-        self._draws = [i for i, v in enumerate(others) if variables.is_seed(v)]
+        self._draws = [i for i, v in enumerate(others) if is_seed(v)]
         self._counts = [i for i, v in enumerate(others) if i not in (*self._statistics, *self._draws)]
         self._count, self._process_set = count, process_set
         shared = [*model.trainable_variables, *(others[i] for i in self._statistics)]

@@ -27,6 +27,7 @@ from farandole.elastic.worker.run import run as run_on_workers
 from farandole.elastic.worker.state import ObjectState, State
 from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, ReplaceablePart, random_parts
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
+from farandole.graphs.keras_variables import is_seed
 from farandole.graphs.library import original
 from farandole.largebatch.report import report
 from farandole.runtime.collectives.leaves import Leaves
@@ -82,7 +83,7 @@ class VariablesPart(ReplaceablePart):
 
     def tree(self) -> Any:
         """See ``StatePart``."""
-        return [variable for variable in self._variables() if not _is_seed(variable)]
+        return [variable for variable in self._variables() if not is_seed(variable)]
 
     def load(self, tree: Any) -> None:
         """See ``StatePart``; the variables have been assigned already, or this worker runs another program."""
@@ -101,11 +102,6 @@ class VariablesPart(ReplaceablePart):
     def _variables(self) -> Sequence[Any]:
         found: Sequence[Any] = [self.value] if is_variable(self.value) else self.value
         return found
-
-
-def _is_seed(variable: Any) -> bool:
-    """True for the state of a random layer of Keras, whose variable may be one of TensorFlow."""
-    return "seed_generator_state" in (getattr(variable, "path", None) or variable.name)
 
 
 @final

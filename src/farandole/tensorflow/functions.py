@@ -17,7 +17,7 @@ from farandole.adapters.tensorflow import verbs
 from farandole.collective import Kind
 from farandole.errors import UsageError
 from farandole.events import logger
-from farandole.graphs.keras_variables import is_of_keras
+from farandole.graphs.keras_variables import is_of_keras, is_seed
 from farandole.runtime.collectives import objects
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.gradients import ops
@@ -44,13 +44,14 @@ def broadcast_variables(
     >>> hvd.broadcast_variables(model.variables, root_rank=0)
     >>> hvd.broadcast_variables(optimizer.variables, root_rank=0)
 
-    Layers of Keras as ``Normalization`` compute with constants that they make of their variables: broadcast these
+    States of random layers of Keras among them stay each rank's own: else all ranks would drop out the same units.
+    Layers as ``Normalization`` compute with constants that they make of their variables: broadcast these
     before the first step, and outside of a ``tf.function``, which keeps the constants that it was traced with.
 
     All ranks give the same variables in the same order. Raises ``HorovodInternalError`` where they differ; in a graph a
     rank without any has nothing to run, and the others wait for it until the job is taken for stalled.
     """
-    listed = list(variables)
+    listed = [variable for variable in variables if not is_seed(variable)]
     with contextlib.nullcontext() if in_graph() else verbs.telling(Kind.BROADCAST, None, process_set):
         tensors = [tf.convert_to_tensor(variable) for variable in listed]
         carried = [tf.bitcast(t, _CARRIED[t.dtype]) if t.dtype in _CARRIED else t for t in tensors]

@@ -355,6 +355,10 @@ def variables_are_those_of_the_root() -> None:
     weight.assign(mine(3))
     graph(lambda: hvd.broadcast_variables([weight], root_rank=0))()
     assert weight.numpy().tolist() == [1.0] * 3
+    masks = tf.keras.layers.Dropout(0.5, seed=hvd.rank() + 1)
+    masks(tf.ones((1, 2)), training=True)
+    hvd.broadcast_variables(masks.variables, root_rank=0)
+    assert int(masks.variables[0][0]) == hvd.rank() + 1, "all ranks drop out the same units"
     share = hvd.broadcast_object_fn(root_rank=0)
     assert share(hvd.rank()) == 0
 
