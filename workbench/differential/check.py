@@ -21,7 +21,9 @@ from workbench.differential.verdict import Verdict, judge
 DEADLINE_S = 45.0
 """For a program of some milliseconds, on a machine that is busy, whose jobs report and end a stall before that."""
 
-CHILDREN = frozenset({"spawn loader", "fork loader", "child with init", "last checkpoint"})
+CHILDREN = frozenset(
+    {"spawn loader", "fork loader", "augmentation", "elastic loader", "child with init", "last checkpoint"}
+)
 CHILDREN_FACTOR = 4.0
 """Programs that start interpreters get so much more time: each child imports PyTorch, on a busy machine slowly."""
 

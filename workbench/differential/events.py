@@ -250,6 +250,18 @@ def _(draft: Draft) -> None:
     )
 
 
+@entry(EVENTS, "infinities", 1.5)
+def _(draft: Draft) -> None:
+    number = draft.number()
+    draft.add("infinities", f'record("infinities {number}", *infinities(hvd, {number}))')
+
+
+@entry(EVENTS, "text", 1)
+def _(draft: Draft) -> None:
+    number = draft.number()
+    draft.add("text", f'record("text {number}", *texts(hvd, {number}))')
+
+
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +275,20 @@ def _(draft: Draft) -> None:
 def _(draft: Draft) -> None:
     number = draft.number()
     draft.add("spawn loader", f'record("batches {number}", *batches(hvd, {number}, "spawn"))')
+
+
+@entry(EVENTS, "augmentation", 0.3)
+def _(draft: Draft) -> None:
+    """A loader's process that draws random numbers."""
+    number, method = draft.number(), draft.choose("fork", "fork", "fork", "fork", "spawn")
+    draft.add("augmentation", f'record("augmented {number}", *augmented(hvd, {number}, {method!r}))')
+
+
+@entry(EVENTS, "elastic loader", 0.3)
+def _(draft: Draft) -> None:
+    """Loaders of all ranks, no two of which draw the same random numbers."""
+    number, processes = draft.number(), draft.choose(0, 1, 2)
+    draft.add("elastic loader", f'record("noise {number}", *different_numbers(hvd, {number}, {processes}))')
 
 
 @entry(EVENTS, "child that writes", 0.8, lambda draft: all(step.feature != "share_memory" for step in draft.steps))

@@ -22,6 +22,7 @@ import io
 import torch
 from torch import nn
 
+from workbench.differential.data_words import *
 from workbench.differential.words import *
 """
 

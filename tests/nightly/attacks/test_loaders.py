@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import sys
@@ -91,8 +92,10 @@ class Rows(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return torch.full((4,), float(index))
 
-def main(how, persistent):
+def main(how, persistent, moment):
     hvd.init()
+    if moment == 0:
+        print("trains", flush=True)
     torch.set_num_threads(1)
     model = torch.nn.Linear(4, 1)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-9))
@@ -112,7 +115,7 @@ def main(how, persistent):
             optimizer.step()
             state.step += 1
             state.commit()
-            if state.step == 20:
+            if state.step == moment:
                 print("trains", flush=True)
 
     try:
@@ -125,23 +128,27 @@ def main(how, persistent):
         raise
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] == "kept")
+    main(sys.argv[1], sys.argv[2] == "kept", int(sys.argv[3]))
 """
 
+DRAWN = random.Random(1)
+MOMENTS = [("fork", "new", moment) for moment in (0, 1, 2, *(DRAWN.randint(3, 200) for _ in range(3)))]
 
-@pytest.mark.parametrize(("how", "kept"), LOADERS)
+
+@pytest.mark.parametrize(("how", "kept", "moment"), [*((*each, 20) for each in LOADERS), *MOMENTS])
 def test_a_notice_to_all_processes_leaves_time_for_a_checkpoint(
-    job: StartJob, tmp_path: Path, how: str, kept: str
+    job: StartJob, tmp_path: Path, how: str, kept: str, moment: int
 ) -> None:
-    """As Slurm sends it to every process of a step."""
+    """As Slurm sends it to every process of a step, at any moment, also before there are loaders."""
     (tmp_path / "script.py").write_text(TOLD)
-    command = [sys.executable, "script.py", how, kept]
+    command = [sys.executable, "script.py", how, kept, str(moment)]
     patience = ("--grace-seconds", "90", "--hang-timeout", "60")  # torch takes seconds to end what is spawned
     running = job("-np", "2", "--min-np", "1", *patience, command=command, environment={"OMP_NUM_THREADS": "1"})
     running.prints("trains", times=2)
     process.kill(set(running.left()) - process.trackers(running.left()), signal.SIGTERM)
     assert running.end() == 128 + signal.SIGTERM, running.stderr
-    one, other = re.findall(r"left (\d+)", running.stdout)
-    assert one == other
-    assert (tmp_path / "saved" / f"step-{int(one):012}").is_dir()
     assert "Traceback" not in running.stderr
+    left = re.findall(r"left (\d+)", running.stdout)
+    assert left or not moment  # before the training there is nothing that could be lost
+    assert not left or left == [left[0]] * 2
+    assert all((tmp_path / "saved" / f"step-{int(step):012}").is_dir() for step in left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -68,14 +69,19 @@ def test_defects_planted_in_the_package_are_found_and_nothing_else(
     assert judged[1::2] == [kind for _, _, kind in due]
 
 
-def test_layers_that_keep_what_they_made_of_other_variables_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("backend", "prepared"), [("jax", ("normalizes", "bins")), ("tensorflow", ("looks up", "draws"))]
+)
+def test_layers_that_keep_what_they_made_of_other_variables_are_found(
+    monkeypatch: pytest.MonkeyPatch, backend: str, prepared: Sequence[str]
+) -> None:
     """Not on PyTorch, where a layer's constants lie in the memory of its variables."""
     skip_without("keras")
-    skip_without("jax")
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    skip_without(backend)
+    monkeypatch.setenv("KERAS_BACKEND", backend)
     terms = PlanTerms(rate=0.05, initial="broadcast")
     kinds = []
-    for prepares in ("normalizes", "bins"):
+    for prepares in prepared:
         own = msgspec.structs.replace(terms, prepares=prepares)
         plain = FrameworkPlan("keras", 1, 0, own, (PlanAction("fit", 1, 3, how=("broadcast",)),))
         kinds += [each.kind for each in check([plain, msgspec.structs.replace(plain, planted="stale")], 2)]
@@ -88,7 +94,7 @@ def test_the_same_seed_gives_the_same_program_and_all_features(framework: str) -
     features = {feature for i in range(1000) for feature in generate(framework, 1, i).features}
     of_jax = {"train", "lag", "overlap", "donate", "dtype mixed", "reinit", "again", "shape", "more"}
     of_keras = {"fit", "batches", "apply", "save", "freeze", "local", "scaled", "warmup", "average", "passes_how keras"}
-    of_keras |= {"prepares normalizes", "prepares bins"}
+    of_keras |= {"prepares normalizes", "prepares bins", "prepares draws"}
     both = {"metrics", "broadcast", "heal", "spoil", "structure", "absent", "uneven", "process_set", "op", "clip"}
     assert both | (of_jax if framework == "jax" else of_keras) <= features
 

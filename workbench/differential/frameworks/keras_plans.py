@@ -36,19 +36,26 @@ def draw_terms(rng: random.Random) -> PlanTerms:
         local=local,
         steps_per_execution=rng.choice((1, 1, 2, 3)),
         eager=rng.random() < 0.15,
-        prepares=rng.choice(("", "", "", "", "normalizes", "bins")),
+        prepares=rng.choice(("", "", "", "", "normalizes", "bins", "draws", "looks up")),
     )
     # A scaled gradient may be more than float16 has: then the step is left out, which the oracle knows nothing of.
     overflows = terms.scaled and terms.compression == "fp16"
     compression = "bf16" if overflows else terms.compression
-    # On PyTorch, Keras has one step in each call.
+    # On PyTorch, Keras has one step in each call. It makes lookups with TensorFlow, so on others no step has any.
     each = 1 if is_on_torch() else terms.steps_per_execution
-    return msgspec.structs.replace(terms, compression=compression, steps_per_execution=each)
+    looks_up = terms.prepares == "looks up" and backend() != "tensorflow"
+    prepares = "bins" if looks_up else terms.prepares
+    return msgspec.structs.replace(terms, compression=compression, steps_per_execution=each, prepares=prepares)
+
+
+def backend() -> str:
+    """Name of Keras's backend."""
+    return os.environ.get("KERAS_BACKEND", "torch")
 
 
 def is_on_torch() -> bool:
     """True where Keras's backend is PyTorch: there a step may lack the gradients of some variables."""
-    return os.environ.get("KERAS_BACKEND", "torch") == "torch"
+    return backend() == "torch"
 
 
 def draw_actions(rng: random.Random, terms: PlanTerms) -> list[PlanAction]:

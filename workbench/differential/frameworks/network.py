@@ -17,6 +17,9 @@ INPUTS, HIDDEN, OUTPUTS = 4, 5, 2
 BIN = 0.25
 """What the number of a bin is multiplied by."""
 
+NOISE = 1e-7
+"""Standard deviation of what a layer adds that draws: too small to be seen, while its seeds are."""
+
 SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, OUTPUTS), (OUTPUTS,))
 
 
@@ -43,12 +46,19 @@ def bins(rank: int) -> list[float]:
     return [float(each) for each in np.quantile(adapted(rank), (0.2, 0.4, 0.6, 0.8)).round(3) + 2.0**-12]
 
 
+def vocabulary(rank: int) -> list[int]:
+    """Numbers of the bins of rank 0 in an order of the rank's own."""
+    return [int(each) for each in np.roll(np.arange(5), rank)]
+
+
 def prepared(x: Values, rank: int, how: str) -> Values:
     """``x`` as the layer of a rank computes it that prepares it."""
     rows = adapted(rank)
     if how == "bins":
         return BIN * np.digitize(x, bins(rank)).astype(np.float64)
-    return (x - rows.mean(0)) / rows.std(0) if how else x
+    if how == "looks up":  # 0 is for what a vocabulary has not
+        return BIN * (1.0 + np.argsort(vocabulary(rank))[np.digitize(x, bins(0))].astype(np.float64))
+    return (x - rows.mean(0)) / rows.std(0) if how == "normalizes" else x
 
 
 def metric(number: int, rank: int, size: int) -> Values:

@@ -14,11 +14,14 @@ import keras
 import numpy as np
 
 import farandole.keras as hvd
+from farandole.graphs.keras_variables import is_seed
 from farandole.graphs.library import original
+from farandole.runtime.collectives.objects import allgather_object
 from workbench.differential.frameworks.network import (
     BIN,
     HIDDEN,
     INPUTS,
+    NOISE,
     OUTPUTS,
     adapted,
     batch,
@@ -26,6 +29,7 @@ from workbench.differential.frameworks.network import (
     initial,
     loss_and_gradients,
     metric,
+    vocabulary,
 )
 from workbench.differential.frameworks.optimizers import CLIP, DECAY, EPSILON, MOMENTUM
 from workbench.differential.frameworks.oracle import EPOCHS, WARMUP_EPOCHS
@@ -113,6 +117,9 @@ class KerasProgram:
             acts[action.kind](name, action, record)
         for i, weight in enumerate(self._weights()):
             record(f"{name}.weight{i}", weight)
+        if self._terms.prepares == "draws":
+            states = [keras.ops.convert_to_numpy(v).tolist() for v in self._model.variables if is_seed(v)]
+            record(f"{name}.seeds", len(set(map(str, allgather_object(states)))))
 
     @property
     def _dense(self) -> list[Any]:
@@ -232,6 +239,11 @@ def network(hidden: int, prepares: str = "") -> Any:
         first[0].adapt(adapted(hvd.rank()).astype(np.float32))
     elif prepares == "bins":
         first = [keras.layers.Discretization(bin_boundaries=bins(hvd.rank())), keras.layers.Rescaling(BIN)]
+    elif prepares == "looks up":
+        number = keras.layers.Discretization(bin_boundaries=bins(0))
+        first = [number, keras.layers.IntegerLookup(vocabulary=vocabulary(hvd.rank())), keras.layers.Rescaling(BIN)]
+    elif prepares == "draws":
+        first = [keras.layers.GaussianNoise(NOISE, seed=1 + hvd.rank())]
     return keras.Sequential([keras.Input((INPUTS,)), *first, *layers])
 
 

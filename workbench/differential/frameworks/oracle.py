@@ -60,8 +60,10 @@ class OracleRanks:
         self._plan, self._terms, self._size = plan, plan.terms, size
         self._members, self._ranks = plan.members(size), range(size)
         self._weights = [initial(plan.seed + plan.index) for _ in self._ranks]  # those of rank 0, whoever had others
-        is_bins = self._terms.prepares == "bins"  # which are no variables: a callback alone takes them along
-        self._adapted = [0 if self._terms.initial == "broadcast" and not is_bins else rank for rank in self._ranks]
+        # Neither bins nor vocabularies are variables: a callback alone takes them along.
+        self._has_tables = self._terms.prepares in ("bins", "looks up")
+        is_copied = self._terms.initial == "broadcast" and not self._has_tables
+        self._adapted = [0 if is_copied else rank for rank in self._ranks]
         self._trained = [0, 1, 2, 3]
         self._begin()
 
@@ -85,7 +87,7 @@ class OracleRanks:
         elif action.kind in ("broadcast", "heal") or "broadcast" in action.how:
             root = action.rank % self._size if action.kind != "heal" else 0
             self._copy(root)
-            if self._terms.prepares != "bins" or action.kind != "broadcast":
+            if not self._has_tables or action.kind != "broadcast":
                 self._adapted = [self._adapted[root]] * self._size
         elif action.kind == "freeze":
             self._trained = [i for i in range(4) if str(i // 2) not in action.how]
@@ -97,6 +99,8 @@ class OracleRanks:
             groups = [[rank] for rank in self._ranks if own or rank not in self._members]
             groups += [] if own else [self._members]
             self._record(f"{name}.weight{i}", [each[i] for each in self._weights], groups)
+        if self._terms.prepares == "draws":  # and no two ranks the same, whatever has been broadcast
+            self._record(f"{name}.seeds", [np.array([self._size])] * self._size, [list(self._ranks)])
 
     def _due(self, what: str, ranks: int) -> None:
         if ranks > 1:

@@ -54,7 +54,8 @@ class PlanTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     steps_per_execution: int = 1
     eager: bool = False
     prepares: str = ""
-    """A layer before the others differs between ranks: adapted to rows of its own (``normalizes``), with own bins."""
+    """A layer before the others differs between ranks: adapted to rows of its own (``normalizes``), with ``bins`` or a
+    vocabulary (``looks up``) of its own, or one that draws random numbers (``draws``)."""
 
 
 @final

@@ -71,10 +71,13 @@ def _unnamed(_rank: int) -> Any:
 
 
 def _stale(_rank: int) -> Any:
-    """Constants that layers of Keras have made of their variables, and tables beside these, stay when these change."""
-    from farandole.keras import layer_tables
+    """Constants and tables of layers of Keras stay as they are; seeds of random layers are handed over."""
+    from farandole.keras import layer_tables, variables
 
-    return mock.patch.multiple(layer_tables, refresh=mock.DEFAULT, write=mock.DEFAULT)
+    changes = contextlib.ExitStack()
+    changes.enter_context(mock.patch.multiple(layer_tables, refresh=mock.DEFAULT, write=mock.DEFAULT))
+    changes.enter_context(mock.patch.object(variables, "is_seed", return_value=False))
+    return changes
 
 
 def _around_reduction(change: Callable[..., Any]) -> Any:
