@@ -13,6 +13,7 @@ from typing import Any
 from farandole.control.monitor_messages import LOOPBACK
 from farandole.errors import UsageError
 from farandole.search.space import Space
+from farandole.settings import Settings
 
 EXAMPLES = """\
 examples:
@@ -80,6 +81,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     told.add_argument("--live", action="store_true", help="serve a live page of the search, and print its link")
     told.add_argument("--live-listen", default="", metavar="HOST:PORT", help=f"where it is (default: {LOOPBACK})")
     told.add_argument("--live-certificate", default="", metavar="FILE", help="key and certificate (PEM) for others")
+    told.add_argument(
+        "--live-stay",
+        type=float,
+        default=Settings().live_stay_s,
+        metavar="SECONDS",
+        help="how long it stays when the search has ended (default: %(default)g)",
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--advisor", choices=("tpe", "random", "cbo"), default="tpe", help="who proposes (default: tpe)")
     how.add_argument("--maximize", action="store_true", help="large values are good (default: small ones)")
@@ -110,6 +118,7 @@ def main(args: argparse.Namespace) -> int:
         live=args.live,
         live_listen=args.live_listen,
         live_certificate=args.live_certificate,
+        live_stay_s=args.live_stay,
     )
     if result.best is not None:
         told = " ".join(f"{name}={value}" for name, value in result.best.parameters.items())

@@ -127,7 +127,8 @@ def search(
     all. What a host that dies costs its trials is the time since their last reports.
     With ``pool=ranks``, of ``farandole.notebook.attach``, its engines are the workers, and keep what cells have made.
     With ``pool="leases"`` they are on nodes that come and go: any job of Slurm joins by ``farandole join FOLDER/pool``.
-    With ``live`` there is a page of it, whose link is told as ``farandole run --live`` does.
+    With ``live`` there is a page of it, whose link is told as ``farandole run --live`` does; ``live_stay_s=60`` has it
+    stay for a minute after the search.
     ``space`` may also be a file of TOML, ``direction`` "maximize". ``deadline_s`` is in seconds from now. ``knobs`` are
     settings by their names.
 
@@ -142,7 +143,9 @@ def search(
     terms = SearchTerms(limits, _time(deadline_s), where.resolve(), cloudpickle.dumps(fn), settings)
     for each in (where, where / "output", where / "checkpoints"):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    page = monitor_config(where, live=live, listen=live_listen, certificate=live_certificate)
+    # By default not: the caller's process goes on, and would have a child of which it knows nothing.
+    stay_s = settings.live_stay_s if "live_stay_s" in knobs else 0.0
+    page = monitor_config(where, live=live, listen=live_listen, certificate=live_certificate, stay_s=stay_s)
     having = pool_of(pool, hosts, where.resolve(), settings)
     check_limits(limits, having)
     asked = {"trials": trials, "rungs": plan.rungs, "direction": direction, "advisor": method, "seed": seed}

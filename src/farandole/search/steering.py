@@ -12,9 +12,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from signal import SIGINT
 
 from farandole.control.monitor_messages import LOOPBACK, MonitorConfig
+from farandole.control.process import exit_status
 from farandole.errors import UsageError
+from farandole.launch.command.watch_options import stays_s
 from farandole.launch.job.monitor_process import MonitorProcess, say_where
 from farandole.search.run_record import RunRecord
 from farandole.search.study import Study
@@ -22,8 +25,10 @@ from farandole.search.study import Study
 LINK = "live.link"
 
 
-def monitor_config(folder: Path, *, live: bool, listen: str = "", certificate: str = "") -> MonitorConfig | None:
-    """The page that is asked for, if one is."""
+def monitor_config(
+    folder: Path, *, live: bool, listen: str = "", certificate: str = "", stay_s: float = 0.0
+) -> MonitorConfig | None:
+    """The page that is asked for, if one is; it stays for ``stay_s``, where that is in nobody's way (``stays_s``)."""
     if not live:
         if listen or certificate:
             raise UsageError("live_listen and live_certificate are of a page: add live=True (--live)")
@@ -37,19 +42,21 @@ def monitor_config(folder: Path, *, live: bool, listen: str = "", certificate: s
         certificate=os.path.abspath(certificate) if certificate else "",
         link_file=os.path.join(where, LINK),
         search=True,
+        stay_s=stays_s(stay_s, listen, os.environ),
     )
 
 
 @contextlib.contextmanager
 def shown_live(config: MonitorConfig, addresses: Sequence[str], secret: str) -> Iterator[MonitorProcess]:
-    """Serve the page meanwhile. The monitor watches the search as it would a job."""
-    with MonitorProcess(config) as monitor:
+    """Serve the page meanwhile, and after it where it is to stay. The monitor watches the search as it would a job."""
+    with MonitorProcess(config, set() if config.stay_s else None) as monitor:
         say_where(monitor.await_ready())
         monitor.contact(addresses, secret)
         try:
             yield monitor
         except BaseException as error:
-            monitor.result = 1, _words(error)  # else it would tell that the search has vanished
+            # Without a result it would tell that the search has vanished; after an interrupt no page stays.
+            monitor.result = exit_status(-SIGINT) if isinstance(error, KeyboardInterrupt) else 1, _words(error)
             raise
 
 

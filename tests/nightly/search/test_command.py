@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from farandole.cli import main
 from tests.support.launching import Finished, run_to_end
+from tests.support.monitor.page import monitors, until
 from tests.support.patience import PATIENCE_S
 
 SCRIPT = """
@@ -140,6 +142,20 @@ def test_without_optuna_a_search_says_what_to_install(tmp_path: Path) -> None:
     done = run_to_end([sys.executable, "-c", words, "search", "tune.py", "space.toml"], tmp_path, 100.0)
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == "farandole search: a search needs Optuna 5: type pip install 'farandole[search]'\n"
+
+
+@pytest.mark.parametrize("stay_s", [3600, 0])
+def test_a_page_outlives_its_search_if_it_is_to_stay(tmp_path: Path, stay_s: int) -> None:
+    words = ["search", "tune.py", "space.toml", "--trials", "2", "--folder", "run", "--live"]
+    farandole(tmp_path, *words, "--live-stay", str(stay_s)).ok()
+    left = monitors(tmp_path)
+    try:
+        assert len(left) == bool(stay_s)
+        assert (tmp_path / "run" / "live.link").exists() == bool(stay_s)
+    finally:
+        for each in left:
+            each.send_signal(signal.SIGINT)
+    until(lambda: not monitors(tmp_path), "for the end of the page")
 
 
 def test_a_page_cannot_listen_where_others_read_along(tmp_path: Path) -> None:

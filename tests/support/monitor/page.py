@@ -191,10 +191,10 @@ def train(trial):
         (folder / "space.toml").write_text('[x]\nlow = 0.0\nhigh = 1.0\n[kind]\nchoices = ["sgd", "adam"]\n')
         with (folder / "space.toml").open("a") as space:
             space.write("[lr]\nlow = 1e-4\nhigh = 1.0\nlog = true\n")
-        command = [sys.executable, "-m", "farandole", "search", "tune.py", "space.toml", "--live", *options]
+        command = [sys.executable, "-m", "farandole", "search", "tune.py", "space.toml", "--live", "--live-stay", "0"]
         with open(folder / "out.txt", "wb") as out:
             self.process = subprocess.Popen(
-                [*command, "--folder", "run"], cwd=folder, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+                [*command, *options, "--folder", "run"], cwd=folder, stdout=out, stderr=out, stdin=subprocess.DEVNULL
             )
         until(lambda: (self.record / "live.link").exists() or self.process.poll() is not None, "for the link")
         assert self.process.poll() is None, self.said
