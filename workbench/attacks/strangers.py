@@ -70,7 +70,7 @@ def _program(member: RankContext, crowds: Sequence[int]) -> tuple[object, ...]:
 
 def _connect(number: int) -> None:
     """Make an engine for this round, and use it."""
-    engine = current().planned_engine(0, f"round {number}")
+    engine = current().planned.engine(0, f"round {number}")
     assert engine.gather_small(b"%d" % engine.group.rank) == [b"0", b"1"]
     engine.close()
 

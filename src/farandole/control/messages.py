@@ -166,6 +166,15 @@ class LaneClosed(Message, frozen=True):
 
 
 @final
+class GroupMade(Message, frozen=True):
+    """I am in a group of ``ranks`` with the number ``process_set``, which its members have given it: 2^32 or more."""
+
+    generation: int
+    process_set: int
+    ranks: list[int]
+
+
+@final
 class ThreadWait(msgspec.Struct, frozen=True, array_like=True):
     """A collective that one thread waits for; ``token`` is another one each time that a thread begins to wait.
 
@@ -408,7 +417,7 @@ class Multicast(Message, frozen=True):
 
 
 Any: TypeAlias = (
-    Hello | Exchange | Submit | Leave | Withdraw | LaneClosed | Stay | Unheard | Blocked | Waits | Progress
+    Hello | Exchange | Submit | Leave | Withdraw | LaneClosed | GroupMade | Stay | Unheard | Blocked | Waits | Progress
     | SetTimeline | TimelineSet | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | Notice
     | AskProgress | AskWaits | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.Any
     | task_messages.Any | run_messages.Any | search_messages.Any | slot_messages.Any | watch_messages.Any

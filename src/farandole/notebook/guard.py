@@ -186,7 +186,7 @@ class CellGuard:
             if self._mark is None:
                 self._number += 1
             what = f"the first collective of {cell.name}"
-            said = session.meet_in_cell(process_set, self._number, what, msgspec.json.encode(cell))
+            said = session.planned.meet_in_cell(process_set, self._number, what, msgspec.json.encode(cell))
             names = [name_rank(member, session.topology.hosts) for member in members]
             self._refusal = difference([_decode(each) for each in said], names)
             if self._refusal:

@@ -279,11 +279,11 @@ def process_sets_come_and_go(rank: int, size: int) -> None:
 
 def planned_lanes_have_engines_of_their_own(rank: int, size: int) -> None:
     session = current()
-    engine = session.planned_engine(0, "gradients")
+    engine = session.planned.engine(0, "gradients")
     memory = engine.allocate(1 << 16)
     array = memory.array(DType.FLOAT32)
     reference.view(array)[:] = 1
-    with session.planned(0, "gradients").next("bucket 0"):
+    with session.planned.lane(0, "gradients").next("bucket 0"):
         assert session.progress()[1] == "bucket 0"
         engine.allreduce(array, Reduction(ReduceOp.SUM))
     assert session.progress()[1] == ""

@@ -37,7 +37,7 @@ def die_or_raise(blocked, moment=sys.argv[1]):
             print(type(error).__name__, error, "in time" if time.time() - float(file.read()) < 0.5 else "late")
 
 def planned():
-    lane = session.planned(0, "p", "p: ")
+    lane = session.planned.lane(0, "p", "p: ")
     while True:
         with lane.next("bucket"):
             engine.barrier()
@@ -57,7 +57,7 @@ for _ in range(2):  # the second time has to leave no more than the first
 
 def test_survivors_are_told_at_once_and_go_on_in_the_same_process(launch: Launch) -> None:
     for victim, blocked in ((1, 'lambda: do.allreduce("second", x)'), (0, "planned")):
-        script = PRELUDE + 'engine = session.planned_engine(0, "p")\n' + DEATH
+        script = PRELUDE + 'engine = session.planned.engine(0, "p")\n' + DEATH
         script += f"die_or_raise({blocked})\n" + SURVIVAL
         for _ in range(5):  # this machine may be busy with other things for half a second
             done = launch(3, script, options=["--on-failure", "continue"], arguments=["moment", str(victim)])

@@ -26,9 +26,9 @@ if place == "1":
 init()
 """
 PLANNED = """
-engine = current().planned_engine(0, "p")
+engine = current().planned.engine(0, "p")
 def meet():
-    with current().planned(0, "p", "p: ").next("barrier"):
+    with current().planned.lane(0, "p", "p: ").next("barrier"):
         engine.barrier()
 """
 NEGOTIATED = """

@@ -67,14 +67,14 @@ def _new_ones_in_a_handler(member: RankContext) -> list[str]:
 def pairing_begins(thread: threading.Thread) -> None:
     """Start it when the session's first exchange does."""
     session = current()
-    exchange = session.exchange
+    exchange = session.planned.exchange
 
     def begun(process_set: int, key: str, payload: bytes) -> list[bytes]:
         if not thread.ident:
             thread.start()
         return exchange(process_set, key, payload)
 
-    session.exchange = begun  # type: ignore[method-assign]
+    session.planned.exchange = begun  # type: ignore[method-assign]
 
 
 def test_a_handler_on_top_of_a_round_is_refused_and_the_round_goes_on() -> None:
@@ -171,7 +171,11 @@ class Meeting:
         self._both, self._said = threading.Barrier(2, timeout=PATIENCE_S), dict[str, dict[int, bytes]]()
         self._rank = threading.local()
 
-    def planned(self, process_set: int, lane: str, sequence: int) -> PlannedCollectives:
+    @property
+    def planned(self) -> Meeting:
+        return self
+
+    def lane(self, process_set: int, lane: str, sequence: int) -> PlannedCollectives:
         active = ActiveCollectives()
         return PlannedCollectives(active, Reentry(), lambda: None, CellState(active), process_set, lane, "", sequence)
 

@@ -53,8 +53,8 @@ def shoot():
 shooter = threading.Thread(target=shoot)
 shooter.start()
 signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-total, engine = sum(range(who.size)), current().planned_engine(0, "lane")
-lane = current().planned(0, "lane")
+total, engine = sum(range(who.size)), current().planned.engine(0, "lane")
+lane = current().planned.lane(0, "lane")
 memory = np.zeros(50_000, np.float32)
 for step in range(150):
     for name, count in (("small", 5), ("large", 200_000)):

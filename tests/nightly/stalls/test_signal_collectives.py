@@ -170,17 +170,17 @@ def in_a_planned_lane(member: RankContext) -> list[str]:
     for _ in range(ROUNDS):
         init()
         session, main = current(), threading.get_ident()
-        engine = session.planned_engine(0, "p")
+        engine = session.planned.engine(0, "p")
         if member.rank == 0:
             with (
                 interrupting(member, lambda: main in dict(session._reentry.entries), said, answered=False),  # noqa: B023
-                session.planned(0, "p", "p: ").next("bucket 0"),
+                session.planned.lane(0, "p", "p: ").next("bucket 0"),
             ):
                 engine.barrier()
         else:
             member.exchange(b"")
             reduce("in the handler")
-            with session.planned(0, "p", "p: ").next("bucket 0"):
+            with session.planned.lane(0, "p", "p: ").next("bucket 0"):
                 engine.barrier()
         shutdown()
     return said

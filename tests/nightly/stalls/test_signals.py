@@ -48,8 +48,8 @@ def _wait_in_the_engine() -> None:
 
 def _wait_in_a_planned_lane() -> None:
     session = current()
-    engine = session.planned_engine(0, "p")
-    with session.planned(0, "p", "p: ").next("bucket 0"):
+    engine = session.planned.engine(0, "p")
+    with session.planned.lane(0, "p", "p: ").next("bucket 0"):
         engine.barrier()
 
 
@@ -58,7 +58,7 @@ def _do_something_else() -> None:
 
 
 def _only_make_the_lane() -> None:
-    engine = current().planned_engine(0, "p")
+    engine = current().planned.engine(0, "p")
     _do_something_else()
     engine.close()
 

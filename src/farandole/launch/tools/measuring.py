@@ -54,7 +54,7 @@ def measure(names: Sequence[str], seconds: float) -> Measured:
     lacks: dict[str, str] = {}
     for name in names:
         try:
-            engine = session.planned_engine(0, f"bench {name}", name)
+            engine = session.planned.engine(0, f"bench {name}", name)
             contenders[name] = engine, engine.allocate(max(SIZES))
         except FarandoleError as error:
             lacks[name.partition("+")[0]] = str(error).splitlines()[0]

@@ -246,8 +246,10 @@ class Pairing:
         key = f"pairing of process set {self._number}.{self._rounds}"
         # ``_wanted`` without the lock: ``join`` copies it in one step, and what it says is only for reports.
         what = f"connecting {', '.join(self._wanted)}"
-        with session.planned(self._number, PAIRING, sequence=self._rounds - 1).next(what, needs_all=True):
-            return [json.loads(each) for each in session.exchange(self._number, key, json.dumps(payload).encode())]
+        with session.planned.lane(self._number, PAIRING, sequence=self._rounds - 1).next(what, needs_all=True):
+            return [
+                json.loads(each) for each in session.planned.exchange(self._number, key, json.dumps(payload).encode())
+            ]
 
     def _name(self, session: Session, member: int) -> str:
         rank = self._ranks[member]

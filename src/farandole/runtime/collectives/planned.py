@@ -52,9 +52,9 @@ class PlannedLane:
         self.session, self.label = session, label
         self._is_stopping = False  # some member was interrupted, and all know it by the same meeting
         self._process_set = number_of(process_set)
-        self._collectives = session.planned(self._process_set, label, f"{label}: ")
+        self._collectives = session.planned.lane(self._process_set, label, f"{label}: ")
         with self._collectives.next("connecting", needs_all=True):
-            self._engine = session.planned_engine(self._process_set, label)
+            self._engine = session.planned.engine(self._process_set, label)
         self._group = self._engine.group
         self._comparison = Comparison(label, [self._group.name(i) for i in range(self._group.size)])
 
@@ -169,7 +169,7 @@ class PlannedLane:
     def close(self) -> None:
         """Close the engine; what it has allocated stays as long as it is referenced. Members that go on are told."""
         # First, as the engine may tell less.
-        self.session.lane_closed(self._process_set, self.label, self._collectives.sequence)
+        self.session.planned.closed(self._process_set, self.label, self._collectives.sequence)
         self._engine.close()
 
     def note(self, text: str) -> None:

@@ -34,6 +34,7 @@ from farandole.control.messages import (
     Entry,
     Exchange,
     GatheredParts,
+    GroupMade,
     Hello,
     LaneClosed,
     Leave,
@@ -132,6 +133,7 @@ class Controller:
             Exchange: self._on_exchange,
             Blocked: self._on_blocked,
             LaneClosed: self._on_lane_closed,
+            GroupMade: self._on_group_made,
             Unheard: self._on_unheard,
             Progress: self._on_progress,
             Waits: self._on_waits,
@@ -357,6 +359,10 @@ class Controller:
     def _on_lane_closed(self, generation: Generation, rank: int, message: LaneClosed) -> None:
         if not generation.closed_lanes.add(rank, message):
             self._rejected["LaneClosed in an impossible place"] += 1
+
+    def _on_group_made(self, generation: Generation, rank: int, message: GroupMade) -> None:
+        if rank not in message.ranks or not generation.negotiation.groups.adopt(message.process_set, message.ranks):
+            self._rejected["GroupMade that cannot be"] += 1
 
     def _on_unheard(self, generation: Generation, rank: int, message: Unheard) -> None:
         if message.host not in generation.hosts:

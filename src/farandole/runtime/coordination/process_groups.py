@@ -21,6 +21,9 @@ from farandole.runtime.coordination.rank_set import RankSet
 GLOBAL = 0
 """The id of the set of all ranks."""
 
+ADOPTED = 2**32
+"""From here on ids are those that members of groups have given these, which the other ranks know nothing of."""
+
 
 @final
 class ProcessGroups:
@@ -54,11 +57,16 @@ class ProcessGroups:
             return -1, error
         own = RankSet.of(ranks)
         for process_set, others in self._ranks.items():
-            if others == own:
+            if others == own and process_set < ADOPTED:
                 return -1, f"process set {process_set} has these ranks already: {list(own)}"
         self._ranks[self._next_id] = own
         self._next_id += 1
         return self._next_id - 1, ""
+
+    def adopt(self, number: int, ranks: Sequence[int]) -> bool:
+        """Take over a group to which its members have given a number of at least ``ADOPTED``; False if it cannot be."""
+        own = RankSet() if wrong_ranks(ranks, self._size) else RankSet.of(ranks)
+        return bool(own) and number >= ADOPTED and self._ranks.setdefault(number, own) == own
 
     def remove(self, process_set: int) -> str:
         """Remove a set; returns the reason why that cannot be, or ""."""

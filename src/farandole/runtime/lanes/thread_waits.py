@@ -56,7 +56,7 @@ _PLANNED: Functions = frozenset(
         ("farandole.runtime.collectives.planned", "__init__"),
         ("farandole.runtime.collectives.planned", "allreduce"),
         ("farandole.runtime.collectives.planned", "meet"),
-        ("farandole.runtime.session.session", "meet_in_cell"),
+        ("farandole.runtime.session.planned_lanes", "meet_in_cell"),
     }
 )
 _ANYWHERE: Functions = frozenset()
@@ -67,7 +67,8 @@ _JOIN: Functions = frozenset({("farandole.runtime.lanes.thread_joins", "join")})
 _MEANS = (
     "contextlib.", "farandole.control.", "farandole.engines.", "farandole.runtime.collectives.divergence.",
     "farandole.runtime.lanes.", "farandole.runtime.session.abort_reason.", "farandole.runtime.session.control_thread.",
-    "farandole.runtime.session.engine_pool.", "farandole.runtime.session.session.", "mpi4py.", "threading.",
+    "farandole.runtime.session.engine_pool.", "farandole.runtime.session.planned_lanes.",
+    "farandole.runtime.session.session.", "mpi4py.", "threading.",
     "torch.distributed.", "zmq.",
 )  # fmt: skip
 """Modules, and packages, of the functions that they wait in."""

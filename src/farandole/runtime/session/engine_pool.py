@@ -79,12 +79,13 @@ class EnginePool:
             found = self._executors[process_set] = Executor(engine, ranks)
         return found
 
-    def engine(self, ranks: Sequence[int], label: str, name: str = "") -> Engine:
+    def engine(self, ranks: Sequence[int], label: str, name: str = "", deadline_s: float = 0.0) -> Engine:
         """A new engine among ``ranks``. Collective: each member calls it as often as the others with this label.
 
-        ``name`` is that of another engine than the job's.
+        ``name`` is that of another engine than the job's, and ``deadline_s`` another limit of a collective.
         """
         group, rendezvous = self._gather(ranks, label)
+        group = dataclasses.replace(group, deadline_s=deadline_s) if deadline_s else group
         try:
             engine = make(name or self._engine, group, rendezvous)
         except EngineError as error:

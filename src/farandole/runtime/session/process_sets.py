@@ -108,6 +108,7 @@ class Registry:
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         self._sets: dict[int, ProcessSet] = {}
+        self._groups: dict[int, tuple[int, ...]] = {}
         global_process_set.ranks = list(range(size))
         self.add(0, global_process_set)
 
@@ -145,8 +146,14 @@ class Registry:
             raise UsageError(f"ranks {found.ranks} are process set {same.process_set_id} already: use that one")
         return found
 
+    def adopt(self, number: int, ranks: tuple[int, ...]) -> None:
+        """Note the ranks of a group that is no process set of the job's, this process among them."""
+        self._groups[number] = ranks
+
     def members(self, number: int, asked: str) -> Sequence[int]:
         """The ranks of set ``number``, which this process must be in; ``asked`` names the call in the error."""
+        if number in self._groups:
+            return self._groups[number]
         process_set = self._sets.get(number)
         if process_set is None:
             raise UsageError(f"{asked}: there is no process set {number}; registered are {sorted(self._sets)}")

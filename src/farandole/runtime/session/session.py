@@ -33,13 +33,13 @@ from typing import Any, final
 
 from farandole import events
 from farandole.collective import Kind
-from farandole.control.messages import LaneClosed, Leave, Order, Unheard, Waits
+from farandole.control.message import Message
+from farandole.control.messages import Leave, Order, Unheard, Waits
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.control.run_messages import Progressed
 from farandole.control.watch_messages import ActAt, Prepare, SendMetrics
 from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
-from farandole.engines.engine import Engine
 from farandole.engines.reach import known_address
 from farandole.errors import (
     AbortError,
@@ -47,7 +47,6 @@ from farandole.errors import (
     DivergenceError,
     FarandoleError,
     MismatchError,
-    NotInitializedError,
     UsageError,
 )
 from farandole.runtime.coordination.agreement import title
@@ -63,12 +62,13 @@ from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.thread_waits import survey
 from farandole.runtime.session.abort_reason import await_news
-from farandole.runtime.session.cell_state import CELL, CellState
+from farandole.runtime.session.cell_state import CellState
 from farandole.runtime.session.control_thread import INTERACTIVE_LOOK_S, WAITS_LOOK_S, ControlThread
 from farandole.runtime.session.engine_pool import EnginePool
 from farandole.runtime.session.link import Link
 from farandole.runtime.session.metric_sender import MetricSender
-from farandole.runtime.session.planned_collective import CONSEQUENCES, PlannedCollectives
+from farandole.runtime.session.planned_collective import CONSEQUENCES
+from farandole.runtime.session.planned_lanes import PlannedLanes
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, Registry
 from farandole.runtime.session.step_gate import StepGate
 from farandole.runtime.session.timeline import Recorder, path_of
@@ -124,6 +124,11 @@ class Session:
         self._control: ControlThread | None = None
         self._engine_pool = self._make_engine_pool(own)
         self._lane = self._open_lane(sets)
+        self.planned = PlannedLanes(
+            self.generation, self._sets, self._engine_pool, self._share, self._tell,
+            self._active, self._reentry, self._explain, self.cells,
+        )  # fmt: skip
+        """Collectives in an order that every member knows."""
         if link is not None:
             # After all that its hooks use. It may end the session before this assignment: ``_end`` finds no control
             # thread then, and the thread has ended its own waiters (``ControlThread._over``).
@@ -230,55 +235,7 @@ class Session:
         """The registered sets by number, the global one included."""
         return {s.process_set_id: s for s in self._sets if s.process_set_id is not None}
 
-    # -- the planned lane ---------------------------------------------------------------------------------------------
-
-    def planned_engine(self, process_set: int, label: str, name: str = "") -> Engine:
-        """A new engine for collectives in an order that every member knows. Collective; ``shutdown`` closes it.
-
-        ``name`` is that of another engine than the job's.
-        """
-        ranks = self._sets.members(process_set, label)
-        with self._reentry:
-            return self._engine_pool.engine(ranks, f"{label} of process set {process_set}", name)
-
-    def exchange(self, process_set: int, key: str, payload: bytes) -> list[bytes]:
-        """All-gather of small bytes among the members of a process set, by way of the controller. A key serves once."""
-        if self.cells.gate is not None:
-            self.cells.gate(process_set)
-        return self._share(key, self._sets.members(process_set, key), payload)
-
-    def meet_in_cell(self, process_set: int, number: int, what: str, payload: bytes) -> list[bytes]:
-        """Gather what all members say where they come to the first collective of the cell with this ``number``.
-
-        A lane for each: so ranks in different cells wait for each other, which the controller finds to be a deadlock.
-        """
-        self._active.reach(0, CELL, number)
-        lane, members = f"{CELL} {number}", self._sets.members(process_set, what)
-        ungated = CellState(self._active)  # it is the gate that leads here
-        collectives = PlannedCollectives(self._active, self._reentry, self._explain, ungated, process_set, lane)
-        with collectives.next(what, needs_all=True):
-            said = self._share(f"{lane} {process_set}", members, payload)
-        if before := self.cells.lanes.get(process_set):
-            self._active.forget(process_set, before)  # all have passed that one, or they would not be here
-        self.cells.lanes[process_set] = lane
-        return said
-
-    def planned(self, process_set: int, lane: str, prefix: str = "", sequence: int = 0) -> PlannedCollectives:
-        """The context of the collectives of a planned lane, of which there were ``sequence``; ``prefix`` of reports."""
-        return PlannedCollectives(
-            self._active, self._reentry, self._explain, self.cells, process_set, lane, prefix, sequence
-        )
-
-    def lane_closed(self, process_set: int, lane: str, sequence: int) -> None:
-        """Tell the controller that this rank has given up a planned lane, after so many collectives, and stays.
-
-        Members that come to another one raise ``MismatchError``, and so does this rank.
-        """
-        is_shared = process_set in self._sets and len(self._sets[process_set].ranks) > 1  # it may have been removed
-        if self._link is not None and self._ended is None and is_shared:
-            # The first if the session is over, the second in a forked child, which may drop an optimizer of its parent.
-            with contextlib.suppress(ControlError, NotInitializedError), self._reentry:
-                self._link.up.send(LaneClosed(self.generation, process_set, lane, sequence))
+    # -- steps ---------------------------------------------------------------------------------------------------------
 
     def stepped(self, step: int | None = None, by_all: bool = True) -> None:
         """End a step of an optimizer, the ``step``-th where the job counts them, and obey orders that were for its end.
@@ -524,6 +481,11 @@ class Session:
         # A rank comes to its first planned collective when it has done what precedes it, and that may take long.
         limit_s = self.settings.stall_limit_s(self.settings.stall_shutdown_s)
         return self._control.exchange(key, ranks, payload, limit_s)
+
+    def _tell(self, message: Message) -> None:
+        """Send to the controller, while the session lasts and has one."""
+        if self._link is not None and self._ended is None:
+            self._link.up.send(message)
 
     def _on_silence(self, host: str) -> None:
         """Tell the controller, which decides what follows, that an engine hears nothing from ``host``."""
