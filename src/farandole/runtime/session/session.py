@@ -124,10 +124,7 @@ class Session:
         self._control: ControlThread | None = None
         self._engine_pool = self._make_engine_pool(own)
         self._lane = self._open_lane(sets)
-        self.planned = PlannedLanes(
-            self.generation, self._sets, self._engine_pool, self._share, self._tell,
-            self._active, self._reentry, self._explain, self.cells,
-        )  # fmt: skip
+        self.planned = self._plan_lanes()
         """Collectives in an order that every member knows."""
         if link is not None:
             # After all that its hooks use. It may end the session before this assignment: ``_end`` finds no control
@@ -422,6 +419,19 @@ class Session:
             self.settings.cache_capacity,
             eager=self.topology.size <= self.settings.tree_radix,  # relays combine, and these cannot be combined
             stay=self._link.stay(self.generation, wait=True),
+        )
+
+    def _plan_lanes(self) -> PlannedLanes:
+        return PlannedLanes(
+            self.generation,
+            self._sets,
+            self._engine_pool,
+            self._share,
+            self._tell,
+            self._active,
+            self._reentry,
+            self._explain,
+            self.cells,
         )
 
     def _give_up_start(self, error: BaseException) -> None:
