@@ -105,12 +105,13 @@ def require_registered(process_set: ProcessSet, asked: str) -> None:
 class Registry:
     """The process sets of one session, by number."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, static_sets: Sequence[ProcessSet] = ()) -> None:
         self._rank, self._size = rank, size
         self._sets: dict[int, ProcessSet] = {}
         self._groups: dict[int, tuple[int, ...]] = {}
         global_process_set.ranks = list(range(size))
-        self.add(0, global_process_set)
+        for number, process_set in enumerate([global_process_set, *static_sets]):
+            self.add(number, process_set)
 
     def add(self, number: int, process_set: ProcessSet) -> None:
         """Register a set under the number that all ranks have agreed on."""

@@ -113,9 +113,7 @@ class Session:
         self._told, self._recorder = ReentrantEvent(), Recorder(topology.rank, topology.host, clock_offset_s)
         self._reentry, self._in_lane, self._active = Reentry(), Reentry(), ActiveCollectives()
         self.pace, self.cells = self._active.pace, CellState(self._active)
-        self._sets = Registry(own.rank, own.size)
-        for number, process_set in enumerate(sets, 1):
-            self._sets.add(number, process_set)
+        self._sets = Registry(own.rank, own.size, sets)
         self._link, send = link, _nobody if link is None else link.up.send
         self._metrics = MetricSender(send, self.generation)
         self._gate = StepGate(send, self.generation, training, self.pace.beat, self.cells)
