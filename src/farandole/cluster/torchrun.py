@@ -4,10 +4,6 @@
 >>> Torchrun(told).worker_id, Torchrun(told).spans_hosts
 (1, False)
 
-Its store is open to everybody who reaches its port, so the secret of the job never goes there: it is in a file that
-only its owner can read. On several hosts that lies in the folder by which tasks of ``srun`` meet, too, if Slurm has
-given the hosts or the folder was named; else nobody knows of one that all see, and the job has to be given a secret.
-
 Variables named RANK and WORLD_SIZE alone do not count: many scripts set them by themselves, for other purposes.
 """
 
@@ -15,16 +11,12 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import re
-import secrets
-import tempfile
 from collections.abc import Mapping
 from typing import Any, final
 
-from farandole.cluster.allocation import JOB
-from farandole.cluster.contact import Contact, Meeting
-from farandole.cluster.environment import KEY, Environment, Vocabulary
-from farandole.cluster.shared_file import SharedFile
+from farandole.cluster.contact import Meeting
+from farandole.cluster.environment import Vocabulary
+from farandole.cluster.torch_store import ByStore
 from farandole.errors import SettingsError, StartError
 
 VOCABULARY = Vocabulary(
@@ -36,13 +28,10 @@ VOCABULARY = Vocabulary(
 )
 STORE_HOST, STORE_PORT, RESTARTS = "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"
 AGENT_HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-FOLDER = "FARANDOLE_RENDEZVOUS_DIR"
-"""Variable by which a user names a folder that all hosts see."""
-MARK = re.compile(rb"[0-9a-f]{16}")
 
 
 @final
-class Torchrun(Environment):
+class Torchrun(ByStore):
     """A worker of ``torchrun``."""
 
     name = "torchrun"
@@ -50,55 +39,13 @@ class Torchrun(Environment):
     vocabulary = VOCABULARY
     marks = (STORE_HOST, STORE_PORT, RESTARTS)
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        super().__init__(variables)
-        self._mark = secrets.token_hex(8)
-
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:
         """True if torchrun's name for the job is there."""
         return VOCABULARY.job in variables and VOCABULARY.rank in variables
 
-    @property
-    def key(self) -> str:
-        """The secret; raises ``SettingsError`` if it is missing and would have to travel between hosts."""
-        key = super().key
-        if not key and self.spans_hosts and not any(self._variables.get(name) for name in (FOLDER, JOB)):
-            raise SettingsError(
-                f"torchrun started this job on several hosts, and {KEY} is not set: torchrun's store, by which the "
-                "ranks could learn the secret of the job, is open to everybody who reaches its port. Name a folder "
-                f"that all nodes see, before torchrun: export {FOLDER}=/shared/folder; or give all nodes the same "
-                f"secret: export {KEY}=SECRET, where SECRET is what this says once: "
-                "python -c 'import secrets; print(secrets.token_hex(32))'"
-            )
-        return key
-
-    def file(self, meeting: Meeting) -> SharedFile | None:
-        """A file with a random name, as runs of torchrun have none of their own; ``None`` where the secret is known."""
-        return None if self.key else self._file(self._mark, meeting)
-
-    def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """Share by torchrun's store, under a key of this job and attempt; where there is a file, only its name."""
-        file = self.file(meeting)
-        if contact is not None and file is not None:
-            file.share(contact, meeting.timeout_s)
-        payload = None if contact is None else self._mark.encode() if file is not None else contact.encode()
-        said = self._exchange(payload, meeting)
-        if contact is not None:
-            return contact
-        if file is None:
-            return Contact.decode(said)
-        if not MARK.fullmatch(said):
-            raise StartError(
-                f"what torchrun's store says is not from rank 0, as that has no {KEY}: is it set here only?"
-            )
-        return self._file(said.decode(), meeting).share(None, meeting.timeout_s)
-
-    def _file(self, mark: str, meeting: Meeting) -> SharedFile:
-        return SharedFile(meeting.folder if self.spans_hosts else tempfile.gettempdir(), f"torchrun-{mark}")
-
-    def _exchange(self, said: bytes | None, meeting: Meeting) -> bytes:
-        """Tell the others what is ``said``, or return what rank 0 tells."""
+    def exchange(self, said: bytes | None, meeting: Meeting) -> bytes:
+        """See ``ByStore``; under a key of this job and attempt."""
         host, port = self._variables.get(STORE_HOST, ""), self._number(STORE_PORT)
         if not host:
             raise SettingsError(f"{STORE_HOST} is not set. {self.remedy}")

@@ -16,7 +16,9 @@ def test_a_group_is_taken_over_once_and_none_that_contradicts_it() -> None:
     assert groups.of(1)[:2] == [0, ADOPTED]
 
 
-@pytest.mark.parametrize(("number", "ranks"), [(1, [1, 3]), (-1, [1]), (ADOPTED, []), (ADOPTED, [4]), (ADOPTED, [1, 1])])
+@pytest.mark.parametrize(
+    ("number", "ranks"), [(1, [1, 3]), (-1, [1]), (ADOPTED, []), (ADOPTED, [4]), (ADOPTED, [1, 1])]
+)
 def test_numbers_of_process_sets_and_impossible_ranks_are_not_taken_over(number: int, ranks: list[int]) -> None:
     groups = ProcessGroups(4)
     assert not groups.adopt(number, ranks)

@@ -32,7 +32,9 @@ _LEVELS = {"trace": 5, "fatal": logging.CRITICAL}
 
 
 def environment_of(comm: object) -> Environment:
-    """Detect the launcher of this process; a communicator of mpi4py as ``comm`` takes its place."""
+    """Detect the launcher of this process; a communicator of mpi4py as ``comm``, or an environment, takes its place."""
+    if isinstance(comm, Environment):
+        return comm
     environment = detect()
     if not _is_communicator(comm):
         return environment
@@ -49,7 +51,7 @@ def part_of(environment: Environment, comm: object) -> ProcessRole:
     worker_id, expected = environment.worker_id, ANY if environment.is_elastic else environment.size
     if isinstance(environment, Communicator):
         return ProcessRole(worker_id, expected, environment.members)
-    if comm is None:
+    if comm is None or isinstance(comm, Environment):
         return ProcessRole(worker_id, expected)
     ranks = _ranks(comm)
     if environment.is_elastic:

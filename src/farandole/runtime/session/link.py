@@ -85,7 +85,7 @@ class Link:
         self._context = Context()
         self._dealers: list[Dealer] = []
         try:
-            keys = JobKeys.from_secret(assignment.key)
+            keys = self.keys = JobKeys.from_secret(assignment.key)
             self.up, self.control, self.orders = (self._dial(keys, suffix) for suffix in (b"u", b"c", b"o"))
             self._withdrawal.applies_to(self)
             self._connect()

@@ -33,6 +33,7 @@ from typing import Any, final
 
 from farandole import events
 from farandole.collective import Kind
+from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.control.messages import Leave, Order, Unheard, Waits
 from farandole.control.reentrant_event import ReentrantEvent
@@ -146,6 +147,11 @@ class Session:
     def provisional(self) -> bool:
         """True in an elastic job until this worker takes part: it is alone, and ``topology`` is a forecast."""
         return self.generation == 0
+
+    @property
+    def keys(self) -> JobKeys | None:
+        """Keys by which processes of the job know each other; ``None`` in a job of one."""
+        return None if self._link is None else self._link.keys
 
     @property
     def is_interactive(self) -> bool:

@@ -1,0 +1,234 @@
+"""Mailbox of a process: tensors that others send to it, each for a group, with a tag, from one of its members.
+
+    mailbox = Mailbox(session, store)
+    mailbox.send(MessageLabel(group, sender=0, tag=7), to=1, payload=memory)
+    mailbox.receive(MessageLabel(group, sender=ANY, tag=7), target, work, group, 60.0)    # then: work.wait()
+
+A message is copied where it is sent, so that nobody waits for who gets it; it travels by ZeroMQ, encrypted and let in
+by the key of the job. The store of PyTorch has the address, which is no secret.
+"""
+
+# Threads. The mailbox's thread owns ``_inbox`` and the door. Any thread of the program sends, and posts what it is to
+# receive. ``_lock`` guards ``_outboxes`` (sockets are used by one thread at a time), ``_arrived`` and ``_posted``.
+# Works are finished without it, as their futures call back into the program.
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import struct
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import torch
+import zmq
+
+from farandole.control.addresses import everywhere, own_endpoints, own_host_only
+from farandole.control.admission import Door
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys
+from farandole.control.local_peer import admit_own
+from farandole.control.sockets import Context, client_socket, connect, new_socket
+from farandole.errors import AbortError, FarandoleError, MismatchError, StallError
+from farandole.torch.distributed.work import QueuedWork
+
+if TYPE_CHECKING:
+    from farandole.cluster.torch_store import Store
+    from farandole.engines.engine import Group
+    from farandole.runtime.session.session import Session
+
+ANY = -1
+"""Any member of the group."""
+
+LOOK_MS = 100
+"""Milliseconds between looks whether the session has ended, and whether somebody has waited for too long."""
+
+DIAL_S = 30.0
+
+PRESENT = -(2**62)
+"""Tag of a roll call, which no program uses."""
+
+ANSWER_S = 5.0
+"""Time for the answer to it, beyond that for which the others are waited for."""
+
+_LABEL = struct.Struct("=Qqq")
+
+
+class MessageLabel(NamedTuple):
+    """Label of a message: the number of its group, the member that sends it, and its tag."""
+
+    group: int
+    sender: int
+    tag: int
+
+
+class _Posted(NamedTuple):
+    """A tensor that waits for a message, until when, and the group of ``label.sender``."""
+
+    label: MessageLabel
+    target: torch.Tensor
+    work: QueuedWork
+    until_s: float
+    group: Group
+
+    @property
+    def overdue(self) -> str:
+        """Text of the error when its time is over."""
+        sender, tag = self.label.sender, self.label.tag
+        who = "any rank" if sender == ANY else self.group.name(sender)
+        return f"nothing came from {who} with tag {tag} in {self.group.label} within {self.group.deadline_s:g} s"
+
+
+@final
+class Mailbox:
+    """Mailbox of the process in ``session``, whose address the others find in ``store``."""
+
+    def __init__(self, session: Session, keys: JobKeys, store: Store) -> None:
+        self._session, self._keys, self._store = session, keys, store
+        self._lock = threading.Lock()
+        self._context = Context()
+        self._door = Door(self._context, keys.client.public)
+        self._inbox = new_socket(self._context, zmq.ROUTER)
+        self._inbox.maxmsgsize = -1  # who sends has been let in
+        self._inbox.curve_server, self._inbox.curve_secretkey = True, keys.server.secret
+        is_alone = len(set(session.topology.hosts)) == 1
+        admit_own(self._inbox)
+        self._inbox.ipv6 = not is_alone
+        self._inbox.bind(own_host_only() if is_alone else everywhere(session.settings.ports))
+        self._outboxes: dict[int, zmq.Socket[bytes]] = {}
+        self._arrived: dict[MessageLabel, deque[zmq.Frame]] = {}
+        self._posted: list[_Posted] = []
+        self._is_closed = False
+        address = self._inbox.get_string(zmq.LAST_ENDPOINT)
+        told = [address] if is_alone else own_endpoints(address, session.settings.network_interface)
+        store.set(f"mailbox.{session.topology.rank}", ",".join(told))
+        self._thread = threading.Thread(target=self._serve, name="farandole-mailbox", daemon=True)
+        self._thread.start()
+        session.at_close(self.close)
+
+    def send(self, label: MessageLabel, to: int, tensor: torch.Tensor) -> None:
+        """Send a contiguous tensor to the rank ``to`` of the job."""
+        head = _LABEL.pack(*label)
+        payload = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+        outbox = self._outbox(to)
+        with self._lock:
+            outbox.send(head, zmq.SNDMORE)
+            outbox.send(payload)
+
+    def receive(
+        self, label: MessageLabel, target: torch.Tensor, work: QueuedWork, group: Group, limit_s: float
+    ) -> None:
+        """Have the next message of this label written to ``target``, and finish ``work`` then."""
+        posted = _Posted(label, target, work, time.monotonic() + limit_s, group)
+        with self._lock:
+            found = self._take(label)
+            if found is None:
+                self._posted.append(posted)
+        if found is not None:
+            _deliver(posted, *found)
+
+    def roll_call(self, number: int, group: Group, limit_s: float) -> list[int]:
+        """Members of a group of which the first has heard nothing within ``limit_s``: all are told."""
+        here, there = torch.zeros(1, dtype=torch.uint8), torch.zeros(group.size, dtype=torch.uint8)
+        works = [QueuedWork([]) for _ in range(group.size)]
+        until_s = time.monotonic() + limit_s
+        if group.rank:
+            self.send(MessageLabel(number, group.rank, PRESENT), group.ranks[0], here)
+            self.receive(MessageLabel(number, 0, PRESENT), there, works[0], group, 2 * limit_s + ANSWER_S)
+            works[0].wait()
+            return [int(each) for each in there.nonzero()]
+        for member in range(1, group.size):
+            self.receive(MessageLabel(number, member, PRESENT), here, works[member], group, limit_s)
+        for member in range(1, group.size):
+            with contextlib.suppress(StallError):
+                works[member].wait(dt.timedelta(seconds=max(1e-3, until_s - time.monotonic())))
+            there[member] = not works[member].is_success()
+        for member in range(1, group.size):
+            self.send(MessageLabel(number, 0, PRESENT), group.ranks[member], there)
+        return [int(each) for each in there.nonzero()]
+
+    def close(self) -> None:
+        """Fail all who still wait here."""
+        self._is_closed = True
+
+    def _take(self, wanted: MessageLabel) -> tuple[MessageLabel, zmq.Frame] | None:
+        """The oldest message of a label that has arrived. With the lock."""
+        for label, frames in self._arrived.items():
+            if _matches(wanted, label):
+                frame = frames.popleft()
+                if not frames:
+                    del self._arrived[label]
+                return label, frame
+        return None
+
+    def _outbox(self, to: int) -> zmq.Socket[bytes]:
+        with self._lock:
+            found = self._outboxes.get(to)
+        if found is None:
+            addresses = bytes(self._store.get(f"mailbox.{to}")).decode().split(",")
+            address = addresses[0] if len(addresses) == 1 else first_answering(addresses, self._keys, DIAL_S)
+            made = client_socket(self._context, self._keys)
+            connect(made, address)
+            with self._lock:
+                found = self._outboxes.setdefault(to, made)
+            if found is not made:  # another thread was faster
+                made.close()
+        return found
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._inbox, zmq.POLLIN)
+        poller.register(self._door.fd, zmq.POLLIN)
+        while not self._is_closed:
+            ready = dict(poller.poll(LOOK_MS))
+            if self._door.fd in ready:
+                self._door.serve()
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    _, head, payload = self._inbox.recv_multipart(zmq.NOBLOCK, copy=False)
+                    self._arrive(MessageLabel(*_LABEL.unpack(head.buffer)), payload)
+            self._give_up()
+        self._give_up()
+        for socket in (self._inbox, *self._outboxes.values()):
+            socket.close()
+        self._door.close()
+
+    def _arrive(self, label: MessageLabel, frame: zmq.Frame) -> None:
+        with self._lock:
+            posted = next((each for each in self._posted if _matches(each.label, label)), None)
+            if posted is None:
+                self._arrived.setdefault(label, deque()).append(frame)
+                return
+            self._posted.remove(posted)
+        _deliver(posted, label, frame)
+
+    def _give_up(self) -> None:
+        """Fail those who wait for what cannot come any more, or has not come in time."""
+        reason, now = self._session.end_reason or ("the session is closed" if self._is_closed else ""), time.monotonic()
+        with self._lock:
+            lost = [each for each in self._posted if reason or now > each.until_s]
+            self._posted = [each for each in self._posted if each not in lost]
+        for each in lost:
+            error: FarandoleError = AbortError(reason) if reason else StallError(each.overdue)
+            each.work.finish(error)
+
+
+def _matches(wanted: MessageLabel, label: MessageLabel) -> bool:
+    return wanted == label or (wanted.sender == ANY and wanted == label._replace(sender=ANY))
+
+
+def _deliver(posted: _Posted, label: MessageLabel, frame: zmq.Frame) -> None:
+    """Copy a message to where it is awaited."""
+    target, found = posted.target, memoryview(frame.buffer)
+    posted.work.source = label.sender
+    if len(found) != target.nbytes:
+        who = posted.group.name(label.sender)
+        error = MismatchError(f"recv() has a tensor of {target.nbytes} bytes, and {who} has sent {len(found)}")
+        posted.work.finish(error)
+        return
+    if found:
+        with torch.no_grad():
+            target.copy_(torch.frombuffer(found, dtype=target.dtype).view(target.shape))
+    posted.work.finish(None)

@@ -1,0 +1,84 @@
+"""Tensors and reductions of ``torch.distributed`` as engines take them.
+
+with flat(tensor) as given:                 # contiguous; what is written there gets back into ``tensor``
+    engine.allreduce(given.array, reduction(options.reduceOp))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+
+from farandole.adapters.torch import adapter
+from farandole.collective import Array, ReduceOp, Reduction
+from farandole.errors import UnsupportedError, UsageError
+
+KINDS: Any = dist.ReduceOp.RedOpType
+"""Kinds of reductions, as PyTorch numbers them."""
+
+_OPS = {
+    KINDS.SUM: ReduceOp.SUM,
+    KINDS.AVG: ReduceOp.AVERAGE,
+    KINDS.MIN: ReduceOp.MIN,
+    KINDS.MAX: ReduceOp.MAX,
+    KINDS.PRODUCT: ReduceOp.PRODUCT,
+}
+BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    KINDS.BAND: torch.bitwise_and,
+    KINDS.BOR: torch.bitwise_or,
+    KINDS.BXOR: torch.bitwise_xor,
+}
+"""Operations that engines do not know: everybody's tensors are gathered, and combined in the order of ranks."""
+
+
+@final
+class FlatTensor:
+    """A tensor as contiguous memory: itself, or a copy of it."""
+
+    __slots__ = ("array", "memory", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is not torch.strided:
+            raise UnsupportedError(f"a tensor with layout {tensor.layout} does not travel: pass tensor.to_dense()")
+        plain = tensor.detach()
+        self.tensor = plain
+        self.memory = adapter.dense(plain) if plain.is_cpu else plain.to("cpu", copy=True).contiguous()
+        self.array: Array = adapter.array(self.memory)
+
+    def written(self) -> None:
+        """Put what was written to the memory into the tensor."""
+        if self.memory is not self.tensor:
+            self.tensor.copy_(self.memory)
+        else:
+            adapter.written(self.tensor)
+
+
+def kind_of(op: Any) -> Any:
+    """The kind of a ``ReduceOp``, which PyTorch gives as an object or as one of its kinds."""
+    return getattr(op, "op", op)
+
+
+def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
+    """``op`` as engines know it; raises ``UsageError`` for bitwise ones of floats."""
+    kind = kind_of(op)
+    if kind == KINDS.PREMUL_SUM:
+        raise UnsupportedError("PREMUL_SUM: multiply before, and use SUM")
+    if kind in BITWISE:
+        raise UsageError(f"{kind.name} of {dtype}: bits are combined of integers and bool only")
+    return Reduction(_OPS[kind])
+
+
+def combined(op: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Bits of all ``parts``, combined."""
+    return reduce(BITWISE[kind_of(op)], parts)
+
+
+def single(tensors: Sequence[torch.Tensor], verb: str) -> torch.Tensor:
+    """The one tensor that each process gives; raises ``UsageError`` for several, which are of several devices."""
+    if len(tensors) != 1:
+        raise UsageError(f"{verb}: a process gives one tensor, found {len(tensors)}")
+    return tensors[0]
