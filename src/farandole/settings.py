@@ -211,6 +211,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             job_wide=True,
         ),
     ] = False
+    torch_env: Annotated[
+        bool,
+        Knob(
+            "give workers of static jobs RANK, WORLD_SIZE, MASTER_ADDR, ..., by which torch.distributed starts",
+            ("--torch-env",),
+            group="start and end",
+            job_wide=True,
+        ),
+    ] = True
     min_np: Annotated[
         Count,
         Knob(

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -44,14 +44,21 @@ Report: TypeAlias = dict[str, dict[int, str]]
 """Per check and rank: "" or what went wrong."""
 
 
-def report(job: str, folder: Path, ranks: Sequence[str], deadline_s: float = 240.0) -> Report:
+def report(
+    job: str,
+    folder: Path,
+    ranks: Sequence[str],
+    deadline_s: float = 240.0,
+    environment: Mapping[str, str] | None = None,
+) -> Report:
     """Run the command ``ranks`` as a kind of job, and read what its ranks have written to ``folder``."""
     if job in BY_MPI:
         done = by_mpi(BY_MPI[job], ranks, deadline_s)
     else:
         command = [sys.executable, "-m", "farandole", "run", *JOBS[job], *ranks]
         hosts = len(JOBS[job][1].split(",")) if "-H" in command else 0
-        done = on_hosts(hosts, command, deadline_s) if hosts else here(command, deadline_s)
+        told = None if environment is None else {**os.environ, **environment}
+        done = on_hosts(hosts, command, deadline_s) if hosts else here(command, deadline_s, told)
     found: Report = {}
     for path in sorted(folder.glob("*.json")):
         for check, wrong in json.loads(path.read_text()).items():

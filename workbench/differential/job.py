@@ -34,8 +34,8 @@ from typing import final
 import msgspec
 
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
+from farandole.control.addresses import free_port
 from farandole.control.keys import new_secret
-from farandole.testing.jobs import free_port
 from workbench.differential.outcome import Outcome
 from workbench.differential.program import Program
 from workbench.differential.worker import Birth, RunProgram, WorkerHello

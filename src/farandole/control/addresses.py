@@ -8,6 +8,7 @@ Nothing is probed here: which of these works is known only where somebody dials.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ipaddress
 import os
@@ -25,6 +26,9 @@ EVERYWHERE = "tcp://*:0"
 """The address for a controller that other hosts have to reach: every interface, IPv4 and IPv6, a free port."""
 
 IFF_UP = 1
+
+OURS = range(15000, 32000)
+"""Ports below those that Linux gives away by itself."""
 
 
 def own_host_only() -> str:
@@ -52,6 +56,20 @@ def ports_in(text: str) -> list[int]:
     """
     ports = port_range(text)
     return random.SystemRandom().sample(ports, len(ports))  # not the generator of the script
+
+
+def free_port(ports: str = "") -> int:
+    """Port of this host that nobody listens on now, for a process that begins later.
+
+    One of a range, ``FIRST-LAST``; else none of those that the kernel gives to whoever asks for any
+    (``net.ipv4.ip_local_port_range``), so that it is not given away meanwhile. 0 if all of the range are taken.
+    """
+    some = ports_in(ports) if ports else random.SystemRandom().sample(OURS, 100)
+    for port in some:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    return 0
 
 
 class Interface(NamedTuple):

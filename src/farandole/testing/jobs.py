@@ -16,10 +16,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
-import socket
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, final
@@ -30,6 +27,7 @@ import numpy.typing as npt
 
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.collective import Array, DType, Kind, ReduceOp, Reduction
+from farandole.control.addresses import free_port
 from farandole.control.keys import new_secret
 from farandole.runtime.lanes.call import Call, CallResult, Handle
 from farandole.runtime.session.init import current
@@ -56,19 +54,6 @@ def run_job(
         **(environment or {}),
     }
     return run_ranks(_in_job, size, program, args, timeout_s=timeout_s, environment=told, may_die=may_die)
-
-
-PORTS = range(15000, 32000)
-"""Ports below those that Linux gives away by itself (``net.ipv4.ip_local_port_range``)."""
-
-
-def free_port() -> int:
-    """Port of this host that nobody listens on now; none of those that the kernel gives to whoever asks for any."""
-    while True:
-        port = PORTS.start + secrets.randbelow(len(PORTS))
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _in_job(member: RankContext, program: Callable[..., Any], args: Sequence[Any]) -> Any:

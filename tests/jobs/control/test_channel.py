@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
+from farandole.control.addresses import free_port
 from farandole.control.channel import Dealer, Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import ENVELOPE_BYTES, LIMIT_BYTES, Abort, Leave, encode
 from farandole.control.task_messages import TaskResult
 from farandole.errors import ControlError, SettingsError
-from farandole.testing.jobs import free_port
 from tests.support.patience import PATIENCE_S
 from tests.support.runtime.interruptions import within_deadline
 

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from farandole.collective import DType, Kind
+from farandole.control.addresses import free_port
 from farandole.control.agent_messages import AGENT, AgentHello, Report
 from farandole.control.channel import Dealer, Router
 from farandole.control.endings import WorkerExited
@@ -37,7 +38,6 @@ from farandole.control.messages import (
 from farandole.runtime.selfstart.host_socket import claim, name_of
 from farandole.runtime.selfstart.spawn import AGENT_MODULE, ControllerConfig, HostAgentConfig
 from farandole.runtime.selfstart.spawn import CONTROLLER_MODULE as MODULE
-from farandole.testing.jobs import free_port
 from farandole.version import __version__
 from tests.support.patience import PATIENCE_S
 

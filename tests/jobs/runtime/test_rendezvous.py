@@ -11,6 +11,7 @@ import pytest
 
 from farandole.cluster.contact import Contact, Meeting
 from farandole.cluster.slurm import Slurm
+from farandole.control.addresses import free_port
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError, StartError
@@ -18,7 +19,6 @@ from farandole.runtime.selfstart.host_socket import ask, claim, name_of, tell
 from farandole.runtime.session import rendezvous
 from farandole.runtime.session.rendezvous import ProcessRole, meet
 from farandole.settings import Settings
-from farandole.testing.jobs import free_port
 from tests.support.patience import PATIENCE_S
 
 TASK = {

@@ -17,6 +17,7 @@ import pytest
 from farandole import events
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.collective import Array, Kind
+from farandole.control.addresses import free_port
 from farandole.control.keys import new_secret
 from farandole.control.messages import Waits
 from farandole.errors import (
@@ -31,7 +32,7 @@ from farandole.runtime.lanes.call import Call
 from farandole.runtime.lanes.negotiated import NegotiatedLane
 from farandole.runtime.session.init import current, init, is_initialized, shutdown
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.testing.jobs import NumpyCalls, free_port, run_job
+from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.leaks import ResourceSnapshot, no_leaks
 from farandole.testing.rank import RankContext
 from tests.support.patience import PATIENCE_S

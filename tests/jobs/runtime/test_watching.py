@@ -15,6 +15,7 @@ import pytest
 
 from farandole import events
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
+from farandole.control.addresses import free_port
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.message import Message
@@ -42,7 +43,6 @@ from farandole.runtime.session import step_gate
 from farandole.runtime.session.metric_sender import MOST_POINTS, SHORTEST_S, MetricSender
 from farandole.runtime.session.step_gate import MOST_ALONE, StepGate
 from farandole.runtime.session.training import Training
-from farandole.testing.jobs import free_port
 from tests.support.launching import Launch
 from tests.support.patience import PATIENCE_S
 

@@ -117,6 +117,7 @@ def test_programs_of_a_page_run(page: Path, launch: Launch, request: pytest.Fixt
     needed = [
         name for name in LOADED_IF_THERE if re.search(rf"^import {name}\b|farandole\.{name}\b", script, re.MULTILINE)
     ]
+    needed += ["torch"] if "torch.distributed" in script else []  # whose DDP asks the compiler whether it is used
     finished = launch(int(np), script, python=python, environment=lean(*needed))
     check_output(finished.ok(), expected_after(page, chosen))
 

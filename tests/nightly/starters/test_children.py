@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
+from farandole.control.addresses import free_port
 from farandole.control.keys import new_secret
-from farandole.testing.jobs import free_port
 from tests.support.launching import Finished, Launch, run_to_end
 from tests.support.paths import SUPPORT
 from workbench.mpi import LAUNCHERS

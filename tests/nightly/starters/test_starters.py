@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from farandole.control.addresses import free_port
 from farandole.control.keys import new_secret
-from farandole.testing.jobs import free_port
 from tests.support.cluster.ranks import FACTS, column, told
 from tests.support.launching import Finished, run_to_end
 from tests.support.patience import PATIENCE_S

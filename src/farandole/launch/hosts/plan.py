@@ -24,6 +24,7 @@ from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.worker_output import is_nested
 from farandole.launch.hosts import horovod_site
 from farandole.launch.hosts.remote_environment import for_other_hosts
+from farandole.launch.hosts.torch_environment import torch_ranks, wants_torch_environment
 from farandole.settings import Settings
 from farandole.topology import Topology
 
@@ -162,10 +163,13 @@ def workers(job: Job, secret: str, inherited: Mapping[str, str]) -> list[WorkerS
     shared = variables_for_all(job, inherited)
     if job.monitor is not None:
         shared[WATCHED] = "1"
-    return [
-        WorkerSpec(rank, job.command, {**shared, **variables_for(Topology.of(rank, job.hosts, 0), "", secret)})
-        for rank in range(job.size)
-    ]
+    has_torchs = wants_torch_environment(job.settings)
+    specs = []
+    for rank in range(job.size):
+        topology = Topology.of(rank, job.hosts, 0)
+        own = {**variables_for(topology, "", secret), **(torch_ranks(topology) if has_torchs else {})}
+        specs.append(WorkerSpec(rank, job.command, {**shared, **own}))
+    return specs
 
 
 def start_workers(job: Job, specs: Sequence[WorkerSpec], size: int, *, inherits: bool) -> StartWorkers:

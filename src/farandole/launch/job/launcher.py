@@ -22,12 +22,13 @@ from typing import final
 import msgspec
 
 from farandole.control import process
-from farandole.control.addresses import everywhere, own_endpoints, own_host_only
+from farandole.control.addresses import everywhere, free_port, own_endpoints, own_host_only
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import Agents
 from farandole.launch.agents.local import Local
 from farandole.launch.hosts.plan import Job, start_workers, workers
+from farandole.launch.hosts.torch_environment import with_meeting
 from farandole.launch.job.loop import JobResult
 from farandole.launch.job.monitor_process import MonitorProcess, say_where
 from farandole.launch.job.static_loop import StaticLoop
@@ -109,7 +110,11 @@ class Launcher:
             self._config(agents, addresses, secret)
             loop.start_later({host: self._start(specs, host, agents) for host in self._hosts})
         else:
-            self._config(agents, addresses, secret, self._start(specs, self._hosts[0], agents))
+            start = self._start(specs, self._hosts[0], agents)
+            port = free_port(self._settings.ports)
+            self._config(
+                agents, addresses, secret, with_meeting(start, self._job.hosts, self._settings, port, os.environ)
+            )
 
     def _agents(self) -> Agents:
         """Start the agents. Inside somebody's program there may be threads, which a death signal forbids."""

@@ -6,6 +6,7 @@ has begun anywhere.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from farandole.control.agent_messages import AgentHello, StartWorkers
 from farandole.control.endings import WorkerExited
 from farandole.launch.agents.agents import END_S
 from farandole.launch.hosts.plan import Job
+from farandole.launch.hosts.torch_environment import with_meeting
 from farandole.launch.job.exit_policy import ExitAction, ExitDecision, ExitPolicy, Loss
 from farandole.launch.job.loop import AnyAgent, JobResult, Loop
 
@@ -52,6 +54,8 @@ class StaticLoop(Loop):
         self._lost: set[str] = set()
         self._starts: Mapping[str, StartWorkers] = {}
         """Orders for the agents once all of them have answered, by host."""
+        self._port = 0
+        """A free one of the host of rank 0."""
         self._await_until: float | None = None
         """Time until which the ends of ranks are awaited that had left the job, and may be the cause of a failure."""
 
@@ -88,9 +92,11 @@ class StaticLoop(Loop):
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         super()._on_hello(host, hello)
+        if host == self._job.hosts[0]:
+            self._port = hello.port
         if not self._coming:  # the last of them: no worker runs anywhere as yet
             for each, start in self._starts.items():
-                self._root.tell(each, start)
+                self._root.tell(each, with_meeting(start, self._job.hosts, self._job.settings, self._port, os.environ))
             self._starts = {}
 
     def _abandon(self, host: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any, final
 
 import msgspec
 
+from farandole.control.addresses import free_port
 from farandole.control.agent_messages import LeaseTerms
 from farandole.control.keys import JobKeys
 from farandole.control.sockets import LONGEST_WAIT_S
@@ -130,4 +131,5 @@ def connected(config: AgentConfig, address: str) -> AgentLink:
         from farandole.runtime.relay.relay import Relay  # small jobs need none
 
         relay = Relay(keys, config.host, config.silence_s, config.interface, config.ports)
-    return AgentLink(address, keys, config.host, config.silence_s, relay, config.name, config.lent)
+    port = free_port(config.ports)
+    return AgentLink(address, keys, config.host, config.silence_s, relay, config.name, config.lent, port)

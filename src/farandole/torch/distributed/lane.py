@@ -142,7 +142,7 @@ class GroupLane:
     def _compare(self, what: str) -> None:
         said = self.engine.gather_small(what.encode()[-60:])
         if said.count(said[0]) < len(said):
-            raise MismatchError(f"the members of {self.label} do not call the same collective")
+            raise MismatchError(f"the members of {self.label} asked for different things")
 
     def _explained(self, error: MismatchError, what: str, place: str | None) -> MismatchError:
         """The error with what every member has called, and where: all members have raised it in the same collective."""

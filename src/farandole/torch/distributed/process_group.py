@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, ClassVar, TypeAlias, final
 
 import torch
@@ -18,7 +17,16 @@ from farandole.errors import StallError, UnsupportedError, UsageError
 from farandole.torch.distributed.lane import GroupCall, GroupLane
 from farandole.torch.distributed.mailbox import ANY, Mailbox, MessageLabel
 from farandole.torch.distributed.sparse import reduce_sparse
-from farandole.torch.distributed.tensors import BITWISE, FlatTensor, combined, kind_of, reduction_of, single
+from farandole.torch.distributed.tensors import (
+    BITWISE,
+    FlatTensor,
+    combined,
+    counts_of,
+    kind_of,
+    reduction_of,
+    single,
+    spread,
+)
 from farandole.torch.distributed.work import DoneWork, QueuedWork
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
@@ -228,14 +236,15 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
                 self._gather(each, parts)
 
         results = [part for parts in lists for part in parts]
-        return self._run("all_gather", flat, do, results, opts)
+        whole = sum(part.numel() for part in results)
+        return self._run("all_gather", flat, do, results, opts, f"{whole} {given[0].dtype}")
 
     def _gather(self, given: FlatTensor, parts: Tensors) -> None:
         """Everybody's tensor into ``parts``, which may have different numbers of elements."""
         counts = [part.numel() for part in parts]
         whole = FlatTensor(given.memory.new_empty(sum(counts)))
         self._engine.allgather(given.array, whole.array, counts)
-        _spread(whole.memory, parts)
+        spread(whole.memory, parts)
 
     def gather(self, lists: Lists, given: Tensors, opts: Any) -> dist.Work:
         """Give the root a list of everybody's tensors."""
@@ -247,9 +256,9 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         def do() -> None:
             whole = FlatTensor(mine.memory.new_empty(sum(counts)))
             self._engine.alltoall(mine.array, sent, whole.array, counts)
-            _spread(whole.memory, parts)
+            spread(whole.memory, parts)
 
-        return self._run(f"gather to {root}", [mine], do, parts, opts)
+        return self._run(f"gather to {root}", [mine], do, parts, opts, str(tensor.dtype))
 
     def scatter(self, outputs: Tensors, lists: Lists, opts: Any) -> dist.Work:
         """Give each member its tensor of the root's list."""
@@ -263,7 +272,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
             self._engine.alltoall(whole.array, sent, mine.array, counts)
             mine.written()
 
-        return self._run(f"scatter of {root}", [mine], do, [output], opts)
+        return self._run(f"scatter of {root}", [mine], do, [output], opts, str(output.dtype))
 
     def all_to_all_single(
         self,
@@ -275,7 +284,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> dist.Work:
         """Send rows of a tensor to each member; without splits as many to each."""
         into, out_of = FlatTensor(output), FlatTensor(given)
-        received, sent = _counts(output, output_splits, self._many), _counts(given, input_splits, self._many)
+        received, sent = counts_of(output, output_splits, self._many), counts_of(given, input_splits, self._many)
 
         def do() -> None:
             self._engine.alltoall(out_of.array, sent, into.array, received)
@@ -294,7 +303,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         def do() -> None:
             into = FlatTensor(out_of.memory.new_empty(sum(received)))
             self._engine.alltoall(out_of.array, sent, into.array, received)
-            _spread(into.memory, outputs)
+            spread(into.memory, outputs)
 
         return self._run("all_to_all", [], do, outputs, opts, str(out_of.memory.dtype))
 
@@ -377,24 +386,3 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         shapes = detail or " ".join(f"{each.array.count} {each.array.dtype.label}" for each in given[:2])
         is_async = opts is None or getattr(opts, "asyncOp", True)
         return self._lane.run(GroupCall(f"{verb} {shapes}", do), results, is_async)
-
-
-def _spread(whole: torch.Tensor, parts: Tensors) -> None:
-    """Copy consecutive pieces of ``whole`` into ``parts``."""
-    counts = [part.numel() for part in parts]
-    pieces = [whole[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
-    for part, piece in zip(parts, pieces, strict=True):
-        part.detach().copy_(piece.view(part.shape))
-
-
-def _counts(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:
-    """Number of elements for, or from, each member."""
-    rows = tensor.shape[0] if tensor.dim() else 1
-    if splits:
-        if sum(splits) != rows or len(splits) != size:
-            raise UsageError(f"all_to_all_single: {list(splits)} does not split {rows} rows among {size} members")
-        width = tensor.numel() // rows if rows else 0
-        return [split * width for split in splits]
-    if rows % size:
-        raise UsageError(f"all_to_all_single: {rows} rows cannot be split evenly among {size} members: pass splits")
-    return [tensor.numel() // size] * size

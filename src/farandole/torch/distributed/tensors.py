@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import accumulate
 from typing import Any, final
 
 import torch
@@ -82,3 +83,24 @@ def single(tensors: Sequence[torch.Tensor], verb: str) -> torch.Tensor:
     if len(tensors) != 1:
         raise UsageError(f"{verb}: a process gives one tensor, found {len(tensors)}")
     return tensors[0]
+
+
+def spread(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Copy consecutive pieces of ``whole`` into ``parts``."""
+    counts = [part.numel() for part in parts]
+    pieces = [whole[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
+    for part, piece in zip(parts, pieces, strict=True):
+        part.detach().copy_(piece.view(part.shape))
+
+
+def counts_of(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:
+    """Number of elements for, or from, each member."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if splits:
+        if sum(splits) != rows or len(splits) != size:
+            raise UsageError(f"all_to_all_single: {list(splits)} does not split {rows} rows among {size} members")
+        width = tensor.numel() // rows if rows else 0
+        return [split * width for split in splits]
+    if rows % size:
+        raise UsageError(f"all_to_all_single: {rows} rows cannot be split evenly among {size} members: pass splits")
+    return [tensor.numel() // size] * size
