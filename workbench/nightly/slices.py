@@ -76,6 +76,7 @@ SLICES = {
     "checkpoints": _of("checkpoint/"),
     "torch": _of("torch/", "gradients/", "largebatch/"),
     "torch_16": _of("torch/", "engines/hybrid/", "runtime/relay/"),
+    "torch_distributed": _of("torch/distributed/", "torch_backend.py", "cluster/torch_store"),
     "ranks": _of("adapters/", "runtime/collectives/", "numpy/"),
     "keras": _of("keras/", "gradients/"),
     "tensorflow": _of("tensorflow/", "graphs/"),

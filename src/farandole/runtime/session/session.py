@@ -119,7 +119,7 @@ class Session:
         self._metrics = MetricSender(send, self.generation)
         self._gate = StepGate(send, self.generation, training, self.pace.beat, self.cells)
         self.cells.withdraw = self._gate.cell_over
-        self._closing: list[Callable[[], None]] = []
+        self._closing, self._ending = list[Callable[[], None]](), list[Callable[[], None]]()
         self._control: ControlThread | None = None
         self._engine_pool = self._make_engine_pool(own)
         self._lane = self._open_lane(sets)
@@ -304,6 +304,10 @@ class Session:
     def generation_ended(self, failure: Failure) -> None:
         """End the session, as its generation is over: wake all who wait here; every operation raises from now on."""
         self._end(failure, failure.text)
+
+    def at_end(self, work: Callable[[], None]) -> None:
+        """Have ``work`` called when the generation has ended, in any thread; it must not wait."""
+        self._ending.append(work)
 
     def at_close(self, work: Callable[[], None]) -> None:
         """Have ``work`` called when the session closes; it must not wait."""
@@ -547,6 +551,8 @@ class Session:
         if leave is not None:
             self._tell_leave(leave, ending, kind)
         self._engine_pool.abort(reason, orderly=leave == "")
+        for work in self._ending:
+            work()
         self._metrics.flush()  # not only when the script ends: a launcher may end this process before
 
     def _tell_leave(

@@ -10,12 +10,14 @@ by the key of the job. The store of PyTorch has the address, which is no secret.
 
 # Threads. The mailbox's thread owns ``_inbox`` and the door. Any thread of the program sends, and posts what it is to
 # receive. ``_lock`` guards ``_outboxes`` (sockets are used by one thread at a time), ``_arrived`` and ``_posted``.
-# Works are finished without it, as their futures call back into the program.
+# Works are finished without it, as their futures call back into the program. ``_ringing`` guards the number of the bell
+# and is held for two calls of the kernel; the session may ring in a signal handler, hence an ``RLock``.
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import struct
 import threading
 import time
@@ -43,7 +45,7 @@ ANY = -1
 """Any member of the group."""
 
 LOOK_MS = 100
-"""Milliseconds between looks whether the session has ended, and whether somebody has waited for too long."""
+"""Milliseconds between looks whether somebody has waited for too long."""
 
 DIAL_S = 30.0
 
@@ -100,12 +102,14 @@ class Mailbox:
         self._outboxes: dict[int, zmq.Socket[bytes]] = {}
         self._arrived: dict[MessageLabel, deque[zmq.Frame]] = {}
         self._posted: list[_Posted] = []
-        self._is_closed = False
+        self._is_closed, self._bell = False, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ringing = threading.RLock()
         address = self._inbox.get_string(zmq.LAST_ENDPOINT)
         told = [address] if is_alone else own_endpoints(address, session.settings.network_interface)
         store.set(f"mailbox.{session.topology.rank}", ",".join(told))
         self._thread = threading.Thread(target=self._serve, name="farandole-mailbox", daemon=True)
         self._thread.start()
+        session.at_end(self._ring)
         session.at_close(self.close)
 
     def send(self, label: MessageLabel, to: int, tensor: torch.Tensor) -> None:
@@ -152,6 +156,13 @@ class Mailbox:
     def close(self) -> None:
         """Fail all who still wait here."""
         self._is_closed = True
+        self._ring()
+
+    def _ring(self) -> None:
+        """Have the thread look at once, as the session has ended."""
+        with self._ringing:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
     def _take(self, wanted: MessageLabel) -> tuple[MessageLabel, zmq.Frame] | None:
         """The oldest message of a label that has arrived. With the lock."""
@@ -181,8 +192,11 @@ class Mailbox:
         poller = zmq.Poller()
         poller.register(self._inbox, zmq.POLLIN)
         poller.register(self._door.fd, zmq.POLLIN)
+        poller.register(self._bell, zmq.POLLIN)
         while not self._is_closed:
             ready = dict(poller.poll(LOOK_MS))
+            if self._bell in ready:
+                os.eventfd_read(self._bell)
             if self._door.fd in ready:
                 self._door.serve()
             with contextlib.suppress(zmq.Again):
@@ -194,6 +208,9 @@ class Mailbox:
         for socket in (self._inbox, *self._outboxes.values()):
             socket.close()
         self._door.close()
+        with self._ringing:
+            os.close(self._bell)
+            self._bell = -1
 
     def _arrive(self, label: MessageLabel, frame: zmq.Frame) -> None:
         with self._lock:

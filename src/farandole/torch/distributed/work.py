@@ -73,6 +73,7 @@ class QueuedWork(_Work):  # type: ignore[misc]
         super().__init__()
         self._tensors = list(tensors)
         self._done, self._lock = threading.Event(), threading.Lock()
+        self._end: Future[None] | None = None
         self._future: Future[list[torch.Tensor]] | None = None
         self._error: BaseException | None = None
         self.source = -1
@@ -83,9 +84,9 @@ class QueuedWork(_Work):  # type: ignore[misc]
         with self._lock:
             self._error = error
             self._done.set()
-            future = self._future
-        if future is not None:
-            self._settle(future)
+            end = self._end
+        if end is not None:
+            end.set_result(None)
 
     def wait(self, timeout: dt.timedelta = NO_TIMEOUT) -> bool:
         """Wait until it is done; raises what has ended it, and ``StallError`` after a positive ``timeout``."""
@@ -125,15 +126,18 @@ class QueuedWork(_Work):  # type: ignore[misc]
     def get_future(self) -> Future[list[torch.Tensor]]:
         """A future with the tensors, or the error."""
         with self._lock:
-            is_new = self._future is None
-            future = self._future = self._future or Future()
-            is_due = is_new and self._done.is_set()  # else ``finish`` settles it, once
+            if self._future is not None:
+                return self._future
+            end = self._end = Future()
+            # Not ``set_exception``: that gives Python an error and C++ the exception as a result, on which DDP crashes.
+            # What a callback raises is an error to both.
+            future = self._future = end.then(self._outcome)
+            is_due = self._done.is_set()  # else ``finish`` sets it
         if is_due:
-            self._settle(future)
+            end.set_result(None)
         return future
 
-    def _settle(self, future: Future[list[torch.Tensor]]) -> None:
-        if isinstance(self._error, Exception):
-            future.set_exception(self._error)  # type: ignore[arg-type] # PyTorch names the wrong type
-        else:
-            future.set_result(self._tensors)
+    def _outcome(self, _: Future[None]) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._tensors
