@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import subprocess
 import sys
@@ -100,6 +101,8 @@ def main() -> None:
     parser.add_argument("--only", metavar="WORK", nargs="*", default=WORKS, help="of: " + " ".join(WORKS))
     parser.add_argument("--reforms", type=int, default=10, help="deaths survived by each (default: %(default)s)")
     told = parser.parse_args()
+    # What names itself to PyTorch here is the new version, also where the old one runs, which may not know of it.
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     new = Version("new", Path(sys.prefix))
     with tempfile.TemporaryDirectory(prefix="farandole-old-") as name:
         old = install(told.revision, Path(name))

@@ -95,7 +95,19 @@ def test_the_same_seed_gives_the_same_program_and_all_features(framework: str) -
     of_jax = {"train", "lag", "overlap", "donate", "dtype mixed", "reinit", "again", "shape", "more"}
     of_keras = {"fit", "batches", "apply", "save", "freeze", "local", "scaled", "warmup", "average", "passes_how keras"}
     of_keras |= {"prepares normalizes", "prepares bins", "prepares draws"}
-    both = {"metrics", "broadcast", "heal", "spoil", "structure", "absent", "uneven", "process_set", "op", "clip"}
+    both = {
+        "metrics",
+        "broadcast",
+        "heal",
+        "spoil",
+        "structure",
+        "absent",
+        "uneven",
+        "process_set",
+        "op",
+        "clip",
+        "infinite",
+    }
     assert both | (of_jax if framework == "jax" else of_keras) <= features
 
 

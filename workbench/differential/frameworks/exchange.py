@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
 
-from workbench.differential.frameworks.network import Values
+from workbench.differential.frameworks.network import INFINITE, Values
 
 VERBS = ("mean", "sum", "min", "max", "product", "gather", "copy", "scatter", "exchange")
 """``copy`` is a broadcast of the last rank, ``scatter`` a reduce-scatter of sums, ``exchange`` an all-to-all."""
+
+
+def verbs_of(how: Sequence[str]) -> tuple[str, ...]:
+    """Collectives of an action, without the manner of its metrics."""
+    return tuple(each for each in how if each in VERBS)
+
+
+def draw_verbs(rng: random.Random, most: int) -> tuple[str, ...]:
+    """Collectives of an action, at ``most`` so many, and perhaps that some of their numbers are infinite."""
+    return (*rng.sample(VERBS, rng.randint(1, most)), *rng.choice(((), (INFINITE,))))
 
 
 def exchanged(verb: str, arrays: Sequence[Values]) -> list[Values]:

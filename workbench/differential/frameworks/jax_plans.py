@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from workbench.differential.frameworks.exchange import VERBS
+from workbench.differential.frameworks.exchange import draw_verbs
 from workbench.differential.frameworks.plan import PlanAction, PlanTerms
 
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam")
@@ -51,7 +51,7 @@ def draw_actions(rng: random.Random, terms: PlanTerms) -> list[PlanAction]:
         if kind == "train":
             actions.append(_train(rng, terms, i))
         elif kind == "metrics":
-            actions.append(PlanAction(kind, i, how=tuple(rng.sample(VERBS, rng.randint(1, 5)))))
+            actions.append(PlanAction(kind, i, how=draw_verbs(rng, 5)))
         elif kind == "reinit":
             actions += [PlanAction(kind, i, how=rng.choice(((), ("again",)))), _train(rng, terms, 10 + i)]
         else:

@@ -75,8 +75,11 @@ def _difference(plan: FrameworkPlan, name: str, expected: Expected, found: Seque
         wanted, got = expected.records[rank][name].ravel(), np.array(each.records[name].values)
         if wanted.shape != got.shape:
             return f"{name} on rank {rank}: {wanted.size} numbers expected, {got.size} found"
-        distance = plan.tolerance * (float(np.abs(wanted).max(initial=0.0)) + 0.1)
-        if not (np.abs(wanted - got) <= distance).all():
+        is_number = np.isfinite(wanted)
+        distance = plan.tolerance * (float(np.abs(wanted[is_number]).max(initial=0.0)) + 0.1)
+        with np.errstate(invalid="ignore"):
+            is_near = np.abs(wanted - got) <= distance
+        if not np.where(is_number, is_near, wanted == got).all():
             return f"{name} on rank {rank} of {len(found)}: expected {_few(wanted)}; found {_few(got)}"
     return ""
 

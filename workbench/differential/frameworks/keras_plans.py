@@ -7,7 +7,7 @@ import random
 
 import msgspec
 
-from workbench.differential.frameworks.exchange import VERBS
+from workbench.differential.frameworks.exchange import draw_verbs
 from workbench.differential.frameworks.plan import PlanAction, PlanTerms
 
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam")
@@ -69,7 +69,7 @@ def draw_actions(rng: random.Random, terms: PlanTerms) -> list[PlanAction]:
         if kind == "train":
             actions.append(_train(rng, terms, i))
         elif kind == "metrics":
-            actions.append(PlanAction(kind, i, how=tuple(rng.sample(VERBS, rng.randint(1, 4)))))
+            actions.append(PlanAction(kind, i, how=draw_verbs(rng, 4)))
         elif kind == "freeze":
             actions += [PlanAction(kind, i, how=rng.choice((("0",), ("1",), ()))), _train(rng, terms, 10 + i)]
         elif kind in ("save", "reinit"):

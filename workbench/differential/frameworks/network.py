@@ -17,6 +17,9 @@ INPUTS, HIDDEN, OUTPUTS = 4, 5, 2
 BIN = 0.25
 """What the number of a bin is multiplied by."""
 
+INFINITE = "infinite"
+"""Manner of metrics."""
+
 NOISE = 1e-7
 """Standard deviation of what a layer adds that draws: too small to be seen, while its seeds are."""
 
@@ -61,9 +64,15 @@ def prepared(x: Values, rank: int, how: str) -> Values:
     return (x - rows.mean(0)) / rows.std(0) if how == "normalizes" else x
 
 
-def metric(number: int, rank: int, size: int) -> Values:
-    """Array of a rank for collectives, whose rows the number of ranks divides."""
-    return _exact(np.random.default_rng([13, number, rank]).normal(size=(2 * size, 3)))
+def metric(number: int, rank: int, size: int, how: Sequence[str] = ()) -> Values:
+    """Array of a rank for collectives, whose rows the number of ranks divides; with ``INFINITE`` some are no numbers.
+
+    Each column has infinities of one sign, on each rank in another row.
+    """
+    found = _exact(np.random.default_rng([13, number, rank]).normal(size=(2 * size, 3)))
+    if INFINITE in how:
+        found[rank, 0], found[-1 - rank, 1] = np.inf, -np.inf
+    return found
 
 
 def loss_and_gradients(weights: Sequence[Any], x: Values, y: Values) -> tuple[float, list[Values]]:

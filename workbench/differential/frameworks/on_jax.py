@@ -13,6 +13,7 @@ import optax
 
 import farandole.jax as hvd
 from farandole.graphs.library import original
+from workbench.differential.frameworks.exchange import verbs_of
 from workbench.differential.frameworks.network import batch, initial, metric
 from workbench.differential.frameworks.optimizers import CLIP, DECAY, EPSILON, MOMENTUM
 from workbench.differential.frameworks.plan import FrameworkPlan, PlanAction, PlanTerms, rows_of
@@ -183,16 +184,17 @@ class JaxProgram:
     def _exchange(self, name: str, action: PlanAction, record: Record) -> None:
         """Collectives, which a compiled program begins in another order on every rank."""
         size = hvd.size()
-        first = (hvd.rank() if self._terms.jit else 0) % len(action.how)
-        turned = action.how[first:] + action.how[:first]
+        verbs = verbs_of(action.how)
+        first = (hvd.rank() if self._terms.jit else 0) % len(verbs)
+        turned = verbs[first:] + verbs[:first]
         dtype = "float64" if self._terms.dtype == "float64" else "float32"
 
         def together(x: Any) -> dict[str, Any]:
             return {verb: collective(verb, x, f"{action.number}.{verb}", size) for verb in turned}
 
         program = jax.jit(together) if self._terms.jit else together
-        found = program(jnp.asarray(metric(action.number, hvd.rank(), size), dtype))
-        for verb in action.how:
+        found = program(jnp.asarray(metric(action.number, hvd.rank(), size, action.how), dtype))
+        for verb in verbs:
             record(f"{name}.{verb}", np.asarray(found[verb]))
 
 

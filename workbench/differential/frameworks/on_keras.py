@@ -17,6 +17,7 @@ import farandole.keras as hvd
 from farandole.graphs.keras_variables import is_seed
 from farandole.graphs.library import original
 from farandole.runtime.collectives.objects import allgather_object
+from workbench.differential.frameworks.exchange import verbs_of
 from workbench.differential.frameworks.network import (
     BIN,
     HIDDEN,
@@ -224,8 +225,10 @@ class KerasProgram:
             layer.set_weights([each + np.float32(0.25) for each in layer.get_weights()])
 
     def _exchange(self, name: str, action: PlanAction, record: Record) -> None:
-        for verb in action.how:
-            x = keras.ops.convert_to_tensor(metric(action.number, hvd.rank(), hvd.size()).astype(np.float32))
+        for verb in verbs_of(action.how):
+            x = keras.ops.convert_to_tensor(
+                metric(action.number, hvd.rank(), hvd.size(), action.how).astype(np.float32)
+            )
             found = collective(verb, x, f"{action.number}.{verb}", hvd.size())
             record(f"{name}.{verb}", keras.ops.convert_to_numpy(found))
 

@@ -14,7 +14,7 @@ from typing import final
 
 import numpy as np
 
-from workbench.differential.frameworks.exchange import exchanged
+from workbench.differential.frameworks.exchange import exchanged, verbs_of
 from workbench.differential.frameworks.keras_plans import is_on_torch
 from workbench.differential.frameworks.network import (
     Values,
@@ -119,8 +119,8 @@ class OracleRanks:
             self._sums[rank] = [each.copy() for each in self._sums[root]]
 
     def _exchange(self, name: str, action: PlanAction) -> None:
-        arrays = [metric(action.number, rank, self._size) for rank in self._ranks]
-        for verb in action.how:
+        arrays = [metric(action.number, rank, self._size, action.how) for rank in self._ranks]
+        for verb in verbs_of(action.how):
             found = exchanged(verb, arrays)
             same = not any(a.shape != b.shape or (a != b).any() for a, b in pairwise(found))
             groups = [list(self._ranks)] if same else [[rank] for rank in self._ranks]
