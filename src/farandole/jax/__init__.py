@@ -32,6 +32,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from farandole.gradients.join import join as join
+from farandole.jax import cluster_env as _cluster_env  # noqa: F401 (JAX finds it)
 from farandole.jax.compression import JaxCompression as _JaxCompression
 from farandole.jax.executables import forget_traces as _forget_traces
 from farandole.jax.gradients import JaxDistributedGradients as _JaxDistributedGradients
