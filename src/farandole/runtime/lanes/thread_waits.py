@@ -44,7 +44,9 @@ from farandole.runtime.lanes.thread_joins import joined
 Functions: TypeAlias = frozenset[tuple[str, str]]
 """Functions by module and name."""
 
-_SERVANTS = frozenset(f"farandole-{work}" for work in ("control", "interrupt", "metrics", "negotiated", "timeline"))
+_SERVANTS = frozenset(
+    f"farandole-{work}" for work in ("control", "interrupt", "mailbox", "metrics", "negotiated", "timeline")
+)
 _ACROSS = "farandole across "
 """Names of threads that begin no collective. Those of overlap, lag and join do, and count as the script's."""
 
