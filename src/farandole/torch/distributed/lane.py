@@ -66,7 +66,7 @@ class GroupLane:
         self._thread: threading.Thread | None = None
         self._unfinished, self._mismatches = 0, 0
         self._inside: int | None = None
-        self._last: dist.Work = DoneWork([])
+        self._last: QueuedWork | None = None  # of what is unfinished: it holds tensors
 
     def run(self, call: GroupCall, tensors: Sequence[torch.Tensor], is_async: bool) -> dist.Work:
         """Do ``call`` after all that was begun before, whose results are ``tensors``."""
@@ -79,8 +79,7 @@ class GroupLane:
                     self._perform(call, None)
                 finally:
                     self._inside = None
-                self._last = DoneWork(tensors)
-                return self._last
+                return DoneWork(tensors)
             self._last = work = QueuedWork(tensors)
             self._unfinished += 1
             self._queue.put((call, work, _place()))
@@ -95,7 +94,7 @@ class GroupLane:
     @property
     def last(self) -> dist.Work:
         """The collective that was begun last; each ends after those before it."""
-        return self._last
+        return self._last or DoneWork([])
 
     def drain(self) -> None:
         """Wait until all that was begun is done."""
@@ -126,6 +125,7 @@ class GroupLane:
             del item, call  # the tensors are the program's again
             with self._idle:
                 self._unfinished -= 1
+                self._last = self._last if self._unfinished else None
                 self._idle.notify_all()
             work.finish(error)
             del work, error
@@ -149,7 +149,7 @@ class GroupLane:
         self._mismatches += 1
         where = "".join(traceback.format_list(_own(traceback.extract_stack()))) if place is None else f"  {place}\n"
         key = f"{self.label} mismatch {self._mismatches}"
-        said = self._session.planned.exchange(self.number, key, f"{what}\n{where}"[-4000:].encode())
+        said = self._session.planned.exchange(self.number, key, f"{what}\n{where[-4000:]}".encode())
         group = self.engine.group
         told = "".join(f"\n{group.name(i)} called {each.decode()}" for i, each in enumerate(said))
         return MismatchError(f"{error}{told}")
