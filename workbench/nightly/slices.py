@@ -56,7 +56,7 @@ SLICES = {
     "fuzz": _of("gradients/", "torch/", "/workbench/differential/", also=[_module("differential", "--seconds", "200")]),
     "fuzz_jax": _of("jax/", also=[_module("differential", "--framework", "jax", "--seconds", "600")]),
     "fuzz_keras": _of(
-        "keras/", "gradients/", also=[_module("differential", "--framework", "keras", "--seconds", "600")]
+        "keras/", "gradients/", also=[_module("differential", "--framework", "keras", "--seconds", "480")]
     ),
     "stress": _of("runtime/lanes/", "engines/", "/native/", also=[_module("stress", "--seconds", "660")]),
     "models": _of("runtime/coordination/", "launch/leases/", also=[_module("peers.searches"), _module("leads.search")]),
