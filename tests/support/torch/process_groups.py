@@ -119,6 +119,26 @@ def check_copies_of_process_groups() -> None:
         assert objects == [{"rank": r} for r in range(size)]
 
 
+def check_outputs_that_do_not_fit_are_refused() -> None:
+    """Engines go by address: a wrong size would be read, or written, beyond the tensor."""
+    with world() as (rank, size):
+        whole, wide = mine(rank, 2 * size), torch.empty(2 * size, dtype=torch.float64)
+        wrongs: list[Callable[[], Any]] = [
+            lambda: dist.all_gather([torch.empty(2)] * size, mine(rank, 1)),
+            lambda: dist.all_gather([torch.empty(2)] * size, mine(rank, 3)),
+            lambda: all_gather_single(torch.empty(2 * size + 1), mine(rank, 2)),
+            lambda: all_gather_single(wide, mine(rank, 2)),
+            lambda: reduce_scatter_single(torch.empty(1), whole),
+            lambda: reduce_scatter_single(wide[:2], whole),
+            lambda: dist.reduce_scatter(torch.empty(1), [mine(rank, 2)] * size),
+            lambda: dist.all_to_all_single(wide, whole),
+        ]
+        for wrong in wrongs:
+            with pytest.raises(ValueError, match=r"must have|dtype"):
+                wrong()
+        dist.all_reduce(whole)  # none of them has begun
+
+
 def check_works_and_futures_of_process_groups() -> None:
     with world() as (rank, size):
         tensors = [mine(rank, 3) + i for i in range(20)]

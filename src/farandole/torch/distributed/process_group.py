@@ -24,6 +24,7 @@ from farandole.torch.distributed.tensors import (
     counts_of,
     kind_of,
     reduction_of,
+    require_fit,
     single,
     spread,
 )
@@ -162,11 +163,10 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         how = reduction_of(dist.ReduceOp.SUM if opts is None else opts.reduceOp, given[0].dtype)
         pairs = [(FlatTensor(output), FlatTensor(each)) for output, each in zip(outputs, given, strict=True)]
         for output, each in pairs:
-            if not counts and output.array.count * self._many != each.array.count:
-                raise UsageError(
-                    f"reduce_scatter of {each.array.count} elements among {self._many}: the output must have "
-                    f"{each.array.count / self._many:g}, found {output.array.count}"
-                )
+            own = counts[self._here] if counts else each.array.count // self._many
+            require_fit("reduce_scatter", output.tensor, own, each.tensor)
+            if own * self._many != each.array.count and not counts:
+                raise UsageError(f"reduce_scatter: {each.array.count} elements cannot be split among {self._many}")
         engine = self._engine
 
         def do() -> None:
@@ -205,11 +205,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     def _gathered(self, outputs: Tensors, given: Tensors, opts: Any) -> dist.Work:
         pairs = [(FlatTensor(output), FlatTensor(each)) for output, each in zip(outputs, given, strict=True)]
         for output, each in pairs:
-            if output.array.count != each.array.count * self._many:
-                raise UsageError(
-                    f"all_gather of {each.array.count} elements among {self._many}: the output must have "
-                    f"{each.array.count * self._many}, found {output.array.count}"
-                )
+            require_fit("all_gather", output.tensor, each.array.count * self._many, each.tensor)
         engine = self._engine
 
         def do() -> None:
@@ -230,6 +226,8 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _gathered_in_lists(self, lists: Lists, given: Tensors, opts: Any) -> dist.Work:
         flat = [FlatTensor(each) for each in given]
+        for each, parts in zip(flat, lists, strict=True):
+            require_fit("all_gather", parts[self._here], each.array.count, each.tensor)
 
         def do() -> None:
             for each, parts in zip(flat, lists, strict=True):
@@ -250,6 +248,8 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         """Give the root a list of everybody's tensors."""
         tensor, root = single(given, "gather"), opts.rootRank
         parts = list(lists[0]) if root == self._here else []
+        if parts:
+            require_fit("gather", parts[root], tensor.numel(), tensor)
         mine, counts = FlatTensor(tensor), [part.numel() for part in parts] or [0] * self._many
         sent = [mine.array.count if i == root else 0 for i in range(self._many)]
 
@@ -264,6 +264,8 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         """Give each member its tensor of the root's list."""
         output, root = single(outputs, "scatter"), opts.rootRank
         parts = [part.detach().reshape(-1) for part in lists[0]] if root == self._here else []
+        if parts:
+            require_fit("scatter", output, parts[root].numel(), parts[root])
         mine, sent = FlatTensor(output), [part.numel() for part in parts] or [0] * self._many
         whole = FlatTensor(torch.cat(parts) if parts else output.detach().new_empty(0))
         counts = [mine.array.count if i == root else 0 for i in range(self._many)]
@@ -285,6 +287,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         """Send rows of a tensor to each member; without splits as many to each."""
         into, out_of = FlatTensor(output), FlatTensor(given)
         received, sent = counts_of(output, output_splits, self._many), counts_of(given, input_splits, self._many)
+        require_fit("all_to_all", output, sum(received), given)
 
         def do() -> None:
             self._engine.alltoall(out_of.array, sent, into.array, received)

@@ -1,7 +1,8 @@
 """Tensors and reductions of ``torch.distributed`` as engines take them.
 
-with flat(tensor) as given:                 # contiguous; what is written there gets back into ``tensor``
-    engine.allreduce(given.array, reduction(options.reduceOp))
+given = FlatTensor(tensor)                  # contiguous memory: the tensor's own, or a copy
+engine.allreduce(given.array, reduction_of(options.reduceOp, tensor.dtype))
+given.written()                             # the copy goes back into the tensor
 """
 
 from __future__ import annotations
@@ -83,6 +84,14 @@ def single(tensors: Sequence[torch.Tensor], verb: str) -> torch.Tensor:
     if len(tensors) != 1:
         raise UsageError(f"{verb}: a process gives one tensor, found {len(tensors)}")
     return tensors[0]
+
+
+def require_fit(verb: str, into: torch.Tensor, count: int, out_of: torch.Tensor) -> None:
+    """Raise ``UsageError`` unless ``into`` has ``count`` elements of the dtype of ``out_of``: engines go by address."""
+    if into.numel() != count or into.dtype != out_of.dtype:
+        raise UsageError(
+            f"{verb}: the output must have {count} elements of {out_of.dtype}, found {into.numel()} of {into.dtype}"
+        )
 
 
 def spread(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
