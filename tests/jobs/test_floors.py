@@ -55,11 +55,21 @@ def may_import(path: Path, other: Path) -> bool:
     return floors()[theirs] == floors()[mine] and not theirs.endswith("/")
 
 
-def tree(path: Path) -> ast.Module:
-    """The syntax of a file."""
-    return ast.parse(path.read_text(), str(path))
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of the syntax of a file, outermost first."""
+    return tuple(ast.walk(ast.parse(path.read_text(), str(path))))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgets_syntax() -> Iterator[None]:
+    """Free the nodes of all files, a million objects, which would slow every garbage collection of later tests."""
+    yield
+    nodes.cache_clear()
+    imports.cache_clear()
+
+
+@cache
 def file_of(dotted: str) -> Path | None:
     """The file of a module of ours, or ``None``."""
     bases = (base / Path(*dotted.split(".")) for base in (ROOT / "src", ROOT))
@@ -67,16 +77,17 @@ def file_of(dotted: str) -> Path | None:
     return next((c for c in candidates if c.is_file()), None)
 
 
-def imports(path: Path, *, type_only: bool = False) -> Iterator[tuple[int, Path]]:
+@cache
+def imports(path: Path, *, type_only: bool = False) -> list[tuple[int, Path]]:
     """Line and file of every module of ours that ``path`` imports, inside functions too, and ``type_only`` if asked."""
-    syntax = tree(path)
+    found: list[tuple[int, Path]] = []
     checked_only = {
         id(child)
-        for node in ast.walk(syntax)
+        for node in nodes(path)
         if not type_only and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for child in ast.walk(node)
     }
-    for node in ast.walk(syntax):
+    for node in nodes(path):
         if id(node) in checked_only:
             continue
         if isinstance(node, ast.Import):
@@ -89,7 +100,8 @@ def imports(path: Path, *, type_only: bool = False) -> Iterator[tuple[int, Path]
         for target in targets:
             file = file_of(target)
             if file and file != path:
-                yield node.lineno, file
+                found.append((node.lineno, file))
+    return found
 
 
 def _submodule_or_module(module: str, name: str) -> str:
@@ -177,7 +189,7 @@ def test_no_public_class_name_stands_for_two_things() -> None:
     found: dict[str, list[str]] = {}
     for path in (*MODULES, *TOOLS):
         if "compat" not in path.parts:
-            for node in ast.walk(tree(path)):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not {name: places for name, places in found.items() if len(places) > 1}
@@ -189,7 +201,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)} {text.splitlines()[0]}"
         for path in (*MODULES, *TOOLS)
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, kinds) and (text := ast.get_docstring(node)) and riddle.match(text)
     ]
     assert not found, "\n".join(found)
@@ -202,7 +214,7 @@ def test_functions_are_short_and_typed() -> None:
 
 def faults_of_functions(path: Path) -> Iterator[str]:
     """Every function that is too long or lacks types."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         length = code_lines(path, node)

@@ -20,11 +20,11 @@ SMALL = {
     "three workers, two killed": JobSetup({"a": 3}, ONCE, budget=(("kill", 2),)),
     "three workers, one killed": JobSetup({"a": 3}, ONCE, budget=(("kill", 1),)),
     "two workers, one killed and one hung": JobSetup({"a": 2}, ONCE, budget=(("kill", 1), ("hang", 1))),
-    "three workers, one killed and one told to end": JobSetup(
-        {"a": 3}, ONCE, samples=3, budget=(("kill", 1), ("notice", 1))
+    "two workers, one killed and one told to end": JobSetup(
+        {"a": 2}, ONCE, samples=3, budget=(("kill", 1), ("notice", 1))
     ),
     "two workers, one raises": JobSetup({"a": 2}, ONCE, budget=(("fail", 1),)),
-    "three workers, the script of one raises": JobSetup({"a": 3}, ONCE, budget=(("raise", 1),)),
+    "two workers, the script of one raises": JobSetup({"a": 2}, ONCE, budget=(("raise", 1),)),
     "two workers, one raises while it applies a step": JobSetup({"a": 2}, ONCE, budget=(("fail in apply", 1),)),
     "three workers, a host cut off": JobSetup({"a": 2, "b": 1}, ONCE, budget=(("cut host", 1),)),
     "two workers, the lead lost with one of them": JobSetup({"a": 1, "b": 1}, ONCE, budget=(("lose lead", 1),)),
@@ -45,6 +45,10 @@ SMALL = {
 }
 
 LARGE = {
+    "three workers, one killed and one told to end": JobSetup(
+        {"a": 3}, ONCE, samples=3, budget=(("kill", 1), ("notice", 1))
+    ),
+    "three workers, the script of one raises": JobSetup({"a": 3}, ONCE, budget=(("raise", 1),)),
     "three workers, one killed and one hung": JobSetup({"a": 3}, ONCE, budget=(("kill", 1), ("hang", 1))),
     "three workers, one killed, one raises in a step": JobSetup(
         {"a": 3}, ONCE, budget=(("kill", 1), ("fail in apply", 1))

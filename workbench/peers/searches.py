@@ -50,12 +50,12 @@ SMALL = {
     "2 ranks, one dies, and a generation follows": job("a b", "b a", warm=BOTH, kills=1, again=("a a a", "a a a")),
     "3 ranks": job("a", "a", "a"),
     "3 ranks, another shape": job("a", "a2", "a"),
-    "3 ranks, one cannot": job("a a", "-a a", "a a"),
-    "3 ranks, one joins": job("join a", "a join a", "a join a"),
     "3 ranks, one in another set": job("a@1! wait a", "a wait a", "a wait a", sets=((0, 1),)),
 }
 
 LARGE = {
+    "3 ranks, one cannot": job("a a", "-a a", "a a"),
+    "3 ranks, one joins": job("join a", "a join a", "a join a"),
     "2 ranks, two names, three rounds": job("a b a b a b", "b a b a b a", warm=BOTH),
     "2 ranks, both join, one cannot": job("a join -b a b", "a b join b a b", warm=BOTH),
     "2 ranks, room for one name, one dies": job("a b a b", "b a b a", capacity=1, kills=1),

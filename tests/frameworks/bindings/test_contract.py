@@ -1,4 +1,7 @@
-"""The contract of bindings on two ranks; the checks of PyTorch and TensorFlow play it in their own jobs."""
+"""The contract of bindings on two ranks; the checks of PyTorch and TensorFlow play it in their own jobs.
+
+Keras, which stands on their adapters, and more ranks: ``tests/nightly/ranks``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from tests.support.bindings.contract import check
 from tests.support.bindings.table import row_of
 
-ROWS = ("numpy", "jax", "keras-torch")
+ROWS = ("numpy", "jax")
 
 
 @pytest.mark.parametrize(("title", "job"), [(row, "2") for row in ROWS])

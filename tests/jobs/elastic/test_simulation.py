@@ -15,7 +15,7 @@ from tests.support.launching import run_to_end
 from workbench.elastic.simulation import main, simulate
 from workbench.elastic.world import Rules
 
-COUNT, PROCESSES = 2_000, 2
+COUNT, PROCESSES = 1_000, 2
 """The slice ``models`` plays 10,000."""
 DEADLINE_S = 280.0
 

@@ -94,7 +94,7 @@ def test_who_never_comes_is_shown_with_its_stack_and_then_everybody_raises(launc
     script = PRELUDE + (
         "import collections, itertools\n"
         "def computing():\n"
-        "    end = time.monotonic() + 12\n"
+        "    end = time.monotonic() + 7\n"
         f"    {busy}\n"
         "try:\n"
         "    computing() if rank == 1 else None\n"
@@ -102,7 +102,7 @@ def test_who_never_comes_is_shown_with_its_stack_and_then_everybody_raises(launc
         "except CollectiveError as error:\n"
         "    print(type(error).__name__, error)\n"
     )
-    limits = ["--stall-check-warning-time-seconds", "0.5", "--stall-check-shutdown-time-seconds", "6"]
+    limits = ["--stall-check-warning-time-seconds", "0.5", "--stall-check-shutdown-time-seconds", "3"]
     done = launch(2, script, options=limits).ok()
     assert "in computing" in done.stderr, done.stderr
     assert re.search(r"rank 1 on \S+ last finished allreduce\S* 'first'", done.stderr), done.stderr

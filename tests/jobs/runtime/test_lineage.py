@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from farandole.cluster.detect import detect
 from farandole.cluster.environment import Environment
 from farandole.runtime.coordination import lineage
 from tests.support.patience import PATIENCE_S
+from tests.support.unix_sockets import names_held
 
 RANK = {"FARANDOLE_RANK": "0", "FARANDOLE_SIZE": "1"}
 
@@ -48,9 +48,9 @@ def test_descendants_of_a_worker_are_refused_until_it_leaves(mine: Environment) 
 
 def test_a_worker_takes_no_name_that_another_user_could_have_taken_first(mine: Environment) -> None:
     """Another user bound that of a task of ``srun``, or of the next generation, and so refused its worker."""
-    before = Path("/proc/net/unix").read_text().count("farandole-")
+    before = names_held()
     lineage.hold(mine)
-    assert Path("/proc/net/unix").read_text().count("farandole-") == before
+    assert names_held() == before
 
 
 def test_the_file_of_another_process_is_not_taken_for_ones_own(mine: Environment) -> None:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.runtime.test_peer_model import releasing
+from workbench.elastic.search import search as search_jobs
+from workbench.elastic.searches import LARGE
 from workbench.elastic.simulation import main as elastic
 from workbench.peers.search import search
 from workbench.peers.searches import SMALL
 
 __all__ = ["releasing"]
+
+
+@pytest.mark.parametrize(
+    "name", ["three workers, one killed and one told to end", "three workers, the script of one raises"]
+)
+def test_nothing_breaks_what_is_promised_to_three_workers(name: str) -> None:
+    found = search_jobs(LARGE[name], most=1_000_000)
+    assert not found.fault, found.fault
+    assert found.ends[0]
 
 
 @pytest.mark.usefixtures("releasing")

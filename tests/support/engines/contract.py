@@ -7,10 +7,14 @@ import functools
 
 from farandole.engines import factory
 from farandole.engines.engine import Engine, Group, Rendezvous
-from farandole.testing.engine_contract import run_contract
+from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
 from farandole.testing.rank import RankContext
+from farandole.testing.thread_engine import ThreadWorld, run_threads
 from tests.support.patience import PATIENCE_S
+
+CASES_OF_THREADS = {name: case for name, case in CASES.items() if "leaves_nothing" not in name}
+"""All but the one that counts the threads of the process: here, the other members."""
 
 
 def _lane(group: Group, rendezvous: Rendezvous) -> Engine:
@@ -38,6 +42,17 @@ def launched(engine: str, members: int | str) -> list[dict[str, str]]:
     if isinstance(members, int):
         return run_ranks(_program, members, engine, timeout_s=2 * PATIENCE_S)
     return run_ranks(_program, len(members), engine, timeout_s=3 * PATIENCE_S, hosts=members)
+
+
+def fake_passes(size: int) -> None:
+    """Fail unless the fake, whose ranks are threads, passes the contract."""
+    world = ThreadWorld()
+
+    def program(member: RankContext) -> dict[str, str]:
+        return run_contract(member, world.create, CASES_OF_THREADS)
+
+    for found in run_threads(program, size, timeout_s=2 * PATIENCE_S):
+        assert not any(found.values()), found
 
 
 def check(engine: str, members: int | str, case: str) -> None:

@@ -69,6 +69,7 @@ def test_who_is_interrupted_by_an_exception_leaves_it_open_for_the_others() -> N
 
 def test_the_reason_of_an_abort_comes_on_top_of_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(abort_reason, "REASON_WAIT_S", 20.0)
+    monkeypatch.setattr(abort_reason, "ASK_AGAIN_S", SHORT_S)
 
     class Nobody:
         def send(self, _: object) -> None:

@@ -144,7 +144,7 @@ class Branched(Simulation):
         self.say(r, Leave(1))
 
 
-@settings(max_examples=10 * settings().max_examples)
+@settings(max_examples=6 * settings().max_examples)
 @given(jobs())
 def test_a_tree_changes_nothing(job: Job) -> None:
     expected = model(job.programs, job.sets, set(job.static) | {"all"}, job.window)

@@ -164,7 +164,7 @@ def test_nothing_is_told_twice(world: LeaseWorld, story: list[tuple[str, int, in
 
 
 @given(st.integers(0, 9), st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_failing_leases_are_not_tried_for_ever(seed: int, most_pending: int) -> None:
     world = LeaseWorld(LeaseLimits(most_pending=most_pending), breaks=True, wait_s=0.0, random=random.Random(seed))
     world.orders.append(ScaleTo(10))
