@@ -8,12 +8,14 @@ if is_readable(socket): frame = socket.recv(NOBLOCK)
 from __future__ import annotations
 
 import resource
-from typing import final
+import threading
+from typing import Any, final
 
 import zmq
 
 from farandole.control.keys import JobKeys
 from farandole.control.messages import LIMIT_BYTES
+from farandole.errors import StartError
 
 NOBLOCK, SNDMORE, RCVMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.RCVMORE)
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -31,16 +33,46 @@ CUT_BYTES = 2 * LIMIT_BYTES
 """A peer that announces a frame above this is cut off before memory is spent on it; up to it, the frame is dropped."""
 
 
+THREADS = 3
+"""Of a context two (for connections, and for closed sockets), and one of whoever reads its sockets."""
+
+
 @final
 class Context(zmq.Context[zmq.Socket[bytes]]):
     """ZeroMQ context that nobody waits for when it is forgotten.
 
     An exception that comes between any two lines (Ctrl-C) may leave it to the garbage collector with sockets that are
     open, or in use by other threads. Terminating it there would wait for them for ever.
+    Raises ``StartError`` where its threads could not start, for which libzmq would abort the process.
     """
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        """As ``zmq.Context``, which also makes shadows of one that there is."""
+        require_threads(THREADS)
+        super().__init__(*given, **options)
 
     def __del__(self) -> None:
         """Leave everything to the end of the process."""
+
+
+def require_threads(number: int) -> None:
+    """Start so many threads and end them; raises ``StartError`` with the limit where the system refuses one."""
+    end, started = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(number):
+            thread = threading.Thread(target=end.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        raise StartError(
+            f"this process may start no more threads, of which its connections need {number}; your limit of processes "
+            f"and threads is {resource.getrlimit(resource.RLIMIT_NPROC)[0]}: raise it (ulimit -u 4096, or pids.max of "
+            "a container), or end others of yours (ps -Lu $USER)"
+        ) from None
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
 
 
 def client_socket(context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys) -> zmq.Socket[bytes]:

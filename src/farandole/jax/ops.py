@@ -16,7 +16,7 @@ from farandole.errors import UsageError
 from farandole.jax.collectives import Collective, run, spread
 from farandole.jax.programs import await_runs, is_traced
 from farandole.jax.tracing import is_tracing
-from farandole.jax.trees import paths_of, refuse_sparse
+from farandole.jax.trees import as_signed, paths_of, refuse_sparse
 from farandole.runtime.collectives.ops import Ops
 from farandole.runtime.collectives.verbs import Request
 from farandole.runtime.session.process_sets import ProcessSet
@@ -122,12 +122,14 @@ class JaxOps(Ops[Any]):
     def _shared(self, params: Any, root_rank: int, process_set: ProcessSet) -> Any:
         """A pytree as it is on the root; arrays are matched by their path, and structures and shapes are the same."""
         paths, structure = jax.tree_util.tree_flatten_with_path(params)
-        leaves = [leaf for _, leaf in paths]
-        named = list(zip(paths_of([path for path, _ in paths]), leaves, strict=True))
+        signed = [as_signed(leaf) for _, leaf in paths]
+        leaves = [leaf for leaf, _ in signed]
         if is_traced(*leaves) or is_tracing():
-            return _run(Collective("broadcast", None, process_set, root=root_rank), [params])[0]
-        results = self._broadcast_all(named, root_rank, process_set, in_place=False)
-        return jax.tree.unflatten(structure, results)
+            results = _run(Collective("broadcast", None, process_set, root=root_rank), leaves)
+        else:
+            named = list(zip(paths_of([path for path, _ in paths]), leaves, strict=True))
+            results = self._broadcast_all(named, root_rank, process_set, in_place=False)
+        return jax.tree.unflatten(structure, [back(result) for (_, back), result in zip(signed, results, strict=True)])
 
 
 def _run(what: Collective, trees: Sequence[Any]) -> list[Any]:

@@ -2,15 +2,17 @@
 
 paths_of([path for path, leaf in pairs])            # ["layer.w", "layer.b"]
 refuse_sparse("allreduce", tree)
+leaf, back = as_signed(jax.random.PRNGKey(0))       # its bits as int32, and what makes a key of such
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from farandole.errors import UnsupportedError
 
@@ -33,3 +35,24 @@ def refuse_sparse(verb: str, tree: Any) -> None:
                 f"{verb} of a {type(leaf).__name__}, whose indices would be reduced as numbers: pass x.todense(), or "
                 "gather its data and its indices, each by an allgather"
             )
+
+
+def as_signed(leaf: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """The bits of an array in a dtype that travels, and what gives them their dtype back.
+
+    Unsigned integers of 32 and 64 bits, and so keys of random numbers, do not travel: as signed ones their bits do.
+    """
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        bits, back = as_signed(jax.random.key_data(leaf))
+        kind: Any = jax.random.key_impl(leaf)
+        return bits, lambda result: jax.random.wrap_key_data(back(result), impl=kind)
+    signed: Any = _SIGNED.get(getattr(leaf, "dtype", None))
+    if signed is None:
+        return leaf, lambda result: result
+    if isinstance(leaf, jax.Array):
+        bitcast = jax.lax.bitcast_convert_type
+        return bitcast(leaf, signed), lambda result: bitcast(result, leaf.dtype)
+    return np.asarray(leaf).view(signed), lambda result: result.view(leaf.dtype)
+
+
+_SIGNED = {np.dtype("uint32"): np.dtype("int32"), np.dtype("uint64"): np.dtype("int64")}

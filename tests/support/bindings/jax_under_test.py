@@ -65,7 +65,7 @@ class JaxUnderTest(BindingUnderTest):
         return self.hvd.broadcast_parameters(params, root_rank=root_rank)
 
     def outlandish(self) -> Any:
-        return self.jax.numpy.ones(3, "uint32")
+        return self.jax.numpy.ones(3, "float8_e5m2")
 
     def trainer(self, rule: str, distributed: bool = True, **options: Any) -> Trainer | None:
         if "virtual_workers" in options:

@@ -213,6 +213,38 @@ def keys_of_random_numbers_travel_as_objects(rank: int, size: int) -> None:
         same(hvd.broadcast_object(np.asarray(jax.random.key_data(key)), 0), np.zeros(2, np.uint32))
 
 
+def keys_among_parameters_are_those_of_the_root(rank: int, size: int) -> None:
+    """Of the old kind and the new, spread over devices too, and whatever else is unsigned."""
+    largest = np.array([2**32 - 1 - rank, rank], np.uint32)
+    tree: dict[str, Any] = {
+        "old": jax.random.PRNGKey(rank),
+        "new": jax.random.key(rank + 7, impl="rbg"),
+        "batch": jax.random.split(jax.random.key(rank), 3),
+        "numpy": largest,
+        "jax": jnp.asarray(largest),
+        "one": np.uint32(rank),
+        "wide": np.array([2**64 - 1 - rank], np.uint64),
+        "w": jnp.full(2, float(rank)),
+    }
+    for share in (hvd.broadcast_parameters, jax.jit(hvd.broadcast_parameters, static_argnums=1)):
+        if share is not hvd.broadcast_parameters:
+            del tree["wide"]  # JAX has 32 bits here
+        found = share(tree, size - 1)
+        assert found["new"].dtype == tree["new"].dtype
+        for kind, seed in (("new", size + 6), ("batch", size - 1)):
+            key = jax.random.key(seed, impl="rbg") if kind == "new" else jax.random.split(jax.random.key(seed), 3)
+            same(jax.random.key_data(found[kind]), jax.random.key_data(key))
+        same(jax.random.uniform(found["old"]), jax.random.uniform(jax.random.PRNGKey(size - 1)))
+        for name in ("numpy", "jax"):
+            assert found[name].dtype == np.uint32
+            same(np.asarray(found[name]), np.array([2**32 - size, size - 1], np.uint32))
+        assert int(found["one"]) == size - 1
+        assert found["old"].dtype == np.uint32
+        same(found["w"], np.full(2, size - 1.0, np.float32))
+        if "wide" in tree:
+            assert int(found["wide"][0]) == 2**64 - size
+
+
 def whole_numbers_that_a_program_would_cut_are_refused(rank: int, size: int) -> None:
     """JAX makes 0 of 2**40 where it has 32 bits, without a word; those that fit go on."""
     fits = np.array([2**20 + rank], np.int64)
