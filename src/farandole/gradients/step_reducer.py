@@ -375,8 +375,8 @@ class GradientReducer(Reducer[T]):
         names = [f"{self.label}.{self._identity.name(p, i)}" for i, p in enumerate(params)]
         parameters = self._bound(params, self._terms.group_numbers(params))
         if not self._lag:
-            return GradientExchange(self._lane(session), parameters, names, self._terms)
-        lane = self._lane(session, ".lag")  # steps are voted while gradients are on their way
+            return GradientExchange(self.lane(session), parameters, names, self._terms)
+        lane = self.lane(session, ".lag")  # steps are voted while gradients are on their way
         terms = self._terms  # not ``self``, which the exchange must not refer to
 
         def make(shadows: Parameters[T]) -> GradientExchange[T]:
@@ -386,16 +386,18 @@ class GradientReducer(Reducer[T]):
         self._held.wait = lagged.forget  # no method of this reducer: ``_held`` would keep it alive
         return lagged
 
-    def _named(self) -> list[tuple[str, Param]]:
-        if not self._is_needed(current("step()")) or self._exchange is None:
-            return []
+    def named(self) -> list[tuple[str, Param]]:
+        """Names and parameters, in the order that the ranks have agreed on."""
         return [(self._identity.name(p, i), p) for i, p in enumerate(self._identity.arrange(self.params()))]
+
+    def _named(self) -> list[tuple[str, Param]]:
+        return self.named() if self._is_needed(current("step()")) and self._exchange is not None else []
 
     def _meet(self, snapshot: StepDigests | None) -> Meet:
         session = current("the vote of a step")
-        return partial(self._lane(session).meet, snapshot=snapshot) if self._is_needed(session) else alone
+        return partial(self.lane(session).meet, snapshot=snapshot) if self._is_needed(session) else alone
 
-    def _lane(self, session: Session, purpose: str = "") -> PlannedLane:
+    def lane(self, session: Session, purpose: str = "") -> PlannedLane:
         """The lane of this session; the first time, made by all members."""
         lane = self._held.lanes.get(purpose)
         if lane is None or lane.session is not session:

@@ -17,7 +17,7 @@ from torch.amp.grad_scaler import OptState
 
 from farandole.gradients.loss_scale import Lagging, LossScaleAgreement
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.optimizer import ReducingOptimizer
+from farandole.torch.reducing_optimizer import ReducingOptimizer
 
 __all__ = ["GradScaler"]
 

@@ -21,8 +21,8 @@ import torch
 from farandole.adapters.torch_tensors import gradients, squared_norm
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.noise import GradientNoise
-from farandole.torch.optimizer import ReducingOptimizer
 from farandole.torch.reducer import TorchReducer
+from farandole.torch.reducing_optimizer import ReducingOptimizer
 
 SECOND_MOMENT = "exp_avg_sq"
 

@@ -20,7 +20,7 @@ from farandole.errors import UsageError
 from farandole.largebatch.progress import ScheduleProgress
 from farandole.largebatch.schedule import Schedule, momentum_correction
 from farandole.torch.noise import NoiseScale
-from farandole.torch.optimizer import ReducingOptimizer
+from farandole.torch.reducing_optimizer import ReducingOptimizer
 from farandole.torch.subclass import outermost
 
 

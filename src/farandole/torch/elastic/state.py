@@ -25,7 +25,8 @@ from farandole.elastic.worker.step_vote import Voter
 from farandole.runtime.collectives.leaves import Leaves
 from farandole.torch.elastic.sampler import ElasticSampler
 from farandole.torch.exact_load import load_exactly
-from farandole.torch.optimizer import ReducingOptimizer
+from farandole.torch.reducing_optimizer import ReducingOptimizer
+from farandole.torch.sharded_optimizer import ShardedOptimizer
 
 SamplerStateHandler = SamplerPart
 
@@ -56,8 +57,11 @@ class OptimizerStateHandler(OptimizerPart):
 
     @property
     def can_vote(self) -> bool:
-        """See ``OptimizerPart``; a line search changes parameters before its step is over."""
-        return super().can_vote and not isinstance(self.value, torch.optim.LBFGS)
+        """See ``OptimizerPart``; a line search changes parameters before its step is over.
+
+        Where ranks share out the state, what a lost one has kept is as old as the last commit: so must all the rest be.
+        """
+        return super().can_vote and not isinstance(self.value, torch.optim.LBFGS | ShardedOptimizer)
 
     def abandon(self) -> None:
         """See ``StatePart``; shards of virtual workers have changed the model's statistics."""
@@ -73,6 +77,8 @@ class OptimizerStateHandler(OptimizerPart):
         if self.votes:
             self._saved = [dict(group) for group in self.value.param_groups]
         else:
+            if isinstance(self.value, ShardedOptimizer):
+                self.value.consolidate_state_dict(to=None)
             super().save()
 
     def restore(self) -> None:

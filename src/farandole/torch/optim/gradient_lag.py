@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from farandole.errors import UsageError
-from farandole.torch.optimizer import ReducingOptimizer
+from farandole.torch.reducing_optimizer import ReducingOptimizer
 
 
 def GradientLag(optimizer: torch.optim.Optimizer, lag: int = 1) -> ReducingOptimizer:  # noqa: N802 (it stands for a class)

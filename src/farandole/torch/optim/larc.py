@@ -13,7 +13,7 @@ from farandole.errors import UnsupportedError, UsageError
 from farandole.largebatch.exemption import Group, split
 from farandole.largebatch.settings import at_least
 from farandole.largebatch.trust import clipped_rate, lars_rate
-from farandole.torch.optimizer import ReducingOptimizer
+from farandole.torch.reducing_optimizer import ReducingOptimizer
 from farandole.torch.subclass import FrontOptimizer, put_before
 
 Mode: TypeAlias = Literal["clip", "scale"]

@@ -123,6 +123,71 @@ def test_without_votes_training_goes_on_from_the_last_commit(launch: Any) -> Non
     assert said.lines() == ["the same 1"], said
 
 
+SHARED_OUT = """
+    import os, signal, time, torch
+    import farandole.torch as hvd
+
+    def made():
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1)).double()
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def gradients(model, batch):
+        inputs = torch.rand(8, 40, generator=torch.Generator().manual_seed(batch)).double()
+        model(inputs).square().mean().backward()
+
+    def kept(optimizer):
+        return sum(value.numel() for state in optimizer.state.values() for value in state.values())
+
+    hvd.init()
+    model, optimizer = made()
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard_state=True)
+    state = hvd.elastic.TorchState(model, optimizer, batch=0, left_in=0, until=10**6, sizes=[])
+
+    @hvd.elastic.run
+    def train(state):
+        while state.batch < state.until:
+            generation = hvd.statistics()["generation"]
+            if not state.sizes or state.sizes[-1] != hvd.size():
+                state.sizes.append(hvd.size())
+            if state.batch % 4 == 0:
+                state.commit()
+            optimizer.zero_grad()
+            gradients(model, state.batch)
+            if state.batch == 6 and generation == 1 and hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            state.batch += 1
+            whole = 2 * sum(p.numel() for p in model.parameters())
+            assert kept(optimizer) <= whole * (1 / hvd.size() + 0.05) + 8, (kept(optimizer), whole)
+            if state.batch > 12 and hvd.size() == 3 and generation > 1 and not state.left_in:
+                state.left_in = generation
+                if hvd.rank() == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)  # it leaves at its next commit
+            if state.left_in and generation > state.left_in and state.until == 10**6:
+                state.until = state.batch + 8
+            time.sleep(0.02)
+
+    train(state)
+    alone, other = made()
+    for batch in range(state.batch):
+        other.zero_grad()
+        gradients(alone, batch)
+        other.step()
+    for mine, its in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(mine, its, rtol=1e-9, atol=1e-12)
+    assert state.sizes[:3] == [3, 2, 3], state.sizes
+    print("the same", len(state.sizes) > 3)
+"""
+
+
+def test_a_state_that_ranks_share_out_survives_who_is_killed_who_comes_and_who_leaves(launch: Any) -> None:
+    options = ["--min-np", "1", "--max-np", "3", "--blacklist-cooldown-range", "0", "1"]
+    said = launch(3, SHARED_OUT, options=options, environment={"OMP_NUM_THREADS": "1"}).ok()
+    assert said.lines()
+    assert set(said.lines()) == {"the same True"}, said
+
+
 FIRST = """
     import os, signal, torch
     import farandole.torch as hvd

@@ -15,7 +15,8 @@ from farandole.errors import UnsupportedError
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
-from farandole.torch.optimizer import Groups, Named, ReducingOptimizer
+from farandole.torch.optimizer import Groups, Named
+from farandole.torch.reducing_optimizer import ReducingOptimizer
 from farandole.torch.virtual_workers import VirtualWorkers
 
 __all__ = ["DistributedOptimizer"]

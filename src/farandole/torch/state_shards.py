@@ -1,0 +1,243 @@
+"""Who keeps the optimizer's state of which elements, where ranks share it out (ZeRO-1).
+
+    shards = StateShards(rank=0, size=2, splits=True)
+    shards.cover(params)                        # the same in the same order on every rank
+    with shards.in_place_of(optimizer.param_groups):
+        step()                                  # of this rank's part
+    shards.exchange(lane, params)               # everybody has the parts of all
+
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, section 5.1: with N
+ranks, each keeps 1/N of the state, steps with that part, and gathers the other ranks' parameters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias, final
+
+import torch
+
+from farandole.adapters.torch import adapter
+from farandole.errors import UnsupportedError
+from farandole.runtime.collectives.adapter import TensorSpec
+from farandole.runtime.collectives.planned import PlannedLane
+
+State: TypeAlias = dict[str, Any]
+"""State of one parameter, or of a part of it, as an optimizer keeps it: tensors and numbers by name."""
+
+ALIGNED = 64
+"""Elements: a tensor is cut at multiples of this, where no vector of the processor's has begun another way."""
+
+CHUNK_BYTES = 2**24
+"""Memory through which parameters travel, whatever their size: state that is shared out must not be paid for twice."""
+
+
+class Piece(NamedTuple):
+    """Elements ``begin`` to ``end`` of a flat parameter, whose state ``owner`` keeps."""
+
+    owner: int
+    begin: int
+    end: int
+
+
+class _Travelling(NamedTuple):
+    """A piece of a parameter and where it lies in the memory of its round."""
+
+    param: torch.Tensor
+    piece: Piece
+    offset: int
+
+
+@final
+class StateShards:
+    """Parts of parameters among ``size`` ranks. ``splits``: a tensor may be cut, as no element knows of another."""
+
+    def __init__(self, rank: int, size: int, splits: bool) -> None:
+        self.rank, self.size = rank, size
+        self._splits = splits
+        self._pieces: dict[torch.Tensor, list[Piece]] = {}
+        self._loads = [0] * size
+        self._views: dict[tuple[torch.Tensor, int], torch.Tensor] = {}
+        self._rounds: dict[torch.dtype, tuple[list[int], list[_Round]]] = {}
+        self._memory: dict[torch.dtype, torch.Tensor] = {}
+        self._lane: PlannedLane | None = None
+
+    def cover(self, params: Iterable[torch.Tensor]) -> None:
+        """Share out those that are new: in even parts, or whole, the largest first to who has least."""
+        new = [param for param in params if param not in self._pieces]
+        if self._splits:
+            self._cut(new)
+            return
+        for param in sorted(new, key=torch.numel, reverse=True):
+            owner = min(range(self.size), key=self._loads.__getitem__)
+            self._pieces[param] = [Piece(owner, 0, param.numel())]
+            self._loads[owner] += param.numel()
+
+    def pieces(self, param: torch.Tensor) -> list[Piece]:
+        """The parts of a parameter, in the order of its elements."""
+        return self._pieces[param]
+
+    def own(self, param: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """This rank's parts of a parameter, each with the tensor that the optimizer has in its place."""
+        for piece in self._pieces[param]:
+            if piece.owner == self.rank:
+                yield piece, self._view(param, piece)
+
+    @contextmanager
+    def in_place_of(self, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+        """Context in which the groups of an optimizer list this rank's parts alone, each with its gradient."""
+        whole = [group["params"] for group in groups]
+        parts = [[self._graded(param, *own) for param in params for own in self.own(param)] for params in whole]
+        try:
+            for group, own in zip(groups, parts, strict=True):
+                group["params"] = own
+            yield
+        finally:
+            for group, params in zip(groups, whole, strict=True):
+                group["params"] = params
+            for view in self._views.values():
+                view.grad = None
+
+    def exchange(self, lane: PlannedLane, params: Sequence[torch.Tensor]) -> None:
+        """Give every rank the parts of ``params`` that others have stepped: of those that have a gradient."""
+        if self._lane is not lane:
+            self._lane, self._memory, self._rounds = lane, {}, {}
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for param in params:
+            if param.grad is not None and param.numel():
+                by_dtype.setdefault(param.dtype, []).append(param)
+        for dtype, stepped in by_dtype.items():
+            memory = self._memory_of(lane, dtype)
+            key = list(map(id, stepped))
+            if self._rounds.get(dtype, ([], []))[0] != key:
+                self._rounds[dtype] = key, self._planned(stepped, memory.numel() // self.size)
+            for each in self._rounds[dtype][1]:
+                each.run(lane, memory, self.rank)
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    def keep_own(self, states: dict[torch.Tensor, State]) -> None:
+        """Keep this rank's part of the ``states`` of whole parameters, and of each what belongs to all elements."""
+        for param in [param for param in states if param in self._pieces]:
+            state = states.pop(param)
+            for piece, view in self.own(param):
+                states[view] = state if view is param else {k: _part(v, param, piece) for k, v in state.items()}
+
+    def joined(self, param: torch.Tensor, parts: dict[int, State]) -> State:
+        """The state of a whole parameter, of that of its parts by their first element."""
+        pieces = self._pieces[param]
+        states = [parts[piece.begin] for piece in pieces if piece.begin in parts]
+        if len(pieces) == 1 or len(states) < len(pieces):
+            return states[0]
+        return {key: _whole([state[key] for state in states], param, pieces) for key in states[0]}
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def _cut(self, params: Sequence[torch.Tensor]) -> None:
+        total, first = sum(param.numel() for param in params), 0
+        for param in params:
+            numel = param.numel()
+            ends = [min(max(total * (rank + 1) // self.size - first, 0), numel) for rank in range(self.size)]
+            if not param.is_contiguous():  # its gradient may lie in another order
+                ends = [numel if end * 2 >= numel else 0 for end in ends]
+            ends = [end if end == numel else end - end % ALIGNED for end in ends]
+            bounds = zip(range(self.size), [0, *ends], ends, strict=False)
+            pieces = [Piece(*bound) for bound in bounds if bound[1] < bound[2]]
+            self._pieces[param] = pieces or [Piece(0, 0, 0)]  # it has no elements, but a state
+            first += numel
+
+    def _view(self, param: torch.Tensor, piece: Piece) -> torch.Tensor:
+        if piece.end - piece.begin == param.numel():
+            return param
+        flat = param.detach().view(-1)[piece.begin : piece.end]
+        view = self._views.setdefault((param, piece.begin), flat)  # the same object in every step: it has the state
+        if view.data_ptr() != flat.data_ptr():  # somebody has given the parameter other memory
+            view.data = flat
+        return view
+
+    def _graded(self, param: torch.Tensor, piece: Piece, view: torch.Tensor) -> torch.Tensor:
+        if view is not param and param.grad is not None:
+            if param.grad.layout is not torch.strided:
+                raise UnsupportedError(
+                    f"shard_state=True cuts a parameter of shape {tuple(param.shape)} whose gradient is sparse: pass "
+                    "DistributedOptimizer(..., sparse_as_dense=True) and Embedding(..., sparse=False)"
+                )
+            view.grad = param.grad.detach().reshape(-1)[piece.begin : piece.end]
+        return view
+
+    def _memory_of(self, lane: PlannedLane, dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the lane's engine, of which each rank has an equal part."""
+        if dtype not in self._memory:
+            width = torch.empty((), dtype=dtype).element_size()
+            share = CHUNK_BYTES // width // self.size
+            name = str(dtype).removeprefix("torch.")
+            array = adapter.array(torch.empty(0, dtype=dtype))  # refuses what does not travel
+            found = lane.allocate(share * self.size * width).array(array.dtype)
+            view = adapter.view(found, TensorSpec((share * self.size,), name, width))
+            assert view is not None
+            self._memory[dtype] = view
+        return self._memory[dtype]
+
+    def _planned(self, params: Sequence[torch.Tensor], share: int) -> list[_Round]:
+        """Rounds in which each rank gives at most ``share`` elements."""
+        filled, rounds = [0] * self.size, defaultdict[int, list[tuple[torch.Tensor, Piece, int]]](list)
+        for param in params:
+            for owner, begin, end in self._pieces[param]:
+                at = begin
+                while at < end:
+                    number, place = divmod(filled[owner], share)
+                    count = min(end - at, share - place)
+                    rounds[number].append((param, Piece(owner, at, at + count), place))
+                    filled[owner] += count
+                    at += count
+        return [_Round(rounds[number], self.size) for number in sorted(rounds)]
+
+
+@final
+class _Round:
+    """One all-gather: pieces of parameters, in the order of their owners."""
+
+    def __init__(self, given: Sequence[tuple[torch.Tensor, Piece, int]], size: int) -> None:
+        self._counts = [sum(p.end - p.begin for _, p, _ in given if p.owner == rank) for rank in range(size)]
+        self._first = [sum(self._counts[:rank]) for rank in range(size)]
+        self._given = [_Travelling(param, piece, self._first[piece.owner] + place) for param, piece, place in given]
+
+    def run(self, lane: PlannedLane, memory: torch.Tensor, rank: int) -> None:
+        """Put in what this rank owns, gather, and take out the rest."""
+        for param, piece, offset in self._given:
+            if piece.owner == rank:
+                memory[offset : offset + piece.end - piece.begin] = flat(param)[piece.begin : piece.end]
+        begin, count = self._first[rank], self._counts[rank]
+        whole = adapter.array(memory[: sum(self._counts)])
+        lane.allgather("parameters", whole.slice(begin, count), whole, self._counts)
+        for param, piece, offset in self._given:
+            if piece.owner != rank:
+                flat(param)[piece.begin : piece.end] = memory[offset : offset + piece.end - piece.begin]
+
+
+def flat(param: torch.Tensor) -> torch.Tensor:
+    """All elements of ``param`` as they lie in memory; they share it."""
+    values = param.detach()
+    if values.is_contiguous():
+        return values.view(-1)
+    if not torch.ops.aten.is_non_overlapping_and_dense(values):
+        raise UnsupportedError(f"shard_state=True with a parameter of strides {values.stride()}: make it contiguous()")
+    return values.as_strided((values.numel(),), (1,), values.storage_offset())
+
+
+def _part(value: Any, param: torch.Tensor, piece: Piece) -> Any:
+    """The part of a value of a parameter's state; the value itself where it is none of its elements."""
+    if isinstance(value, torch.Tensor):
+        of_elements = value.dim() > 0 and value.shape == param.shape
+        return (value.reshape(-1)[piece.begin : piece.end] if of_elements else value).clone()
+    return value
+
+
+def _whole(values: Sequence[Any], param: torch.Tensor, pieces: Sequence[Piece]) -> Any:
+    of_elements = all(
+        isinstance(value, torch.Tensor) and value.shape == (piece.end - piece.begin,)
+        for value, piece in zip(values, pieces, strict=True)
+    )
+    return torch.cat(list(values)).view(param.shape) if of_elements else values[0]

@@ -1,0 +1,264 @@
+"""Checks of optimizers whose state ranks share out: beside the replicated one, to the last bit."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import farandole.torch as hvd
+from farandole.errors import UsageError
+from farandole.torch import optim
+
+Make = Callable[[Any], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01, amsgrad=True),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
+    "fused adamw": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.01, momentum=0.5, centered=True),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.01),
+    "nadam": lambda params: torch.optim.NAdam(params, lr=0.01),
+    "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.01),
+    "lamb": lambda params: optim.LAMB(params, lr=0.01),
+    "larc": lambda params: optim.LARC(torch.optim.SGD(params, lr=0.1, momentum=0.9)),
+}
+
+
+class Net(torch.nn.Module):
+    """Weights of several shapes and dtypes, one without a gradient at first, one that is frozen, one by columns."""
+
+    def __init__(self, least: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = torch.nn.Linear(37, 301), torch.nn.Linear(301, 3)
+        self.short = torch.nn.Linear(3, 5).to(torch.bfloat16)
+        self.columns = torch.nn.Parameter(torch.rand(5, 7).t())
+        self.late = torch.nn.Parameter(torch.rand(3))
+        self.frozen = torch.nn.Parameter(torch.rand(130), requires_grad=False)
+        self.empty = torch.nn.Parameter(torch.ones(least))
+
+    def loss(self, step: int) -> torch.Tensor:
+        """A loss of inputs that differ between ranks and steps."""
+        generator = torch.Generator().manual_seed(100 * step + hvd.rank())
+        hidden = self.last(torch.relu(self.first(torch.rand(8, 37, generator=generator))))
+        out = self.short(hidden.to(torch.bfloat16)).float() @ self.columns.t()
+        late = (hidden * self.late).sum() if step > 1 else 0.0
+        found: torch.Tensor = out.square().mean() + 0.01 * late + self.empty.sum()
+        return found
+
+
+def _trained(make: Make, steps: range, model: Net, optimizer: Any, clip: bool = True) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        model.loss(step).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+
+
+def _distributed(make: Make, model: Net, shard_state: bool, **options: Any) -> Any:
+    groups: list[dict[str, Any]] = [{"params": [model.first.bias, model.last.bias], "lr": 0.003}]
+    listed = {id(p) for p in groups[0]["params"]}
+    groups.insert(0, {"params": [p for p in model.parameters() if id(p) not in listed]})
+    optimizer = make(groups)
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard_state=shard_state, **options)
+
+
+def _same(one: torch.nn.Module, other: torch.nn.Module, what: object) -> None:
+    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b), (what, name)
+
+
+def _same_tree(one: Any, other: Any, where: str = "") -> None:
+    if isinstance(one, dict):
+        assert list(one) == list(other) or one.keys() == other.keys(), where
+        for key in one:
+            _same_tree(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, torch.Tensor):
+        assert one.shape == other.shape, where
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one, other), where
+    elif isinstance(one, list | tuple):
+        for i, pair in enumerate(zip(one, other, strict=True)):
+            _same_tree(*pair, f"{where}.{i}")
+    else:
+        assert one == other, where
+
+
+def check_weights_and_states_are_those_of_the_replicated_optimizer() -> None:
+    for name, make in OPTIMIZERS.items():
+        least = int(name == "adafactor")  # it divides by the number of elements
+        models = Net(least), Net(least)
+        whole, shared = (_distributed(make, model, shard) for model, shard in zip(models, (False, True), strict=True))
+        for model, optimizer in zip(models, (whole, shared), strict=True):
+            _trained(make, range(4), model, optimizer)
+        _same(*models, name)
+        shared.consolidate_state_dict(to=None)
+        _same_tree(whole.state_dict(), shared.state_dict(), name)
+
+
+def check_each_rank_keeps_its_part_of_the_state() -> None:
+    def kept(optimizer: Any) -> int:
+        states = (value for state in optimizer.state.values() for value in state.values())
+        return sum(value.numel() for value in states if isinstance(value, torch.Tensor))
+
+    model, other = Net(), Net()
+    whole, shared = _distributed(OPTIMIZERS["adamw"], model, False), _distributed(OPTIMIZERS["adamw"], other, True)
+    for each, optimizer in ((model, whole), (other, shared)):
+        _trained(OPTIMIZERS["adamw"], range(2), each, optimizer)
+    assert kept(shared) <= kept(whole) * (1 / hvd.size() + 0.05), (kept(shared), kept(whole))
+    assert sum(hvd.allgather_object(kept(shared), name="kept")) >= kept(whole)
+
+
+def check_a_state_goes_on_in_either_kind_of_optimizer_and_over_the_ranks() -> None:
+    """Saved of one kind, loaded into the other; by rank 0 alone and broadcast, too."""
+    make = OPTIMIZERS["adamw"]
+    for before, after, how in ((True, False, "all"), (False, True, "all"), (True, True, "root"), (True, True, "again")):
+        straight, model = Net(), Net()
+        reference, optimizer = _distributed(make, straight, False), _distributed(make, model, before)
+        _trained(make, range(3), straight, reference)
+        _trained(make, range(2), model, optimizer)
+        if before and hvd.size() > 1:
+            with pytest.raises(UsageError, match="consolidate_state_dict"):
+                optimizer.state_dict()
+        if before:
+            optimizer.consolidate_state_dict(to=0 if how == "root" else None)
+        state = copy.deepcopy(optimizer.state_dict()) if how != "root" or hvd.rank() == 0 else None
+        del optimizer
+        goes_on = Net()
+        goes_on.load_state_dict(model.state_dict())
+        optimizer = _distributed(make, goes_on, after)
+        if how == "root":
+            if state is not None:
+                optimizer.load_state_dict(state)
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        else:
+            optimizer.load_state_dict(state)
+        if how == "again":
+            optimizer.load_state_dict(optimizer.state_dict())
+        _trained(make, range(2, 3), goes_on, optimizer)
+        _same(straight, goes_on, (before, after, how))
+
+
+def check_a_fresh_one_is_broadcast_and_a_checkpoint_restored() -> None:
+    make, model, straight = OPTIMIZERS["adam"], Net(), Net()
+    optimizer, reference = _distributed(make, model, True), _distributed(make, straight, False)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    _trained(make, range(2), model, optimizer)
+    _trained(make, range(3), straight, reference)
+    folder = Path(hvd.broadcast_object(tempfile.mkdtemp(), name="folder"))
+    optimizer.consolidate_state_dict(to=None)
+    with hvd.Checkpoints(folder, sharded=True) as checkpoints:
+        checkpoints.save(1, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    with hvd.Checkpoints(folder, sharded=True) as checkpoints:
+        found = checkpoints.restore()
+        assert found is not None
+    again = Net()
+    again.load_state_dict(found.state["model"])
+    optimizer = _distributed(make, again, True)
+    optimizer.load_state_dict(found.state["optimizer"])
+    _trained(make, range(2, 3), again, optimizer)
+    _same(straight, again, "restored")
+
+
+def check_parameters_groups_rates_and_hooks_may_come_later() -> None:
+    make = OPTIMIZERS["adamw"]
+    models, seen = (Net(), Net()), list[float]()
+    for model, shard in zip(models, (False, True), strict=True):
+        optimizer = make(list(model.last.parameters()))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard_state=shard)
+        optimizer.register_step_pre_hook(lambda *_, m=model: seen.append(m.last.weight.sum().item()))
+        optimizer.register_step_post_hook(lambda *_, m=model: seen.append(m.last.weight.sum().item()))
+        for step in range(4):
+            if step == 1:
+                optimizer.add_param_group({"params": list(model.first.parameters()), "lr": 0.02})
+            if step == 2:
+                optimizer.param_groups[0]["params"].append(model.columns)
+                model.last.weight.data = model.last.weight.data.clone()
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            model.loss(step).backward()
+            optimizer.step()
+            scheduler.step()
+        assert [len(group["params"]) for group in optimizer.param_groups] == [3, 2]
+    _same(*models, "later")
+    assert len(seen) == 16
+    assert seen[:8] == seen[8:]
+
+
+def check_scaled_losses_and_lagging_gradients_are_as_ever() -> None:
+    make = OPTIMIZERS["sgd"]
+    for kind in ("scaler", "lag", "passes"):
+        models = Net(), Net()
+        for model, shard in zip(models, (False, True), strict=True):
+            options = {"backward_passes_per_step": 2} if kind == "passes" else {}
+            optimizer = _distributed(make, model, shard, **options)
+            scaler = torch.amp.GradScaler("cpu") if kind == "scaler" else None
+            if kind == "lag":
+                optim.GradientLag(optimizer, 1)
+            for step in range(4):
+                optimizer.zero_grad()
+                for part in range(2 if kind == "passes" else 1):
+                    loss = model.loss(2 + step + part)
+                    if kind == "scaler" and step == 2 and hvd.rank() == 0:
+                        loss = loss * float("inf")
+                    (loss if scaler is None else scaler.scale(loss)).backward()
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
+        _same(*models, kind)
+
+
+def check_a_parameter_larger_than_the_memory_it_travels_through() -> None:
+    from farandole.torch import state_shards
+
+    state_shards.CHUNK_BYTES, kept = 1024, state_shards.CHUNK_BYTES
+    try:
+        models = Net(), Net()
+        for model, shard in zip(models, (False, True), strict=True):
+            _trained(OPTIMIZERS["sgd"], range(3), model, _distributed(OPTIMIZERS["sgd"], model, shard))
+        _same(*models, "in rounds")
+    finally:
+        state_shards.CHUNK_BYTES = kept
+
+
+def check_what_cannot_be_shared_out_is_refused() -> None:
+    model = torch.nn.Linear(3, 3)
+    for text, call in (
+        ("LBFGS", lambda: hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), shard_state=True)),
+        ("Adasum", lambda: hvd.DistributedOptimizer(_sgd(model), op=hvd.Adasum, shard_state=True)),
+        ("virtual_workers", lambda: hvd.DistributedOptimizer(_sgd(model), virtual_workers=4, shard_state=True)),
+    ):
+        with pytest.raises(UsageError, match=text):
+            call()
+    if hvd.size() > 1:
+        optimizer = hvd.DistributedOptimizer(_sgd(model), shard_state=True)
+        with pytest.raises(UsageError, match="closure"):
+            optimizer.step(partial(float, 1.0))
+
+
+def check_a_sparse_gradient_is_refused_or_made_dense() -> None:
+    for dense in (True, False):
+        torch.manual_seed(3)
+        model = torch.nn.Embedding(300, 4, sparse=True)
+        optimizer = hvd.DistributedOptimizer(_sgd(model), sparse_as_dense=dense, shard_state=True)
+        model(torch.tensor([1, 299])).sum().backward()
+        if hvd.size() == 1:
+            optimizer.step()
+        else:
+            with pytest.raises(UsageError, match="sparse_as_dense"):
+                optimizer.step()
+
+
+def _sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
