@@ -19,6 +19,7 @@ import farandole
 from benchmarks import (
     allreduce,
     cluster_jobs,
+    distributed,
     divergence,
     elastic,
     footprint,
@@ -40,6 +41,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "allreduce": allreduce.run,
     "negotiated": negotiated.run,
     "steps": steps.run,
+    "distributed": distributed.run,
     "noise": noise.run,
     "divergence": divergence.run,
     "footprint": footprint.run,

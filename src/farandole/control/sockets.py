@@ -47,7 +47,7 @@ class Context(zmq.Context[zmq.Socket[bytes]]):
     """
 
     def __init__(self, *given: Any, **options: Any) -> None:
-        """As ``zmq.Context``, which also makes shadows of one that there is."""
+        """Make a context, or the shadow of one, as ``zmq.Context`` does."""
         require_threads(THREADS)
         super().__init__(*given, **options)
 

@@ -80,12 +80,10 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
         require_plain(terms, virtual.count, passes)
     if shard_state:
         require_shareable(optimizer, how.op, virtual is not None)
-        sharded: ShardedOptimizer = put_before(ShardedOptimizer, optimizer)
-        sharded._begin_sharing(cuts=type(optimizer) in BY_ELEMENT)
-        sharded._begin(names, terms, passes, None)
-        return sharded
-    front = AdasumOptimizer if how.op is ReduceOp.ADASUM else ReducingOptimizer
+    front = ShardedOptimizer if shard_state else AdasumOptimizer if how.op is ReduceOp.ADASUM else ReducingOptimizer
     distributed: ReducingOptimizer | AdasumOptimizer = put_before(front, optimizer)
+    if isinstance(distributed, ShardedOptimizer):
+        distributed._begin_sharing(cuts=type(optimizer) in BY_ELEMENT)
     if isinstance(distributed, AdasumOptimizer):
         distributed._begin(names, terms, passes)
     else:

@@ -144,7 +144,7 @@ class ShardedOptimizer(ReducingOptimizer):
         return takes_part(self._process_set, "an optimizer's step") and len(self._process_set.ranks) > 1
 
     def _divided(self) -> StateShards:
-        """Who keeps what, as all ranks know it; the first time this rank lets go of what others keep."""
+        """Return the assignment of elements; the first time, drop the state of those that others keep."""
         reducer, session = self._gradient_reducer, current("step()")
         lane, shards = reducer.lane(session, ".parameters"), self._shards
         if shards is not None and (shards.rank, shards.size) != (lane.rank, lane.size):

@@ -1,4 +1,4 @@
-"""Who keeps the optimizer's state of which elements, where ranks share it out (ZeRO-1).
+"""Assignment of parameters' elements to ranks, each of which keeps the optimizer's state of its own (ZeRO-1).
 
     shards = StateShards(rank=0, size=2, splits=True)
     shards.cover(params)                        # the same in the same order on every rank
@@ -34,7 +34,7 @@ CHUNK_BYTES = 2**24
 """Memory through which parameters travel, whatever their size: state that is shared out must not be paid for twice."""
 
 
-class Piece(NamedTuple):
+class ShardPiece(NamedTuple):
     """Elements ``begin`` to ``end`` of a flat parameter, whose state ``owner`` keeps."""
 
     owner: int
@@ -46,7 +46,7 @@ class _Travelling(NamedTuple):
     """A piece of a parameter and where it lies in the memory of its round."""
 
     param: torch.Tensor
-    piece: Piece
+    piece: ShardPiece
     offset: int
 
 
@@ -57,7 +57,7 @@ class StateShards:
     def __init__(self, rank: int, size: int, splits: bool) -> None:
         self.rank, self.size = rank, size
         self._splits = splits
-        self._pieces: dict[torch.Tensor, list[Piece]] = {}
+        self._pieces: dict[torch.Tensor, list[ShardPiece]] = {}
         self._loads = [0] * size
         self._views: dict[tuple[torch.Tensor, int], torch.Tensor] = {}
         self._rounds: dict[torch.dtype, tuple[list[int], list[_Round]]] = {}
@@ -72,14 +72,14 @@ class StateShards:
             return
         for param in sorted(new, key=torch.numel, reverse=True):
             owner = min(range(self.size), key=self._loads.__getitem__)
-            self._pieces[param] = [Piece(owner, 0, param.numel())]
+            self._pieces[param] = [ShardPiece(owner, 0, param.numel())]
             self._loads[owner] += param.numel()
 
-    def pieces(self, param: torch.Tensor) -> list[Piece]:
+    def pieces(self, param: torch.Tensor) -> list[ShardPiece]:
         """The parts of a parameter, in the order of its elements."""
         return self._pieces[param]
 
-    def own(self, param: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+    def own(self, param: torch.Tensor) -> Iterator[tuple[ShardPiece, torch.Tensor]]:
         """This rank's parts of a parameter, each with the tensor that the optimizer has in its place."""
         for piece in self._pieces[param]:
             if piece.owner == self.rank:
@@ -144,11 +144,11 @@ class StateShards:
                 ends = [numel if end * 2 >= numel else 0 for end in ends]
             ends = [end if end == numel else end - end % ALIGNED for end in ends]
             bounds = zip(range(self.size), [0, *ends], ends, strict=False)
-            pieces = [Piece(*bound) for bound in bounds if bound[1] < bound[2]]
-            self._pieces[param] = pieces or [Piece(0, 0, 0)]  # it has no elements, but a state
+            pieces = [ShardPiece(*bound) for bound in bounds if bound[1] < bound[2]]
+            self._pieces[param] = pieces or [ShardPiece(0, 0, 0)]  # it has no elements, but a state
             first += numel
 
-    def _view(self, param: torch.Tensor, piece: Piece) -> torch.Tensor:
+    def _view(self, param: torch.Tensor, piece: ShardPiece) -> torch.Tensor:
         if piece.end - piece.begin == param.numel():
             return param
         flat = param.detach().view(-1)[piece.begin : piece.end]
@@ -157,7 +157,7 @@ class StateShards:
             view.data = flat
         return view
 
-    def _graded(self, param: torch.Tensor, piece: Piece, view: torch.Tensor) -> torch.Tensor:
+    def _graded(self, param: torch.Tensor, piece: ShardPiece, view: torch.Tensor) -> torch.Tensor:
         if view is not param and param.grad is not None:
             if param.grad.layout is not torch.strided:
                 raise UnsupportedError(
@@ -182,14 +182,14 @@ class StateShards:
 
     def _planned(self, params: Sequence[torch.Tensor], share: int) -> list[_Round]:
         """Rounds in which each rank gives at most ``share`` elements."""
-        filled, rounds = [0] * self.size, defaultdict[int, list[tuple[torch.Tensor, Piece, int]]](list)
+        filled, rounds = [0] * self.size, defaultdict[int, list[tuple[torch.Tensor, ShardPiece, int]]](list)
         for param in params:
             for owner, begin, end in self._pieces[param]:
                 at = begin
                 while at < end:
                     number, place = divmod(filled[owner], share)
                     count = min(end - at, share - place)
-                    rounds[number].append((param, Piece(owner, at, at + count), place))
+                    rounds[number].append((param, ShardPiece(owner, at, at + count), place))
                     filled[owner] += count
                     at += count
         return [_Round(rounds[number], self.size) for number in sorted(rounds)]
@@ -199,7 +199,7 @@ class StateShards:
 class _Round:
     """One all-gather: pieces of parameters, in the order of their owners."""
 
-    def __init__(self, given: Sequence[tuple[torch.Tensor, Piece, int]], size: int) -> None:
+    def __init__(self, given: Sequence[tuple[torch.Tensor, ShardPiece, int]], size: int) -> None:
         self._counts = [sum(p.end - p.begin for _, p, _ in given if p.owner == rank) for rank in range(size)]
         self._first = [sum(self._counts[:rank]) for rank in range(size)]
         self._given = [_Travelling(param, piece, self._first[piece.owner] + place) for param, piece, place in given]
@@ -227,7 +227,7 @@ def flat(param: torch.Tensor) -> torch.Tensor:
     return values.as_strided((values.numel(),), (1,), values.storage_offset())
 
 
-def _part(value: Any, param: torch.Tensor, piece: Piece) -> Any:
+def _part(value: Any, param: torch.Tensor, piece: ShardPiece) -> Any:
     """The part of a value of a parameter's state; the value itself where it is none of its elements."""
     if isinstance(value, torch.Tensor):
         of_elements = value.dim() > 0 and value.shape == param.shape
@@ -235,7 +235,7 @@ def _part(value: Any, param: torch.Tensor, piece: Piece) -> Any:
     return value
 
 
-def _whole(values: Sequence[Any], param: torch.Tensor, pieces: Sequence[Piece]) -> Any:
+def _whole(values: Sequence[Any], param: torch.Tensor, pieces: Sequence[ShardPiece]) -> Any:
     of_elements = all(
         isinstance(value, torch.Tensor) and value.shape == (piece.end - piece.begin,)
         for value, piece in zip(values, pieces, strict=True)

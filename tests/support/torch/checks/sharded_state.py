@@ -234,17 +234,19 @@ def check_a_parameter_larger_than_the_memory_it_travels_through() -> None:
 
 def check_what_cannot_be_shared_out_is_refused() -> None:
     model = torch.nn.Linear(3, 3)
-    for text, call in (
-        ("LBFGS", lambda: hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), shard_state=True)),
+    make: Any = torch.optim.LBFGS
+    refused: list[tuple[str, Callable[[], Any]]] = [
+        ("LBFGS", lambda: hvd.DistributedOptimizer(make(model.parameters()), shard_state=True)),
         ("Adasum", lambda: hvd.DistributedOptimizer(_sgd(model), op=hvd.Adasum, shard_state=True)),
         ("virtual_workers", lambda: hvd.DistributedOptimizer(_sgd(model), virtual_workers=4, shard_state=True)),
-    ):
+    ]
+    for text, call in refused:
         with pytest.raises(UsageError, match=text):
             call()
     if hvd.size() > 1:
         optimizer = hvd.DistributedOptimizer(_sgd(model), shard_state=True)
         with pytest.raises(UsageError, match="closure"):
-            optimizer.step(partial(float, 1.0))
+            optimizer.step(closure=partial(float, 1.0))
 
 
 def check_a_sparse_gradient_is_refused_or_made_dense() -> None:
