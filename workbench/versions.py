@@ -1,6 +1,6 @@
-"""Checks with other versions of TensorFlow, JAX and ipykernel, and with DeepHyper, each in an environment of its own.
+"""Checks with other versions of TensorFlow, JAX and ipykernel, and with libraries that stand on ours or beside it.
 
-    make versions                                       # all of them, and MXNet: 8 GB, and 90 minutes
+    make versions                                       # all of them, and MXNet: 10 GB, and 90 minutes
     make versions ONLY="tensorflow-2.16 jax-0.5"        # some
 
 Environments stand in ``build/versions``, and are used again. Into each goes one wheel of Farandole, built once; those
@@ -39,13 +39,15 @@ pathlib.Path(sysconfig.get_path("purelib"), "checkout.pth").write_text(sys.argv[
 class PinnedPackages:
     """Packages of an environment, what is run there, and which of its tests, in the words of pytest's ``-k``.
 
-    Where it ``is_overlay``, the packages stand alone before all that this environment has.
+    Where it ``is_overlay``, the packages stand alone before all that this environment has. ``alone`` are installed
+    without what they ask for, as another build of PyTorch.
     """
 
     packages: Sequence[str]
     tests: Sequence[str]
     chosen: str = ""
     is_overlay: bool = False
+    alone: Sequence[str] = ()
 
 
 def _tensorflow(tensorflow: str, keras: str) -> PinnedPackages:
@@ -77,6 +79,21 @@ ENVIRONMENTS: Mapping[str, PinnedPackages] = {
     "deephyper-0.13": PinnedPackages(
         ["deephyper>=0.13,<0.14", "optuna>=5,<6"], ["tests/nightly/search/test_deephyper.py"]
     ),
+    "torch-libraries": PinnedPackages(
+        [
+            "torch==2.13.0",
+            "lightning-fabric>=2.6,<3",
+            "accelerate>=1.15,<2",
+            "deepspeed>=0.19.8,<0.20",
+            "mpi4py>=4.0",
+            "mpich>=4.2",
+            "scipy>=1.11",
+            "pillow",
+            "requests",
+        ],
+        ["tests/nightly/torch_distributed/test_examples.py"],
+        alone=["heat==1.8.0", "torchvision==0.15.2"],  # which ask for PyTorch with CUDA
+    ),
 }
 
 
@@ -107,7 +124,7 @@ def prepare(name: str, built: Path | None) -> Path:
         subprocess.run([str(python), "-c", OVERLAY, sysconfig.get_path("purelib")], check=True)
         return python
     pip(python, "install", *ENVIRONMENTS[name].packages, *TOOLS, str(built))
-    pip(python, "install", "--no-deps", "--force-reinstall", str(built))
+    pip(python, "install", "--no-deps", "--force-reinstall", str(built), *ENVIRONMENTS[name].alone)
     subprocess.run([str(python), "-c", CHECKOUT_ON_PATH, f"{ROOT}\n"], check=True)
     return python
 

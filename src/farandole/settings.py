@@ -211,6 +211,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             job_wide=True,
         ),
     ] = False
+    cray: Annotated[
+        bool,
+        Knob(
+            "let 'import ml_comm' and 'import dl_comm' find the calls of Cray's plugin",
+            ("--cray",),
+            group="start and end",
+            job_wide=True,
+        ),
+    ] = False
     torch_env: Annotated[
         bool,
         Knob(

@@ -12,11 +12,19 @@ from typing import Any
 
 def register() -> None:
     """Tell ``torch.distributed`` how groups of this backend are made, if this PyTorch has that package."""
-    import torch.distributed as dist
+    import torch.distributed
 
+    dist: Any = torch.distributed
     if dist.is_available() and "FARANDOLE" not in dist.Backend._plugins:
         # Of GPUs, too: what the engine does not serve there travels by way of the host, or by another backend.
         dist.Backend.register_backend("farandole", _group, extended_api=True, devices=["cpu", "cuda"])
+        dist.register_rendezvous_handler("farandole", _rendezvous)
+
+
+def _rendezvous(url: str, **options: Any) -> Any:
+    from farandole.torch.distributed.rendezvous import meet
+
+    return meet(url, **options)
 
 
 def _group(options: Any, _: Any) -> Any:

@@ -99,6 +99,7 @@ SLICES = {
             ("jax", "jax/", ["jax-0.5", "jax-0.6"]),
             ("ipykernel", "notebook/", ["ipykernel-6.31", "ipykernel-7.3", "ipykernel-7.4"]),
             ("deephyper", "search/", ["deephyper-0.13"]),
+            ("torch_libraries", "torch/distributed/", ["torch-libraries"]),
         )
     },
 }

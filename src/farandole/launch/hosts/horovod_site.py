@@ -27,6 +27,9 @@ HOROVOD_SITE = os.path.join(_COMPAT, "site")
 METADATA = os.path.join(HOROVOD_SITE, f"horovod-{SPOKEN}.egg-info")
 """The answer to ``importlib.metadata.version("horovod")``: a file, as builders of wheels leave out such folders."""
 
+CRAY_SITE = os.path.join(_COMPAT, "cray")
+"""Holds ``ml_comm`` and ``dl_comm``, the names of Cray's plugin."""
+
 HOROVOD_BIN = os.path.join(_COMPAT, "bin")
 """Holds the command ``horovodrun``."""
 

@@ -195,6 +195,9 @@ def variables_for_all(job: Job, inherited: Mapping[str, str]) -> dict[str, str]:
     shared.update(job.environment)
     if job.settings.horovod:
         shared.update(horovod_site.variables({**inherited, **shared}))
+    if job.settings.cray:
+        path = shared.get("PYTHONPATH", inherited.get("PYTHONPATH", ""))
+        shared["PYTHONPATH"] = horovod_site.before(horovod_site.CRAY_SITE, path)
     if job.python_path:
         rest = shared.get("PYTHONPATH", inherited.get("PYTHONPATH"))
         shared["PYTHONPATH"] = os.pathsep.join([*job.python_path, *filter(None, [rest])])

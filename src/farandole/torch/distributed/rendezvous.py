@@ -1,0 +1,68 @@
+"""Rendezvous of PyTorch by way of a job of Farandole's: ``init_process_group(..., init_method="farandole://")``.
+
+    torch.distributed.init_process_group("farandole", init_method="farandole://")
+
+``srun`` and ``mpirun`` set none of the variables that ``env://`` reads. This finds the rank as ``hvd.init()`` does, and
+the ranks learn from rank 0, by their own connections, where its store is. Any backend may be made with it, as Gloo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from farandole.control.addresses import own_endpoints
+from farandole.errors import StartError
+from farandole.runtime.coordination.process_groups import GLOBAL
+from farandole.runtime.session.init import current, init, is_initialized
+from farandole.runtime.session.session import Session
+
+DIAL_S = 10.0
+
+_numbers = itertools.count()
+
+
+def meet(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """Yield the store, the rank and the number of ranks, as PyTorch asks a handler of ``farandole://``."""
+    if not is_initialized():
+        init()
+    session = current("init_process_group()")
+    yield _store(session), session.topology.rank, session.topology.size
+    _refuse(url)
+
+
+def _store(session: Session) -> Any:
+    make: Any = dist.TCPStore  # type: ignore[attr-defined]
+    rank, size, hosts = session.topology.rank, session.topology.size, session.topology.hosts
+    server = make("localhost", 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
+    told: list[str] = []
+    if server is not None:
+        is_alone = len(set(hosts)) == 1
+        listening = f"tcp://localhost:{server.port}"
+        told = [listening] if is_alone else own_endpoints(listening, session.settings.network_interface)
+    key = f"torch.distributed store {next(_numbers)}"
+    endpoints: list[str] = json.loads(session.planned.exchange(GLOBAL, key, json.dumps(told).encode())[0])
+    if server is not None:
+        return server
+    for endpoint in endpoints:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        host = host.strip("[]")
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, int(port)), DIAL_S).close()
+            return make(host, int(port), size, is_master=False)
+    raise StartError(
+        f"rank {rank} on {hosts[rank]} cannot reach the store of rank 0 on {hosts[0]} at {', '.join(endpoints)}: a "
+        "firewall may be in between, or another network be the right one (FARANDOLE_NETWORK_INTERFACE)"
+    )
+
+
+def _refuse(url: str) -> NoReturn:
+    raise StartError(
+        f"{url}: the ranks of a job meet once; call destroy_process_group() and init_process_group() again"
+    )
