@@ -10,6 +10,8 @@ NP ?= 2
 SECONDS ?= 900
 SEED ?= 1
 PROGRAMS ?= 10000
+GPU_PYTHON ?= python3.12
+GPU ?=
 
 FRAMEWORK ?= torch
 DIGITS := $(if $(filter torch,$(FRAMEWORK)),digits,$(FRAMEWORK)_digits)
@@ -51,7 +53,7 @@ CHECKOUT_ON_PATH := 'import pathlib, sysconfig; \
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help bytecode setup versions demo mxnet mxnet-environment spark test durations nightly prove planted lint format bench faults attacks model soak fuzz stress clean FORCE
+.PHONY: help bytecode setup versions demo mxnet mxnet-environment spark test durations nightly prove planted lint format bench faults attacks model soak fuzz stress gpu-wheels gpu clean FORCE
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -175,6 +177,15 @@ fuzz: bytecode ## run generated programs on 1, 2 and 3 ranks beside an oracle (P
 
 stress: bytecode ## repeat what is concurrent under load and random stalls; a hang shows all stacks (SECONDS=1800 SEED=1)
 	@$(BIN)/python -m workbench.stress --seconds $(if $(filter file,$(origin SECONDS)),1800,$(SECONDS)) --seed $(SEED)
+
+gpu-wheels: bytecode ## collect what a machine with a GPU lacks, as wheels for its Python (GPU_PYTHON=python3.12)
+	@$(BIN)/python -m workbench.gpu.wheels $(GPU_PYTHON) build/gpu-wheels
+
+# On the machine with a GPU: its own python3 has PyTorch, JAX and NumPy, and nothing is fetched.
+gpu: ## run what needs a GPU, with the wheels of make gpu-wheels, and write out/gpu.md (9 minutes; GPU=--dry-run)
+	@test -d build/gpu-wheels || { echo "make gpu-wheels comes first, where packages can be fetched"; exit 1; }
+	@$(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target build/gpu-site build/gpu-wheels/*.whl
+	@PYTHONPATH=$(CURDIR)/build/gpu-site:$(CURDIR) $(PYTHON) -m workbench.gpu $(GPU)
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) $(MXNET_VENV) out build dist

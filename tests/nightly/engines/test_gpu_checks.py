@@ -1,0 +1,21 @@
+"""The checks for a machine with a GPU, as far as they go without one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.support.frameworks import LOADED_IF_THERE, lean
+from tests.support.launching import run_to_end
+from tests.support.paths import ROOT
+
+
+def test_they_pass_on_a_cpu(tmp_path: Path) -> None:
+    report = tmp_path / "gpu.md"
+    command = [sys.executable, "-m", "workbench.gpu", "--dry-run", "--report", str(report)]
+    environment = {**lean("torch", *LOADED_IF_THERE), "PYTHONPATH": str(ROOT)}
+    run_to_end(command, tmp_path, 300, environment).ok()
+    text = report.read_text()
+    assert text.count("| passed |") == 7
+    assert text.count("skipped: it needs a GPU") >= 2
+    assert '{"farandole": ' in text
