@@ -229,6 +229,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             job_wide=True,
         ),
     ] = True
+    tf_config: Annotated[
+        bool,
+        Knob(
+            "give workers of static jobs TF_CONFIG, by which TensorFlow's own distribution starts",
+            ("--tf-config",),
+            group="start and end",
+            job_wide=True,
+        ),
+    ] = False
     min_np: Annotated[
         Count,
         Knob(

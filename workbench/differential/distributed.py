@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 @final
 @dataclass(frozen=True)
-class TrainingPlan:
+class WrappedPlan:
     """One program. ``wrapped`` are the layers that FSDP2 shards by themselves, ``idle`` those a step may leave out."""
 
     seed: int
@@ -54,16 +54,16 @@ class TrainingPlan:
     own_group: bool
 
     @staticmethod
-    def drawn(seed: int) -> TrainingPlan:
+    def drawn(seed: int) -> WrappedPlan:
         """The plan of a seed, the same everywhere.
 
-        >>> TrainingPlan.drawn(3) == TrainingPlan.drawn(3)
+        >>> WrappedPlan.drawn(3) == WrappedPlan.drawn(3)
         True
         """
         dice = random.Random(seed)  # noqa: S311 (of tests)
         widths = tuple(dice.choice(WIDTHS) for _ in range(dice.randint(2, 5)))
         kind = dice.choice(["ddp", "fsdp2"])
-        return TrainingPlan(
+        return WrappedPlan(
             seed=seed,
             kind=kind,
             widths=widths,
@@ -86,7 +86,7 @@ class TrainingPlan:
 class PlannedNetwork(torch.nn.Module):
     """Layers of the widths of a plan; the extra one takes part in every other step."""
 
-    def __init__(self, plan: TrainingPlan) -> None:
+    def __init__(self, plan: WrappedPlan) -> None:
         super().__init__()
         torch.manual_seed(plan.seed)
         pairs = list(zip(plan.widths, plan.widths[1:], strict=False))
@@ -106,13 +106,13 @@ class PlannedNetwork(torch.nn.Module):
         return rows + self.more(x)[:, 0] if self.more is not None and step % 2 else rows
 
 
-def batch(plan: TrainingPlan, step: int, number: int, rank: int) -> torch.Tensor:
+def batch(plan: WrappedPlan, step: int, number: int, rank: int) -> torch.Tensor:
     """The rows of a rank in one pass of a step."""
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + 1009 * step + 101 * number + rank)
     return torch.randn(plan.rows, plan.widths[0], generator=generator, dtype=torch.float64)
 
 
-def expected(plan: TrainingPlan, ranks: int) -> dict[str, torch.Tensor]:
+def expected(plan: WrappedPlan, ranks: int) -> dict[str, torch.Tensor]:
     """The parameters of one process that has all rows."""
     model = PlannedNetwork(plan)
     optimizer = OPTIMIZERS[plan.optimizer](model.parameters())
@@ -127,7 +127,7 @@ def expected(plan: TrainingPlan, ranks: int) -> dict[str, torch.Tensor]:
     return {name: param.detach() for name, param in model.named_parameters()}
 
 
-def wrapped(plan: TrainingPlan, group: Any) -> tuple[torch.nn.Module, Any]:
+def wrapped(plan: WrappedPlan, group: Any) -> tuple[torch.nn.Module, Any]:
     """The network, and what is called in its place."""
     model = PlannedNetwork(plan)
     if plan.kind == "ddp":
@@ -141,7 +141,7 @@ def wrapped(plan: TrainingPlan, group: Any) -> tuple[torch.nn.Module, Any]:
 
 
 @contextlib.contextmanager
-def summing(plan: TrainingPlan, called: Any, is_last: bool) -> Iterator[None]:
+def summing(plan: WrappedPlan, called: Any, is_last: bool) -> Iterator[None]:
     """Context of one pass of an accumulation: gradients are reduced in the last."""
     if plan.kind == "fsdp2":
         called.set_requires_gradient_sync(is_last)
@@ -151,7 +151,7 @@ def summing(plan: TrainingPlan, called: Any, is_last: bool) -> Iterator[None]:
             yield
 
 
-def trained(plan: TrainingPlan, group: Any) -> dict[str, torch.Tensor]:
+def trained(plan: WrappedPlan, group: Any) -> dict[str, torch.Tensor]:
     """The whole parameters after the program, on any rank."""
     model, called = wrapped(plan, group)
     optimizer = OPTIMIZERS[plan.optimizer](model.parameters())
@@ -169,8 +169,8 @@ def trained(plan: TrainingPlan, group: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def fault(plan: TrainingPlan, group: Any) -> str:
-    """What is wrong after a program; "" for nothing."""
+def fault(plan: WrappedPlan, group: Any) -> str:
+    """Return the fault of a program; "" for none."""
     found, right = trained(plan, group), expected(plan, dist.get_world_size())
     for name, values in right.items():
         if not torch.allclose(found[name], values, rtol=1e-7, atol=1e-9):
@@ -189,7 +189,7 @@ def main() -> int:
     dist.init_process_group(chosen.backend)
     own, wrong, kinds = dist.new_group(), 0, {"ddp": 0, "fsdp2": 0}
     for seed in range(chosen.seed, chosen.seed + chosen.programs):
-        plan = TrainingPlan.drawn(seed)
+        plan = WrappedPlan.drawn(seed)
         kinds[plan.kind] += 1
         if said := fault(plan, own if plan.own_group else dist.group.WORLD):
             wrong += 1

@@ -37,7 +37,7 @@ class GpuStep:
 @final
 @dataclass(frozen=True)
 class StepResult:
-    """What came of a step; ``output`` is the end of what it printed."""
+    """Outcome of a step; ``output`` is the end of what it printed."""
 
     name: str
     outcome: str

@@ -85,7 +85,7 @@ def _scales(device: torch.device, hvd: Any) -> None:
 
 
 def _streams(device: torch.device, hvd: Any) -> None:
-    """What a side stream is still computing is awaited before it is reduced."""
+    """Reduce what a side stream is still computing: it is awaited."""
     stream, x = torch.cuda.Stream(device), torch.ones(2**22, device=device)
     with torch.cuda.stream(stream):
         for _ in range(200):

@@ -59,17 +59,24 @@ def ports_in(text: str) -> list[int]:
 
 
 def free_port(ports: str = "") -> int:
-    """Port of this host that nobody listens on now, for a process that begins later.
+    """Port of this host that nobody listens on now, for a process that begins later; 0 if there is none."""
+    return next(iter(free_ports(1, ports)), 0)
 
-    One of a range, ``FIRST-LAST``; else none of those that the kernel gives to whoever asks for any
-    (``net.ipv4.ip_local_port_range``), so that it is not given away meanwhile. 0 if all of the range are taken.
+
+def free_ports(count: int, ports: str = "") -> tuple[int, ...]:
+    """Ports of this host that nobody listens on now, ``count`` of them, or as many as there are.
+
+    Of a range, ``FIRST-LAST``; else none of those that the kernel gives to whoever asks for any
+    (``net.ipv4.ip_local_port_range``), so that they are not given away meanwhile.
     """
-    some = ports_in(ports) if ports else random.SystemRandom().sample(OURS, 100)
-    for port in some:
+    found: list[int] = []
+    for port in ports_in(ports) if ports else random.SystemRandom().sample(OURS, 100 + count):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
-            return port
-    return 0
+            found.append(port)
+        if len(found) == count:
+            break
+    return tuple(found)
 
 
 class Interface(NamedTuple):

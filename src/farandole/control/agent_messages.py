@@ -49,7 +49,7 @@ class AgentHello(Message, frozen=True):
     """An agent is up. ``host`` is what it was told its host is called; ``relay`` is where its relay listens, if any.
 
     One that had another controller before says which workers it has, and which have ended lately. One that nobody has
-    sent for says on which terms its host is ``lent``. ``port`` is one that is free there.
+    sent for says on which terms its host is ``lent``. ``ports`` are free there.
     """
 
     host: str
@@ -59,7 +59,7 @@ class AgentHello(Message, frozen=True):
     running: tuple[Started, ...] = ()
     ended: tuple[WorkerExited, ...] = ()
     lent: LeaseTerms | None = None
-    port: int = 0
+    ports: tuple[int, ...] = ()
 
 
 @final

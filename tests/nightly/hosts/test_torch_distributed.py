@@ -1,4 +1,4 @@
-"""Scripts of ``torch.distributed`` under ``farandole run`` on two hosts, with PyTorch's own backend and with ours."""
+"""Scripts of ``torch.distributed`` under ``farandole run`` on two hosts, on Gloo and on ours; and ``TF_CONFIG``."""
 
 from __future__ import annotations
 
@@ -34,3 +34,22 @@ def test_groups_between_hosts(cluster: Cluster, backend: str) -> None:
     command = [sys.executable, "-m", "farandole", "run", "-H", "node1:2,node2:1", "--start-timeout", "60"]
     done = cluster.run(HEAD, [*command, sys.executable, "-c", SCRIPT, backend], timeout_s=DEADLINE_S, check=False)
     assert (done.returncode, done.stdout.count("well")) == (0, 3), done.stdout + done.stderr
+
+
+OF_TENSORFLOW = """
+import json, os, socket
+config = json.loads(os.environ["TF_CONFIG"])
+assert config["task"]["index"] == int(os.environ["RANK"])
+host, port = config["cluster"]["worker"][config["task"]["index"]].split(":")
+with socket.socket() as probe:
+    probe.bind((host, int(port)))  # it is an address of this host, and free
+print(config["cluster"]["worker"], flush=True)
+"""
+
+
+def test_workers_of_tensorflow_have_ports_of_their_hosts(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "farandole", "run", "-H", "node1:2,node2:1", "--tf-config"]
+    done = cluster.run(HEAD, [*command, sys.executable, "-c", OF_TENSORFLOW], timeout_s=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [told] = {line.partition(">:")[2] for line in done.stdout.splitlines()}
+    assert [each.strip(" '[]").partition(":")[0] for each in told.split(",")] == ["node1", "node1", "node2"]

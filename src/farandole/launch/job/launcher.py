@@ -22,13 +22,13 @@ from typing import final
 import msgspec
 
 from farandole.control import process
-from farandole.control.addresses import everywhere, free_port, own_endpoints, own_host_only
+from farandole.control.addresses import everywhere, free_ports, own_endpoints, own_host_only
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import Agents
 from farandole.launch.agents.local import Local
+from farandole.launch.hosts.places import ports_wanted, with_places
 from farandole.launch.hosts.plan import Job, start_workers, workers
-from farandole.launch.hosts.torch_environment import with_meeting
 from farandole.launch.job.loop import JobResult
 from farandole.launch.job.monitor_process import MonitorProcess, say_where
 from farandole.launch.job.static_loop import StaticLoop
@@ -111,10 +111,9 @@ class Launcher:
             loop.start_later({host: self._start(specs, host, agents) for host in self._hosts})
         else:
             start = self._start(specs, self._hosts[0], agents)
-            port = free_port(self._settings.ports)
-            self._config(
-                agents, addresses, secret, with_meeting(start, self._job.hosts, self._settings, port, os.environ)
-            )
+            ports = {self._hosts[0]: free_ports(ports_wanted(self._settings, self._job.hosts), self._settings.ports)}
+            start = with_places(start, self._job.hosts, self._settings, ports, os.environ)
+            self._config(agents, addresses, secret, start)
 
     def _agents(self) -> Agents:
         """Start the agents. Inside somebody's program there may be threads, which a death signal forbids."""
@@ -125,7 +124,8 @@ class Launcher:
     def _config(self, agents: Agents, addresses: list[str], secret: str, start: StartWorkers | None = None) -> None:
         is_large = self._is_spread and self._job.size > self._settings.tree_radix
         config = LaunchedAgentConfig.of(self._settings, addresses, secret)
-        config = msgspec.structs.replace(config, start=start, relay=is_large)
+        free = ports_wanted(self._settings, self._job.hosts)
+        config = msgspec.structs.replace(config, start=start, relay=is_large, free_ports=free)
         for agent in agents:
             agent.config(msgspec.structs.replace(config, host=agent.hosts[0] if len(agent.hosts) == 1 else ""))
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol, final
 from farandole.control.agent_messages import AgentHello, StartWorkers
 from farandole.control.endings import WorkerExited
 from farandole.launch.agents.agents import END_S
+from farandole.launch.hosts.places import with_places
 from farandole.launch.hosts.plan import Job
-from farandole.launch.hosts.torch_environment import with_meeting
 from farandole.launch.job.exit_policy import ExitAction, ExitDecision, ExitPolicy, Loss
 from farandole.launch.job.loop import AnyAgent, JobResult, Loop
 
@@ -54,8 +54,8 @@ class StaticLoop(Loop):
         self._lost: set[str] = set()
         self._starts: Mapping[str, StartWorkers] = {}
         """Orders for the agents once all of them have answered, by host."""
-        self._port = 0
-        """A free one of the host of rank 0."""
+        self._ports: dict[str, tuple[int, ...]] = {}
+        """Free ones of each host."""
         self._await_until: float | None = None
         """Time until which the ends of ranks are awaited that had left the job, and may be the cause of a failure."""
 
@@ -92,11 +92,10 @@ class StaticLoop(Loop):
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         super()._on_hello(host, hello)
-        if host == self._job.hosts[0]:
-            self._port = hello.port
+        self._ports[host] = hello.ports
         if not self._coming:  # the last of them: no worker runs anywhere as yet
             for each, start in self._starts.items():
-                self._root.tell(each, with_meeting(start, self._job.hosts, self._job.settings, self._port, os.environ))
+                self._root.tell(each, with_places(start, self._job.hosts, self._job.settings, self._ports, os.environ))
             self._starts = {}
 
     def _abandon(self, host: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any, final
 
 import msgspec
 
-from farandole.control.addresses import free_port
+from farandole.control.addresses import free_ports
 from farandole.control.agent_messages import LeaseTerms
 from farandole.control.keys import JobKeys
 from farandole.control.sockets import LONGEST_WAIT_S
@@ -35,7 +35,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     ``silence_s`` is how long either may be silent (0: as long as it likes). With ``relay`` the workers are reached
     through the agent, which is to be reached by ``interface`` and at ``ports`` ("": by any). ``name`` is what the agent
     calls itself where its host may have one after another: the controller may still hold the connection of the last.
-    ``lent`` are the terms of an agent that comes by itself.
+    ``lent`` are the terms of an agent that comes by itself. It tells ``free_ports`` ports that nobody listens on.
     """
 
     addresses: list[str]
@@ -47,6 +47,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     ports: str = ""
     name: str = ""
     lent: LeaseTerms | None = None
+    free_ports: int = 1
 
 
 class Workers(ABC):
@@ -131,5 +132,5 @@ def connected(config: AgentConfig, address: str) -> AgentLink:
         from farandole.runtime.relay.relay import Relay  # small jobs need none
 
         relay = Relay(keys, config.host, config.silence_s, config.interface, config.ports)
-    port = free_port(config.ports)
-    return AgentLink(address, keys, config.host, config.silence_s, relay, config.name, config.lent, port)
+    free = free_ports(config.free_ports, config.ports)
+    return AgentLink(address, keys, config.host, config.silence_s, relay, config.name, config.lent, free)

@@ -67,7 +67,7 @@ class AgentLink:
         relay: Relay | None = None,
         name: str = "",
         lent: LeaseTerms | None = None,
-        port: int = 0,
+        ports: tuple[int, ...] = (),
     ) -> None:
         self._dealer = Dealer(address, AGENT + (name or host).encode(), keys, timeout_s=None, silence_s=silence_s)
         self._silence_s, self._pause_s = silence_s, silence_s / HEARTBEATS
@@ -81,7 +81,7 @@ class AgentLink:
         """Time since which no controller is there."""
         self._patience_s, self._elsewhere = 0.0, False
         relays = tuple(relay.addresses) if relay else ()
-        self.send(AgentHello(host, os.getpid(), __version__, relays, lent=lent, port=port))
+        self.send(AgentHello(host, os.getpid(), __version__, relays, lent=lent, ports=ports))
 
     @property
     def fds(self) -> tuple[int, ...]:
