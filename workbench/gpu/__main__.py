@@ -56,6 +56,7 @@ def steps(device: str) -> list[GpuStep]:
         GpuStep("farandole.torch, 1 rank on the engine nccl", [*run, "-np", "1", *nccl, *checks, "torch"], 90),
         GpuStep("farandole.torch, 2 ranks that share a GPU", [*run, "-np", "2", *checks, "torch"], 90),
         GpuStep("torch.distributed, 2 ranks", [*run, "-np", "2", *checks, "distributed"], 60),
+        GpuStep("torch.distributed, cpu:farandole,cuda:nccl", [*run, "-np", "1", *checks, "mixed"], 60),
         GpuStep(
             "contract of the engine nccl", [python, "-m", "pytest", "-q", "tests/nightly/engines/test_nccl.py"], 150
         ),

@@ -134,6 +134,22 @@ def of_distributed(device: torch.device) -> None:
     dist.destroy_process_group()
 
 
+def of_mixed(device: torch.device) -> None:
+    """One group of two backends: the engine for host memory, NCCL for the device."""
+    import torch.distributed as dist
+
+    dist.init_process_group("cpu:farandole,cuda:nccl")
+    if device.type == "cuda":
+        torch.cuda.set_device(0)
+    for where in {torch.device("cpu"), device}:
+        x = torch.full((5,), dist.get_rank() + 1.0, device=where)
+        dist.all_reduce(x)
+        assert x.unique().item() == dist.get_world_size() * (dist.get_world_size() + 1) / 2
+    group: Any = dist.group.WORLD
+    print(f"rank {dist.get_rank()}: {group.others}")
+    dist.destroy_process_group()
+
+
 def of_sticky(device: torch.device) -> None:
     """A device that has failed is named by the next collective, which ends."""
     import farandole.torch as hvd
@@ -209,7 +225,14 @@ def _milliseconds(step: Callable[[], None], device: torch.device, times: int = 2
     return (time.perf_counter() - begin) / times * 1e3
 
 
-CHECKS = {"torch": of_torch, "distributed": of_distributed, "sticky": of_sticky, "jax": of_jax, "speed": of_speed}
+CHECKS = {
+    "torch": of_torch,
+    "distributed": of_distributed,
+    "mixed": of_mixed,
+    "sticky": of_sticky,
+    "jax": of_jax,
+    "speed": of_speed,
+}
 
 if __name__ == "__main__":
     CHECKS[sys.argv[2]](torch.device(sys.argv[1]))

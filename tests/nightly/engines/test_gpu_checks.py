@@ -16,6 +16,6 @@ def test_they_pass_on_a_cpu(tmp_path: Path) -> None:
     environment = {**lean("torch", *LOADED_IF_THERE), "PYTHONPATH": str(ROOT)}
     run_to_end(command, tmp_path, 300, environment).ok()
     text = report.read_text()
-    assert text.count("| passed |") == 7
+    assert text.count("| passed |") == 8
     assert text.count("skipped: it needs a GPU") >= 2
     assert '{"farandole": ' in text

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from farandole.errors import StallError, UnsupportedError, UsageError
+from farandole.torch.distributed.by_device import backends_of, routed
 from farandole.torch.distributed.lane import GroupCall, GroupLane
 from farandole.torch.distributed.mailbox import ANY, Mailbox, MessageLabel
 from farandole.torch.distributed.sparse import reduce_sparse
@@ -39,6 +40,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 @final
+@routed
 class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group; PyTorch calls its methods, programs the functions of ``torch.distributed``."""
 
@@ -52,6 +54,14 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         self._lane, self._engine, self._store = lane, lane.engine, store
         self._name = self._description = ""
         self._here, self._many = rank, size
+        self._others: dict[str, Any] | None = None
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """Backends of other devices, as PyTorch was told of them: by name, and as groups once they are made."""
+        if self._others is None:
+            self._others = backends_of(self)
+        return self._others
 
     # -- what PyTorch asks of a group ---------------------------------------------------------------------------------
 
@@ -358,6 +368,9 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Finish what was begun, and free everything."""
+        for each in self.others.values():
+            if not isinstance(each, str):
+                each.shutdown()
         self._lane.drain()
         self._lane.close()
 
