@@ -14,6 +14,7 @@ import gc
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+from farandole.errors import UsageError
 from farandole.gradients.background import BackgroundTask
 from farandole.gradients.step_reducer import GradientReducer, living_reducers
 from farandole.runtime.collectives.objects import allgather_object
@@ -41,6 +42,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
     averaged over all ranks. ``device`` is accepted for compatibility.
     """
     session = current("join()")
+    _require_apart()
     settle()  # before any thread serves: programs that are under way have steps of this rank's own
     if not all(_is_forsakable(reducer, session) for reducer in living_reducers()):
         gc.collect()  # before any thread holds a reducer
@@ -54,6 +56,17 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
         last = _latest(last, [theirs for theirs, _ in told])
         session.catch_up(max(steps for _, steps in told))
     return last
+
+
+def _require_apart() -> None:
+    """Raise ``UsageError`` where an optimizer's steps need this rank; one out of anybody's reach is collected first."""
+    if any(each.steps_together for each in living_reducers()):
+        gc.collect()
+    if label := next((each.label for each in living_reducers() if each.steps_together), ""):
+        raise UsageError(
+            f"join() with an optimizer of shard_state=True ({label}): the steps of the others need the part of the "
+            "state that this rank keeps. Give all ranks equally many batches, or leave shard_state out"
+        )
 
 
 def _latest(last: int, served: Sequence[Mapping[str, int]]) -> int:

@@ -34,6 +34,9 @@ class Reducer(ABC, Generic[T]):
         self._may_begin_late = True
         """True until ranks have begun with what was broadcast after their first step: that is done once."""
 
+    steps_together = False
+    """True if a step needs all members after the reduction as well, as they share out the optimizer's state."""
+
     @property
     def is_global(self) -> bool:
         """True if all ranks reduce together."""

@@ -82,10 +82,10 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
         require_shareable(optimizer, how.op, virtual is not None)
     front = ShardedOptimizer if shard_state else AdasumOptimizer if how.op is ReduceOp.ADASUM else ReducingOptimizer
     distributed: ReducingOptimizer | AdasumOptimizer = put_before(front, optimizer)
-    if isinstance(distributed, ShardedOptimizer):
-        distributed._begin_sharing(cuts=type(optimizer) in BY_ELEMENT)
     if isinstance(distributed, AdasumOptimizer):
         distributed._begin(names, terms, passes)
     else:
         distributed._begin(names, terms, passes, virtual)
+    if isinstance(distributed, ShardedOptimizer):
+        distributed._begin_sharing(cuts=type(optimizer) in BY_ELEMENT)
     return distributed

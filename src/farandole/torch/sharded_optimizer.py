@@ -60,12 +60,13 @@ class ShardedOptimizer(ReducingOptimizer):
             raise UsageError("step(closure) with shard_state=True: call backward(), then step() without a closure")
         self.prepare()
         self._reducer.vote()
-        shards = self._divided()
+        shards, reducer = self._divided(), self._gradient_reducer
+        # Before the step: an optimizer may drop the gradients that it has used, and those are of its own part alone.
+        stepped = [param for _, param in reducer.named() if param.requires_grad or param.grad is not None]
         self._consolidated, self._is_everywhere = None, False
         with _hooked(self, others), shards.in_place_of(self.param_groups):
             result = super(ReducingOptimizer, self).step(**others)
-        reducer = self._gradient_reducer
-        shards.exchange(reducer.lane(current("step()"), ".parameters"), [param for _, param in reducer.named()])
+        shards.exchange(reducer.lane(current("step()"), ".parameters"), stepped)
         for hook in self._optimizer_step_post_hooks.values():
             hook(self, (self,), others)
         self._reducer.stepped()
@@ -129,6 +130,7 @@ class ShardedOptimizer(ReducingOptimizer):
 
     def _begin_sharing(self, cuts: bool) -> None:
         self._shards, self._is_whole, self._cuts = None, True, cuts
+        self._gradient_reducer.steps_together = True
         self._consolidated, self._is_everywhere = None, False
 
     @property

@@ -101,12 +101,12 @@ class StateShards:
                 view.grad = None
 
     def exchange(self, lane: PlannedLane, params: Sequence[torch.Tensor]) -> None:
-        """Give every rank the parts of ``params`` that others have stepped: of those that have a gradient."""
+        """Give every rank the parts of ``params`` that others have stepped."""
         if self._lane is not lane:
             self._lane, self._memory, self._rounds = lane, {}, {}
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for param in params:
-            if param.grad is not None and param.numel():
+            if param.numel():
                 by_dtype.setdefault(param.dtype, []).append(param)
         for dtype, stepped in by_dtype.items():
             memory = self._memory_of(lane, dtype)

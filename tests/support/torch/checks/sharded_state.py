@@ -245,6 +245,8 @@ def check_what_cannot_be_shared_out_is_refused() -> None:
             call()
     if hvd.size() > 1:
         optimizer = hvd.DistributedOptimizer(_sgd(model), shard_state=True)
+        with pytest.raises(UsageError, match="an optimizer of shard_state"):
+            hvd.join()
         with pytest.raises(UsageError, match="closure"):
             optimizer.step(closure=partial(float, 1.0))
 
