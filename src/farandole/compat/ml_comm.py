@@ -207,7 +207,9 @@ def config_team(
     """
     if transition_algorithm != 0:
         raise UnsupportedError(f"ml_comm.config_team(transition_algorithm={transition_algorithm}): only 0 is known")
-    found = _team(team)
+    found, said = _team(team), (ksteps, max_steps)
+    if any(other != said for other in allgather_object(said, f"ml_comm.config {team}")):
+        raise UsageError(f"ml_comm.config_team(ksteps={ksteps}, max_steps={max_steps}): other ranks say otherwise")
     found.begin(TeamSchedule.of(ksteps, max_steps))
     found.verbosity, found.report_every = verbosity, perf_freq
 
@@ -227,6 +229,8 @@ def broadcast(tensors: Sequence[Any], root: int = 0) -> list[Any]:
 
 def average(array: Values) -> Values:
     """Average an array over all ranks, in place."""
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"ml_comm.average of a {type(array).__name__}: give an array of NumPy, which it writes to")
     ops.allreduce_(array, op=basics.Average)
     return array
 
@@ -235,9 +239,10 @@ def check_buffers_match(tensors: Sequence[Any], verbose: int = 0) -> int:
     """Number of tensors that are not the same bits on all ranks; with ``verbose`` rank 0 prints which."""
     own = [hashlib.sha256(np.ascontiguousarray(_array(each)).tobytes()).hexdigest() for each in tensors]
     everybody = allgather_object(own, "ml_comm.check")
-    differing = [i for i, each in enumerate(own) if any(other[i : i + 1] != [each] for other in everybody)]
+    count = max(map(len, everybody))
+    differing = [i for i in range(count) if len({tuple(each[i : i + 1]) for each in everybody}) > 1]
     if verbose and get_rank() == 0:
-        print(f"ml_comm: {len(differing)} of {len(own)} buffers differ {differing[:10] or ''}".rstrip(), flush=True)
+        print(f"ml_comm: {len(differing)} of {count} buffers differ {differing[:10] or ''}".rstrip(), flush=True)
     return len(differing)
 
 
@@ -288,6 +293,7 @@ def _parts(arrays: Sequence[Values], like: Sequence[Values]) -> list[Values]:
 
 def _mapped(call: Any, tensors: Sequence[Any]) -> list[Any]:
     """Apply ``call`` to the values of tensors; the results are tensors of the same kind."""
+    tensors = list(tensors)
     tf, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
     if tf is not None and any(tf.is_tensor(each) or isinstance(each, tf.Variable) for each in tensors):
         values = [tf.convert_to_tensor(each) for each in tensors]
@@ -306,4 +312,7 @@ def _mapped(call: Any, tensors: Sequence[Any]) -> list[Any]:
 def _array(tensor: Any) -> Values:
     """The values of a tensor, which share its memory where they can."""
     detach = getattr(tensor, "detach", None)
-    return np.asarray(tensor if detach is None else detach().cpu())
+    try:
+        return np.asarray(tensor if detach is None else detach().cpu())
+    except TypeError:  # bfloat16 of PyTorch
+        raise UnsupportedError(f"ml_comm of a tensor of {tensor.dtype}: give float32 or float64") from None

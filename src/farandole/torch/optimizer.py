@@ -22,7 +22,7 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.reducing_optimizer import ReducingOptimizer
-from farandole.torch.sharded_optimizer import BY_ELEMENT, ShardedOptimizer, require_shareable
+from farandole.torch.sharded_optimizer import ShardedOptimizer, require_shareable, require_undivided
 from farandole.torch.subclass import put_before
 from farandole.torch.virtual_workers import VirtualWorkers
 
@@ -42,7 +42,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     virtual_workers: VirtualWorkers | int | None = None,
-    shard_state: bool = False,
+    shard_state: bool | str = False,
 ) -> ReducingOptimizer | AdasumOptimizer:
     """Make ``optimizer`` step with the gradients of all ranks. Use the returned object from then on.
 
@@ -78,8 +78,8 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     virtual = VirtualWorkers(virtual_workers) if isinstance(virtual_workers, int) else virtual_workers
     if virtual is not None:
         require_plain(terms, virtual.count, passes)
-    if shard_state:
-        require_shareable(optimizer, how.op, virtual is not None)
+    require_shareable(optimizer, how.op, virtual is not None, shard_state)
+    require_undivided(optimizer)
     front = ShardedOptimizer if shard_state else AdasumOptimizer if how.op is ReduceOp.ADASUM else ReducingOptimizer
     distributed: ReducingOptimizer | AdasumOptimizer = put_before(front, optimizer)
     if isinstance(distributed, AdasumOptimizer):
@@ -87,5 +87,5 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     else:
         distributed._begin(names, terms, passes, virtual)
     if isinstance(distributed, ShardedOptimizer):
-        distributed._begin_sharing(cuts=type(optimizer) in BY_ELEMENT)
+        distributed._begin_sharing(optimizer)
     return distributed

@@ -8,12 +8,15 @@ optimizer.consolidate_state_dict()  # on all ranks, before rank 0 saves state_di
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from itertools import chain
+from typing import Any, final
 
 import torch
+import torch.optim.optimizer as hooks
 
 from farandole.adapters.torch import adapter
 from farandole.collective import ReduceOp
@@ -22,7 +25,9 @@ from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.tree_broadcast import broadcast_tree
 from farandole.runtime.session.init import current, takes_part
 from farandole.runtime.session.process_sets import ProcessSet
+from farandole.torch import optim
 from farandole.torch.mpi_ops import ops
+from farandole.torch.optim.larc import LARCOptimizer
 from farandole.torch.reducer import TorchReducer
 from farandole.torch.reducing_optimizer import ReducingOptimizer
 from farandole.torch.state_shards import State, StateShards
@@ -33,7 +38,45 @@ BY_ELEMENT = {
     getattr(torch.optim, name)
     for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 }
-"""Optimizers that treat each element by itself, so that a tensor may be cut. Of all others whole tensors are kept."""
+"""Optimizers that treat each element by itself, so that a tensor may be cut."""
+
+BY_TENSOR = {optim.LAMB, optim.LARS, optim.RMSpropWarmupSGD} | {
+    getattr(torch.optim, name) for name in ("Adafactor", "Muon", "SparseAdam") if hasattr(torch.optim, name)
+}
+"""Optimizers that treat each tensor by itself."""
+
+DIVISION = "_division"
+"""Attribute of the user's optimizer and of what stands before it, which share their state: who has which part of it."""
+
+
+@final
+class StateDivision:
+    """Parts of an optimizer's state: ``shards`` where this rank has one alone, ``consolidated`` the gathered whole."""
+
+    def __init__(self) -> None:
+        self.shards: StateShards | None = None
+        self.consolidated: dict[Any, State] | None = None
+        self.is_everywhere = False
+
+    def take_back(self, state: dict[Any, State]) -> None:
+        """Make ``state`` the whole again that was gathered. Raises ``UsageError`` where it was not."""
+        if self.shards is None:
+            return
+        if self.consolidated is None:
+            raise UsageError(
+                f"this rank has part {self.shards.rank} of {self.shards.size} of the optimizer's state, and the ranks, "
+                "or the optimizer before it, are others now: call optimizer.consolidate_state_dict(to=None) before "
+                "shutdown(), or before you wrap the same optimizer again"
+            )
+        rest = _of_no_tensor(state)
+        state.clear()
+        state.update({**self.consolidated, **rest})
+        self.let_go(state)
+
+    def let_go(self, state: dict[Any, State]) -> None:
+        """Note that ``state`` is whole."""
+        self.shards, self.consolidated, self.is_everywhere = None, None, False
+        _answer(state, dict)
 
 
 class ShardedOptimizer(ReducingOptimizer):
@@ -43,10 +86,7 @@ class ShardedOptimizer(ReducingOptimizer):
     as ever; each rank then steps with its part, and all exchange the parameters.
     """
 
-    _shards: StateShards | None
-    _is_whole: bool
-    _consolidated: dict[torch.Tensor, State] | None
-    _is_everywhere: bool
+    _division: StateDivision
     _cuts: bool
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
@@ -55,6 +95,7 @@ class ShardedOptimizer(ReducingOptimizer):
         Raises ``UsageError`` for a closure: an optimizer that evaluates losses needs all of its state.
         """
         if not self._is_shared():
+            self._division.take_back(self.state)
             return super().step(closure, **others)
         if closure is not None:
             raise UsageError("step(closure) with shard_state=True: call backward(), then step() without a closure")
@@ -63,16 +104,17 @@ class ShardedOptimizer(ReducingOptimizer):
         shards, reducer = self._divided(), self._gradient_reducer
         # Before the step: an optimizer may drop the gradients that it has used, and those are of its own part alone.
         stepped = [param for _, param in reducer.named() if param.requires_grad or param.grad is not None]
-        self._consolidated, self._is_everywhere = None, False
-        with _hooked(self, others), shards.in_place_of(self.param_groups):
+        shards.require_steady(stepped)
+        self._division.consolidated, self._division.is_everywhere = None, False
+        with _alone(self, others), shards.in_place_of(self.param_groups):
             result = super(ReducingOptimizer, self).step(**others)
         shards.exchange(reducer.lane(current("step()"), ".parameters"), stepped)
-        for hook in self._optimizer_step_post_hooks.values():
+        for hook in chain(self._optimizer_step_post_hooks.values(), hooks._global_optimizer_post_hooks.values()):
             hook(self, (self,), others)
         self._reducer.stepped()
         return result
 
-    step.hooked = True  # type: ignore[attr-defined] # ``_hooked`` runs the hooks, when all parameters are there
+    step.hooked = True  # type: ignore[attr-defined] # ``_alone`` sees to the hooks, when all parameters are there
 
     def consolidate_state_dict(self, to: int | None = 0) -> None:
         """Gather the whole state on the rank ``to``, whose ``state_dict()`` then has it; ``None``: on every rank.
@@ -84,7 +126,8 @@ class ShardedOptimizer(ReducingOptimizer):
         Collective. The rank ``to`` needs memory for all of it, until the next step. What it has then is the state of
         the optimizer as it is without ``shard_state``, to be loaded by either, on any number of ranks.
         """
-        if not self._is_shared() or self._is_whole or self._is_everywhere:
+        division = self._division
+        if not self._is_shared() or division.shards is None or division.is_everywhere:
             return
         shards, process_set = self._divided(), self._process_set
         if to is not None and to not in process_set.ranks:
@@ -94,6 +137,7 @@ class ShardedOptimizer(ReducingOptimizer):
             name: {piece.begin: self.state[view] for piece, view in shards.own(param) if view in self.state}
             for name, param in named.items()
         }
+        mine = copy.deepcopy(mine)  # what is gathered stays as it is, whatever becomes of the parts
         wanted = to is None or process_set.rank() == process_set.ranks.index(to)
         parts: dict[str, dict[int, State]] = defaultdict(dict)
         label = f"{self._gradient_reducer.label}.state"
@@ -102,36 +146,36 @@ class ShardedOptimizer(ReducingOptimizer):
             for name, states in found.items() if wanted else ():
                 parts[name].update(states)
         whole = {named[name]: shards.joined(named[name], states) for name, states in parts.items() if states}
-        self._consolidated, self._is_everywhere = whole if wanted else None, to is None
+        division.consolidated, division.is_everywhere = whole if wanted else None, to is None
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as the user's class gives it, where ``consolidate_state_dict`` has gathered it.
 
         Raises ``UsageError`` elsewhere, and after a step: this rank has a part alone.
         """
-        if self._is_whole:
+        if self._division.shards is None:
             return super().state_dict()
-        if self._consolidated is None:
+        if self._division.consolidated is None:
             raise UsageError(
                 "state_dict() with shard_state=True: this rank has a part of the state. Call optimizer."
                 "consolidate_state_dict(to=0) on every rank, and then state_dict() on rank 0 (to=None: on any)"
             )
-        own, self.state = self.state, defaultdict(dict, self._consolidated)
+        own, self.state = self.state, defaultdict(dict, self._division.consolidated)
+        self.state.update(_of_no_tensor(own))
         try:
             return super().state_dict()
         finally:
             self.state = own
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load a whole state, of which this rank keeps its part from the next step on."""
-        self.state.clear()
+        """Load a whole state, of which this rank keeps its part from the next step on; an error changes nothing."""
         super().load_state_dict(*args, **kwargs)
-        self._begin_sharing(self._cuts)
+        self._division.let_go(self.state)
 
-    def _begin_sharing(self, cuts: bool) -> None:
-        self._shards, self._is_whole, self._cuts = None, True, cuts
+    def _begin_sharing(self, optimizer: torch.optim.Optimizer) -> None:
+        self._cuts, self._division = type(optimizer) in BY_ELEMENT, StateDivision()
+        optimizer.__dict__[DIVISION] = self._division  # whoever wraps it again has to know
         self._gradient_reducer.steps_together = True
-        self._consolidated, self._is_everywhere = None, False
 
     @property
     def _gradient_reducer(self) -> TorchReducer:
@@ -147,47 +191,94 @@ class ShardedOptimizer(ReducingOptimizer):
 
     def _divided(self) -> StateShards:
         """Return the assignment of elements; the first time, drop the state of those that others keep."""
-        reducer, session = self._gradient_reducer, current("step()")
-        lane, shards = reducer.lane(session, ".parameters"), self._shards
-        if shards is not None and (shards.rank, shards.size) != (lane.rank, lane.size):
-            if self._consolidated is None:
-                raise UsageError(
-                    f"this rank keeps part {shards.rank} of {shards.size} of the optimizer's state, and is now number "
-                    f"{lane.rank} of {lane.size}: call optimizer.consolidate_state_dict(to=None) before shutdown()"
-                )
-            self.state.clear()
-            self.state.update(self._consolidated)
-            self._begin_sharing(self._cuts)
-            shards = None
-        if shards is None:
-            shards = self._shards = StateShards(lane.rank, lane.size, self._cuts)
+        reducer, division = self._gradient_reducer, self._division
+        lane = reducer.lane(current("step()"), ".parameters")
+        if division.shards is not None and (division.shards.rank, division.shards.size) != (lane.rank, lane.size):
+            division.take_back(self.state)
+        shards = division.shards or StateShards(lane.rank, lane.size, self._cuts)
         shards.cover(param for _, param in reducer.named())
-        if self._is_whole:
+        if division.shards is None:
             shards.keep_own(self.state)
-            self._is_whole = False
+            division.shards = shards
+            _answer(self.state, _refuse_lookup)
         return shards
 
 
-def require_shareable(optimizer: torch.optim.Optimizer, op: ReduceOp, has_virtual_workers: bool) -> None:
-    """Raise ``UsageError`` for what cannot step with parts of the parameters."""
+def require_shareable(
+    optimizer: torch.optim.Optimizer, op: ReduceOp, has_virtual_workers: bool, shard_state: bool | str
+) -> None:
+    """Raise ``UsageError`` for what cannot step with parts of the parameters, as far as that is known."""
+    if shard_state is False:
+        return
+    if shard_state not in (True, "by tensor"):
+        raise UsageError(f"shard_state={shard_state!r}: use True, or 'by tensor' for an optimizer of your own")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError("shard_state=True with LBFGS, which adds over all parameters: leave it out")
     if op is ReduceOp.ADASUM:
         raise UsageError("shard_state=True with op=Adasum, where every rank steps on its own gradients: use either")
     if has_virtual_workers:
         raise UsageError("shard_state=True with virtual_workers: use either")
+    kind = type(optimizer).__bases__[1] if isinstance(optimizer, LARCOptimizer) else type(optimizer)
+    if kind not in BY_ELEMENT | BY_TENSOR and shard_state != "by tensor":
+        raise UsageError(
+            f"shard_state=True with {type(optimizer).__qualname__}, which is not known here: if its step treats each "
+            "tensor by itself (no norm or sum over all of them, no random numbers), pass shard_state='by tensor'"
+        )
+
+
+def require_undivided(optimizer: torch.optim.Optimizer) -> None:
+    """Take back the whole state of an optimizer that was wrapped before; raises ``UsageError`` where it is in parts."""
+    division: StateDivision | None = optimizer.__dict__.pop(DIVISION, None)
+    if division is not None:
+        division.take_back(optimizer.state)
 
 
 @contextmanager
-def _hooked(optimizer: torch.optim.Optimizer, others: dict[str, Any]) -> Iterator[None]:
-    """Run the hooks before a step, and keep the step itself from running any: it has a part of the parameters."""
-    for hook in optimizer._optimizer_step_pre_hooks.values():
+def _alone(optimizer: torch.optim.Optimizer, others: dict[str, Any]) -> Iterator[None]:
+    """Context of the step of a part, in which no hook runs: those before it have run, on all parameters.
+
+    A fused optimizer whose gradients are scaled would unscale those of its part alone: here all are, before.
+    """
+    before = chain(optimizer._optimizer_step_pre_hooks.values(), hooks._global_optimizer_pre_hooks.values())
+    for hook in before:
         if (found := hook(optimizer, (optimizer,), others)) is not None:
             others.update(found[1])
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is not None:
+        for param in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+            if param.grad is not None:
+                param.grad.div_(scale)
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
     kept = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    of_all = hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks
     optimizer._optimizer_step_pre_hooks = OrderedDict()
     optimizer._optimizer_step_post_hooks = OrderedDict()
+    hooks._global_optimizer_pre_hooks = OrderedDict()
+    hooks._global_optimizer_post_hooks = OrderedDict()
+    _answer(optimizer.state, dict)
     try:
         yield
     finally:
         optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = kept
+        hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks = of_all
+        _answer(optimizer.state, _refuse_lookup)
+        if scale is not None:
+            optimizer.grad_scale = scale  # type: ignore[attr-defined]
+
+
+def _answer(state: dict[Any, State], missing: Callable[[], Any]) -> None:
+    """Let lookups of what is not in ``state`` be answered by ``missing``."""
+    if isinstance(state, defaultdict):
+        state.default_factory = missing
+
+
+def _refuse_lookup() -> State:
+    raise UsageError(
+        "optimizer.state of a parameter with shard_state=True: other ranks have it, or parts of it. Call "
+        "optimizer.consolidate_state_dict(to=None) on every rank, and change what state_dict() gives; load it again"
+    )
+
+
+def _of_no_tensor(state: dict[Any, State]) -> dict[Any, State]:
+    """The entries of an optimizer's state that are of no parameter."""
+    return {key: value for key, value in state.items() if not isinstance(key, torch.Tensor)}

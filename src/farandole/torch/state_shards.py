@@ -85,6 +85,22 @@ class StateShards:
             if piece.owner == self.rank:
                 yield piece, self._view(param, piece)
 
+    def require_steady(self, params: Iterable[torch.Tensor]) -> None:
+        """Raise on every rank, before anything is stepped, for a parameter that cannot be stepped in parts."""
+        for param in params:
+            is_cut = len(self._pieces[param]) > 1
+            if is_cut and param.grad is not None and param.grad.layout is not torch.strided:
+                raise UnsupportedError(
+                    f"shard_state=True cuts a parameter of shape {tuple(param.shape)} whose gradient is sparse: pass "
+                    "DistributedOptimizer(..., sparse_as_dense=True), or Embedding(..., sparse=False)"
+                )
+            if is_cut and not param.is_contiguous():
+                raise UnsupportedError(
+                    f"shard_state=True has cut a parameter of shape {tuple(param.shape)} that lies otherwise in memory "
+                    "now: call model.to(memory_format=...) before DistributedOptimizer"
+                )
+            flat(param)
+
     @contextmanager
     def in_place_of(self, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
         """Context in which the groups of an optimizer list this rank's parts alone, each with its gradient."""
@@ -159,11 +175,6 @@ class StateShards:
 
     def _graded(self, param: torch.Tensor, piece: ShardPiece, view: torch.Tensor) -> torch.Tensor:
         if view is not param and param.grad is not None:
-            if param.grad.layout is not torch.strided:
-                raise UnsupportedError(
-                    f"shard_state=True cuts a parameter of shape {tuple(param.shape)} whose gradient is sparse: pass "
-                    "DistributedOptimizer(..., sparse_as_dense=True) and Embedding(..., sparse=False)"
-                )
             view.grad = param.grad.detach().reshape(-1)[piece.begin : piece.end]
         return view
 

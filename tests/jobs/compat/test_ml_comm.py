@@ -57,6 +57,8 @@ SCRIPT = """
     assert mc.average(x) is x and x.tolist() == [1.5] * 4
     assert mc.check_buffers_match([np.ones(3), np.zeros(2)], 1) == 0
     assert mc.check_buffers_match([np.ones(3), np.full(2, float(rank))], 1) == 1
+    assert mc.check_buffers_match([np.ones(2)] * (1 + rank)) == 1
+    same(mc.gradients(iter(drawn(3, rank)), 0), mean(3))
     mc.barrier()
     for kind, call in (
         (UsageError, lambda: mc.gradients([np.ones(101, np.float32)], 0)),
@@ -64,6 +66,8 @@ SCRIPT = """
         (UnsupportedError, lambda: mc.gradients([np.ones(1, np.int32)], 0)),
         (UnsupportedError, lambda: mc.config_team(0, 1, 1, 1)),
         (UsageError, lambda: mc.init(0, 1, 1)),
+        (UsageError, lambda: mc.config_team(0, 0, rank, 8)),
+        (UsageError, lambda: mc.average([1.0])),
     ):
         try:
             call()

@@ -25,6 +25,7 @@ SCRIPT = """
         assert np.array_equal(found[0], np.full((2, 3), 1.5)) and np.array_equal(found[1], [2.0]), found
 
     right(mc.gradients(drawn(), 0))
+    right(mc.gradients((each for each in drawn()), 0))
     right(tf.function(lambda: mc.gradients(drawn(), 0))())
     assert mc.check_buffers_match([tf.Variable([1.0, 2.0])], 0) == 0
     new = mc.broadcast([tf.Variable([float(rank)])], 1)
@@ -56,6 +57,10 @@ OF_TORCH = """
     mc.config_team(0, 0, 1, 3)
     found = [mc.gradients([parameter + step], 0)[0].unique().tolist() for step in range(3)]
     assert found == [[1.5], [0.0], [2.5]], found
+    try:
+        mc.gradients([torch.ones(2, dtype=torch.bfloat16)], 0)
+    except Exception as error:
+        assert "bfloat16" in str(error), error
     mc.finalize()
     print("done")
 """

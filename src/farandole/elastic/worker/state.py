@@ -90,7 +90,11 @@ class State(ABC):
         """Let workers come and go here if they are to; all ranks call it at the same points."""
         self._step_vote.reach("commit")
         if self._is_change_due():
+            self.before_change()
             raise HostsUpdatedInterrupt
+
+    def before_change(self) -> None:  # noqa: B027 (most have nothing to prepare)
+        """Prepare for workers that come or go, while all ranks are still here."""
 
     def _is_change_due(self) -> bool:
         """True on all ranks if any of them has heard of a change, as they may hear of it at different times."""
@@ -240,6 +244,11 @@ class ObjectState(State):
 
     def _is_change_due(self) -> bool:
         return self._step_vote.change_due if self._votes else super()._is_change_due()
+
+    def before_change(self) -> None:
+        """See ``State``: what parts have between them is gathered, as ``sync`` would find some of it gone."""
+        for part in self._parts.values():
+            part.before_change()
 
     def _register(self, name: str, value: Any) -> None:
         handler = self._handler(value)

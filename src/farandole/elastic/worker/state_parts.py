@@ -82,6 +82,9 @@ class StatePart(StateHandler):
         """Tensors of the tree, by ``id``, that may differ between ranks (statistics of their own batches)."""
         return set()
 
+    def before_change(self) -> None:
+        """Gather what ranks have between them: workers will come or go. Collective."""
+
     def abandon(self) -> None:
         """Undo what a step that a fault has ended has changed in other parts; before any is restored."""
 

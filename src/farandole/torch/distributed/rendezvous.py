@@ -9,23 +9,25 @@ the ranks learn from rank 0, by their own connections, where its store is. Any b
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import socket
+import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn
+from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
 
 from farandole.control.addresses import own_endpoints
-from farandole.errors import StartError
+from farandole.errors import StartError, UsageError
 from farandole.runtime.coordination.process_groups import GLOBAL
 from farandole.runtime.session.init import current, init, is_initialized
 from farandole.runtime.session.session import Session
 
 DIAL_S = 10.0
 
-_numbers = itertools.count()
+_made: weakref.WeakKeyDictionary[Session, list[Any]] = weakref.WeakKeyDictionary()
+"""Stores of each session, one for each meeting. They are kept: another rank may dial when this one has given up."""
 
 
 def meet(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
@@ -33,6 +35,10 @@ def meet(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
     if not is_initialized():
         init()
     session = current("init_process_group()")
+    told = {name: int(value) for name, value in parse_qsl(urlsplit(url).query) if name in ("rank", "world_size")}
+    found = {"rank": session.topology.rank, "world_size": session.topology.size}
+    if told.items() - found.items():
+        raise UsageError(f"init_process_group with {told} where this process has {found}: leave these out")
     yield _store(session), session.topology.rank, session.topology.size
     _refuse(url)
 
@@ -46,7 +52,9 @@ def _store(session: Session) -> Any:
         is_alone = len(set(hosts)) == 1
         listening = f"tcp://localhost:{server.port}"
         told = [listening] if is_alone else own_endpoints(listening, session.settings.network_interface)
-    key = f"torch.distributed store {next(_numbers)}"
+    stores = _made.setdefault(session, [])
+    stores.append(server)
+    key = f"torch.distributed store {len(stores)}"
     endpoints: list[str] = json.loads(session.planned.exchange(GLOBAL, key, json.dumps(told).encode())[0])
     if server is not None:
         return server

@@ -68,6 +68,11 @@ class OptimizerStateHandler(OptimizerPart):
         if isinstance(self.value, ReducingOptimizer):
             self.value._reducer.abandon()
 
+    def before_change(self) -> None:
+        """See ``StatePart``."""
+        if isinstance(self.value, ShardedOptimizer):
+            self.value.consolidate_state_dict(to=None)
+
     def load(self, tree: Any) -> None:
         """See ``StatePart``; exactly, as ranks that have the state already load nothing."""
         load_exactly(self.value, tree)
@@ -77,8 +82,7 @@ class OptimizerStateHandler(OptimizerPart):
         if self.votes:
             self._saved = [dict(group) for group in self.value.param_groups]
         else:
-            if isinstance(self.value, ShardedOptimizer):
-                self.value.consolidate_state_dict(to=None)
+            self.before_change()
             super().save()
 
     def restore(self) -> None:

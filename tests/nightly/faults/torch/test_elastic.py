@@ -188,6 +188,61 @@ def test_a_state_that_ranks_share_out_survives_who_is_killed_who_comes_and_who_l
     assert set(said.lines()) == {"the same True"}, said
 
 
+DOWN_TO_ONE = """
+    import os, signal, sys, time, torch
+    import farandole.torch as hvd
+
+    def made():
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1)).double()
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def gradients(model, batch):
+        inputs = torch.rand(8, 40, generator=torch.Generator().manual_seed(batch)).double()
+        model(inputs).square().mean().backward()
+
+    hvd.init()
+    model, optimizer = made()
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard_state=True)
+    state = hvd.elastic.TorchState(model, optimizer, batch=0, until=10**6, sizes=[])
+
+    @hvd.elastic.run
+    def train(state):
+        generation = hvd.statistics()["generation"]
+        state.sizes.append(hvd.size())
+        if generation >= 3:
+            state.until = state.batch + 6
+        while state.batch < state.until:
+            state.check_host_updates() if CHECKS else state.commit()
+            optimizer.zero_grad()
+            gradients(model, state.batch)
+            optimizer.step()
+            state.batch += 1
+            if state.batch == 5 and generation == 1 and hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+
+    train(state)
+    alone, other = made()
+    for batch in range(state.batch):
+        other.zero_grad()
+        gradients(alone, batch)
+        other.step()
+    for mine, its in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-14)
+    assert {float(each["step"]) for each in optimizer.state.values()} == {float(state.batch)}
+    print("the same", state.sizes)
+"""
+
+
+@pytest.mark.parametrize("checks", [False, True], ids=["commit", "check_host_updates"])
+def test_a_state_that_ranks_share_out_survives_that_one_is_left_alone(launch: Any, checks: bool) -> None:
+    options = ["--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0", "1"]
+    script = DOWN_TO_ONE.replace("CHECKS", str(checks))
+    said = launch(2, script, options=options, environment={"OMP_NUM_THREADS": "1"}).ok()
+    assert set(said.lines()) == {"the same [2, 1, 2]"}, said
+
+
 FIRST = """
     import os, signal, torch
     import farandole.torch as hvd

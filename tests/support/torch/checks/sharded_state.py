@@ -63,11 +63,14 @@ def _trained(make: Make, steps: range, model: Net, optimizer: Any, clip: bool = 
         optimizer.step()
 
 
+def _groups(model: Net) -> list[dict[str, Any]]:
+    biases = [model.first.bias, model.last.bias]
+    listed = set(map(id, biases))
+    return [{"params": [p for p in model.parameters() if id(p) not in listed]}, {"params": biases, "lr": 0.003}]
+
+
 def _distributed(make: Make, model: Net, shard_state: bool, **options: Any) -> Any:
-    groups: list[dict[str, Any]] = [{"params": [model.first.bias, model.last.bias], "lr": 0.003}]
-    listed = {id(p) for p in groups[0]["params"]}
-    groups.insert(0, {"params": [p for p in model.parameters() if id(p) not in listed]})
-    optimizer = make(groups)
+    optimizer = make(_groups(model))
     return hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard_state=shard_state, **options)
 
 
@@ -249,6 +252,130 @@ def check_what_cannot_be_shared_out_is_refused() -> None:
             hvd.join()
         with pytest.raises(UsageError, match="closure"):
             optimizer.step(closure=partial(float, 1.0))
+
+
+class PerTensor(torch.optim.Optimizer):
+    """A rate of each tensor's own, as a user writes it; frees gradients, and keeps something of no parameter."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        kept: Any = self.state
+        kept["global"]["steps"] = kept["global"].get("steps", 0) + 1
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self.state[param]["norm"] = param.grad.norm()
+                    param.sub_(param.grad / (1.0 + self.state[param]["norm"]), alpha=group["lr"])
+                    param.grad = None
+
+
+def check_an_optimizer_of_ones_own_is_shared_out_by_tensor_if_one_says_so() -> None:
+    models = Net(1), Net(1)
+    with pytest.raises(UsageError, match="'by tensor'"):
+        hvd.DistributedOptimizer(PerTensor(models[0].parameters()), shard_state=True)
+    saved = []
+    kinds: list[bool | str] = [False, "by tensor"]
+    for model, shard in zip(models, kinds, strict=True):
+        optimizer: Any = hvd.DistributedOptimizer(PerTensor(model.parameters()), shard_state=shard)
+        for step in range(3):
+            model.loss(step).backward()
+            optimizer.step()
+            model.zero_grad()
+        if shard:
+            optimizer.consolidate_state_dict(to=None)
+        saved.append(optimizer.state_dict())
+    _same(*models, "by tensor")
+    _same_tree(saved[0], saved[1], "by tensor")
+    assert saved[1]["state"]["global"] == {"steps": 3}
+
+
+def check_who_wraps_it_again_goes_on_with_the_whole_or_is_told() -> None:
+    make, straight = OPTIMIZERS["adamw"], Net()
+    _trained(make, range(3), straight, _distributed(make, straight, False))
+    for shard in (True, False):
+        model = Net()
+        raw = make(_groups(model))
+        optimizer: Any = hvd.DistributedOptimizer(raw, model.named_parameters(), shard_state=True)
+        _trained(make, range(2), model, optimizer)
+        optimizer.consolidate_state_dict(to=None)
+        optimizer = hvd.DistributedOptimizer(raw, model.named_parameters(), shard_state=shard)
+        _trained(make, range(2, 3), model, optimizer)
+        _same(straight, model, ("wrapped again", shard))
+        if shard and hvd.size() > 1:
+            with pytest.raises(UsageError, match="before you wrap the same optimizer again"):
+                hvd.DistributedOptimizer(raw, model.named_parameters())
+
+
+def check_what_is_asked_of_parts_is_refused_and_an_error_of_a_load_loses_nothing() -> None:
+    make, model, straight = OPTIMIZERS["adam"], Net(), Net()
+    optimizer, reference = _distributed(make, model, True), _distributed(make, straight, False)
+    _trained(make, range(2), model, optimizer)
+    with pytest.raises(ValueError, match="parameter group"):
+        optimizer.load_state_dict(torch.optim.Adam(model.last.parameters()).state_dict())
+    optimizer.consolidate_state_dict(to=None)
+    kept = optimizer.state_dict()
+    _trained(make, range(2, 3), model, optimizer)
+    steps = {float(state["step"]) for state in kept["state"].values()}
+    assert hvd.size() == 1 or steps <= {1.0, 2.0}, "it must not change afterwards"
+    _trained(make, range(3), straight, reference)
+    _same(straight, model, "after the error")
+    if hvd.size() > 1:
+        others = [p for p in model.parameters() if p.grad is not None and p not in optimizer.state]
+        with pytest.raises(UsageError, match="other ranks have it"):
+            optimizer.state[others[0]]
+
+
+def check_what_does_not_lie_as_it_must_is_told_on_every_rank_before_anything_is_stepped() -> None:
+    if hvd.size() == 1:
+        return
+    torch.manual_seed(2)
+    strided = torch.nn.Parameter(torch.randn(300, 7)[:, ::2])
+    conv = torch.nn.Conv2d(8, 64, 3)
+    for text, params, later in (("contiguous", [strided], False), ("memory_format", list(conv.parameters()), True)):
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.1), shard_state=True)
+        if later:
+            conv(torch.rand(1, 8, 5, 5)).sum().backward()
+            optimizer.step()
+            move: Any = conv.to
+            move(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            conv(torch.rand(1, 8, 5, 5)).sum().backward()
+        else:
+            strided.sum().backward()
+        before = [param.detach().clone() for param in params]
+        with pytest.raises(UsageError, match=text):
+            optimizer.step()
+        assert all(torch.equal(a, b) for a, b in zip(before, params, strict=True))
+
+
+def check_hooks_of_all_optimizers_and_scaled_gradients_are_those_of_whole_parameters() -> None:
+    import torch.optim.optimizer as hooks
+
+    seen: list[tuple[int, float]] = []
+
+    def note(optimizer: Any, *_: object) -> None:
+        seen.append(
+            (len(optimizer.param_groups[0]["params"]), float(optimizer.param_groups[0]["params"][0].detach().sum()))
+        )
+
+    handles = [hooks.register_optimizer_step_pre_hook(note), hooks.register_optimizer_step_post_hook(note)]
+    sums = []
+    try:
+        for shard in (False, True):
+            model = Net()
+            optimizer, scaler = _distributed(OPTIMIZERS["fused adamw"], model, shard), torch.amp.GradScaler("cpu")
+            scaler.scale(model.loss(2)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            sums.append([param.grad.sum().item() for param in model.parameters() if param.grad is not None])
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :], seen
+    assert sums[0] == pytest.approx(sums[1], rel=1e-6)
 
 
 def check_a_sparse_gradient_is_refused_or_made_dense() -> None:
