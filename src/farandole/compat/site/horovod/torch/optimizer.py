@@ -17,6 +17,7 @@ from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.optimizer import Groups, Named
 from farandole.torch.reducing_optimizer import ReducingOptimizer
+from farandole.torch.sharded_optimizer import ShardedOptimizer
 from farandole.torch.virtual_workers import VirtualWorkers
 
 __all__ = ["DistributedOptimizer"]
@@ -114,6 +115,10 @@ class _DistributedOptimizer(_Private, ReducingOptimizer):
         self._synchronized = True
 
 
+class _DistributedShardedOptimizer(_DistributedOptimizer, ShardedOptimizer):
+    """A distributed optimizer whose state ranks share out, which Horovod has not."""
+
+
 class _DistributedAdasumOptimizer(_Private, AdasumOptimizer):
     """Horovod's name of the class of distributed optimizers with ``op=Adasum``."""
 
@@ -130,13 +135,15 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     virtual_workers: VirtualWorkers | int | None = None,
+    shard_state: bool | str = False,
 ) -> _DistributedOptimizer | _DistributedAdasumOptimizer:
     """``farandole.torch.DistributedOptimizer``; the class of what it returns is in this module."""
     made: Any = farandole.torch.DistributedOptimizer(
         optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
-        num_groups, groups, sparse_as_dense, process_set, virtual_workers,
+        num_groups, groups, sparse_as_dense, process_set, virtual_workers, shard_state,
     )  # fmt: skip
-    front = _DistributedAdasumOptimizer if isinstance(made, AdasumOptimizer) else _DistributedOptimizer
+    front: type = _DistributedAdasumOptimizer if isinstance(made, AdasumOptimizer) else _DistributedOptimizer
+    front = _DistributedShardedOptimizer if isinstance(made, ShardedOptimizer) else front
     kind = type(optimizer)
     made.__class__ = type(kind.__name__, (front, kind), {"__module__": __name__})
     made._asked = _Asked(compression, op, gradient_predivide_factor, sparse_as_dense, process_set)
