@@ -123,8 +123,8 @@ def test_without_votes_training_goes_on_from_the_last_commit(launch: Any) -> Non
     assert said.lines() == ["the same 1"], said
 
 
-SHARED_OUT = """
-    import os, signal, time, torch
+MADE = """
+    import os, signal, sys, time, torch
     import farandole.torch as hvd
 
     def made():
@@ -135,7 +135,11 @@ SHARED_OUT = """
     def gradients(model, batch):
         inputs = torch.rand(8, 40, generator=torch.Generator().manual_seed(batch)).double()
         model(inputs).square().mean().backward()
+"""
 
+SHARED_OUT = (
+    MADE
+    + """
     def kept(optimizer):
         return sum(value.numel() for state in optimizer.state.values() for value in state.values())
 
@@ -179,6 +183,7 @@ SHARED_OUT = """
     assert state.sizes[:3] == [3, 2, 3], state.sizes
     print("the same", len(state.sizes) > 3)
 """
+)
 
 
 def test_a_state_that_ranks_share_out_survives_who_is_killed_who_comes_and_who_leaves(launch: Any) -> None:
@@ -188,19 +193,9 @@ def test_a_state_that_ranks_share_out_survives_who_is_killed_who_comes_and_who_l
     assert set(said.lines()) == {"the same True"}, said
 
 
-DOWN_TO_ONE = """
-    import os, signal, sys, time, torch
-    import farandole.torch as hvd
-
-    def made():
-        torch.manual_seed(1)
-        model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1)).double()
-        return model, torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def gradients(model, batch):
-        inputs = torch.rand(8, 40, generator=torch.Generator().manual_seed(batch)).double()
-        model(inputs).square().mean().backward()
-
+DOWN_TO_ONE = (
+    MADE
+    + """
     hvd.init()
     model, optimizer = made()
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard_state=True)
@@ -233,6 +228,7 @@ DOWN_TO_ONE = """
     assert {float(each["step"]) for each in optimizer.state.values()} == {float(state.batch)}
     print("the same", state.sizes)
 """
+)
 
 
 @pytest.mark.parametrize("checks", [False, True], ids=["commit", "check_host_updates"])
