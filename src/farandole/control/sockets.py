@@ -5,6 +5,11 @@ connect(socket, address)
 if is_readable(socket): frame = socket.recv(NOBLOCK)
 """
 
+# Threads. A context has threads of libzmq's own, which the first socket starts; where the system refuses one, libzmq
+# aborts the process. So as many threads of Python are started before, and held until all are there: one after the other
+# would fit into room for one. They only wait, and are joined before the context is made. Between that and the first
+# socket another process may take the room: then libzmq aborts after all.
+
 from __future__ import annotations
 
 import resource

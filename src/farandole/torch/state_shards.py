@@ -75,10 +75,6 @@ class StateShards:
             self._pieces[param] = [ShardPiece(owner, 0, param.numel())]
             self._loads[owner] += param.numel()
 
-    def pieces(self, param: torch.Tensor) -> list[ShardPiece]:
-        """The parts of a parameter, in the order of its elements."""
-        return self._pieces[param]
-
     def own(self, param: torch.Tensor) -> Iterator[tuple[ShardPiece, torch.Tensor]]:
         """This rank's parts of a parameter, each with the tensor that the optimizer has in its place."""
         for piece in self._pieces[param]:

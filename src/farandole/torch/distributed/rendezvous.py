@@ -13,7 +13,7 @@ import json
 import socket
 import weakref
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
@@ -40,7 +40,7 @@ def meet(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
     if told.items() - found.items():
         raise UsageError(f"init_process_group with {told} where this process has {found}: leave these out")
     yield _store(session), session.topology.rank, session.topology.size
-    _refuse(url)
+    raise StartError(f"{url}: ranks meet once; call destroy_process_group(), and init_process_group() again")
 
 
 def _store(session: Session) -> Any:
@@ -67,10 +67,4 @@ def _store(session: Session) -> Any:
     raise StartError(
         f"rank {rank} on {hosts[rank]} cannot reach the store of rank 0 on {hosts[0]} at {', '.join(endpoints)}: a "
         "firewall may be in between, or another network be the right one (FARANDOLE_NETWORK_INTERFACE)"
-    )
-
-
-def _refuse(url: str) -> NoReturn:
-    raise StartError(
-        f"{url}: the ranks of a job meet once; call destroy_process_group() and init_process_group() again"
     )

