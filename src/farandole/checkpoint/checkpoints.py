@@ -34,7 +34,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias, TypeVar, final
 from farandole.checkpoint import folder, restoring
 from farandole.checkpoint.agreement import Offer, differing_offers, differing_outlines, digest_of
 from farandole.checkpoint.codec import Codec, share_out, take_apart
-from farandole.checkpoint.folder import Manifest, ShardFile, Unrestorable
+from farandole.checkpoint.folder import CheckpointManifest, ShardFile, Unrestorable
 from farandole.checkpoint.restoring import TENSORS, TREE, Restored, RestorePoint
 from farandole.checkpoint.writer import Save, Writer
 from farandole.errors import AbortError, CheckpointError, UsageError
@@ -314,7 +314,7 @@ class Checkpoints:
             return f"{writer.name} cannot write {writing}: {type(error).__name__}: {error}"
 
     def _finish(self, writing: Path, save: Save, whole: list[ShardFile]) -> None:
-        folder.finish(writing, Manifest(save.step, whole, __version__), save.back_to)
+        folder.finish(writing, CheckpointManifest(save.step, whole, __version__), save.back_to)
         # Older ones go only when the new name would survive a power failure.
         folder.retain(self.root, self._keep, save.step)
         latest = max(folder.steps(self.root), default=save.step)

@@ -64,7 +64,7 @@ class ShardFile(msgspec.Struct, frozen=True):
 
 
 @final
-class Manifest(msgspec.Struct, frozen=True):
+class CheckpointManifest(msgspec.Struct, frozen=True):
     """Content of a checkpoint. ``farandole`` is the version that wrote it."""
 
     step: int
@@ -147,7 +147,7 @@ def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], object], wri
     return ShardFile(name, digesting.nbytes, digesting.digest, writer)
 
 
-def finish(folder: Path, manifest: Manifest, back_to: int | None = None) -> Path:
+def finish(folder: Path, manifest: CheckpointManifest, back_to: int | None = None) -> Path:
     """Give a checkpoint, all of whose shards are on the disk, its manifest and its name.
 
     ``back_to`` is the step that training has gone back to before this one: those after it are moved out of the way.
@@ -226,7 +226,7 @@ def writer_of(root: Path, step: int) -> Path:
     return root / f"{_NAME}{step:0{_DIGITS}}"
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """Read the manifest; raises ``Unrestorable`` where it is missing, damaged, or of an unknown format."""
     try:
         head, _, body = (folder / MANIFEST).read_bytes().partition(b"\n")
@@ -235,7 +235,7 @@ def read_manifest(folder: Path) -> Manifest:
     if hashlib.blake2b(body, digest_size=16).hexdigest().encode() != head:
         raise Unrestorable("its manifest is damaged, or not one of Farandole's")
     try:
-        manifest = msgspec.json.decode(body, type=Manifest)
+        manifest = msgspec.json.decode(body, type=CheckpointManifest)
     except msgspec.ValidationError as error:
         raise Unrestorable(f"its manifest is not of a form that is known here ({error})") from error
     if manifest.format != FORMAT:

@@ -18,7 +18,7 @@ dropped, so that a bar takes a few hundred bytes here, however long it is drawn.
 Threads. Sinks, sources and ``_sources`` belong to the thread of their pump alone, and have no locks. Other threads ask
 it for what they want: ``_request`` puts a function into ``_requests``, a deque, and rings ``_bell``, an eventfd in the
 pump's epoll. Requests are carried out in their order, so ``finish`` comes after all that was asked for before it. After
-the thread has ended nothing is carried out any more. The one thing that is read from outside is ``Source.tail``: of a
+the thread has ended nothing is carried out any more. From outside only ``OutputSource.tail`` is read: of a
 process that has ended, after ``settle``. Where a child of that process still writes, a line that ends at that moment
 may be in it twice.
 
@@ -89,17 +89,17 @@ class Sink:
     def __init__(self, write: Write, *, live: bool = False) -> None:
         self.broken = False
         self.live = live
-        self.bars: set[Source] = set()
+        self.bars: set[OutputSource] = set()
         """Sources whose unfinished lines are drawn over."""
         self._to = write
-        self._unfinished: Source | None = None
+        self._unfinished: OutputSource | None = None
 
     @classmethod
     def of_descriptor(cls, fd: int) -> Sink:
         """A sink that writes to ``fd``, which stays the caller's."""
         return cls(_to_descriptor(fd), live=os.isatty(fd))
 
-    def lines(self, source: Source | None, tag: bytes, text: bytes) -> None:
+    def lines(self, source: OutputSource | None, tag: bytes, text: bytes) -> None:
         """Write ``text``, which ends with a newline, with ``tag`` before every line."""
         if self.live:
             text = _redrawn(text, tag)
@@ -107,16 +107,16 @@ class Sink:
         self._write(self._lead(source, tag) + tagged)
         self._unfinished = None
 
-    def partial(self, source: Source, tag: bytes, text: bytes) -> None:
+    def partial(self, source: OutputSource, tag: bytes, text: bytes) -> None:
         """Write the beginning of a line; another source that writes before its end starts on a line of its own."""
         self._write(self._lead(source, tag) + _redrawn(text, tag))
         self._unfinished = source
 
-    def waits_for(self, source: Source) -> bool:
+    def waits_for(self, source: OutputSource) -> bool:
         """True if the line on display is an unfinished one of ``source``."""
         return self._unfinished is source
 
-    def _lead(self, source: Source | None, tag: bytes) -> bytes:
+    def _lead(self, source: OutputSource | None, tag: bytes) -> bytes:
         if self._unfinished is None:
             return tag
         return b"" if self._unfinished is source else b"\n" + tag
@@ -126,7 +126,7 @@ class Sink:
 
 
 @final
-class Source:
+class OutputSource:
     """One stream of one process. ``tail`` gives the last lines that came through it."""
 
     def __init__(self, fd: int, sink: Sink, tag: Tag) -> None:
@@ -241,7 +241,7 @@ class Pump(threading.Thread):
     def __init__(self) -> None:
         # A daemon: somebody who does not read our output must not keep this process from ending.
         super().__init__(name="farandole-output", daemon=True)
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, OutputSource] = {}
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
@@ -249,12 +249,12 @@ class Pump(threading.Thread):
         self._requests: deque[Callable[[], object]] = deque()
         self._finishing = False
 
-    def add(self, fd: int, sink: Sink, tag: Tag) -> Source:
+    def add(self, fd: int, sink: Sink, tag: Tag) -> OutputSource:
         """Read ``fd`` until its end, and close it then."""
         os.set_blocking(fd, False)
         with contextlib.suppress(OSError):  # a smaller pipe is slower, no more
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        source = Source(fd, sink, tag)
+        source = OutputSource(fd, sink, tag)
         self._request(lambda: self._register(source))
         return source
 
@@ -270,7 +270,7 @@ class Pump(threading.Thread):
 
         self._request(write)
 
-    def settle(self, sources: Iterable[Source], timeout_s: float) -> None:
+    def settle(self, sources: Iterable[OutputSource], timeout_s: float) -> None:
         """Wait until what these sources have ready is read, at most ``timeout_s``."""
         done = threading.Event()
 
@@ -319,14 +319,14 @@ class Pump(threading.Thread):
         self._requests.append(action)  # first: the pump empties the deque when it has heard the bell
         os.eventfd_write(self._bell, 1)
 
-    def _register(self, source: Source) -> None:
+    def _register(self, source: OutputSource) -> None:
         self._sources[source.fd] = source
         self._epoll.register(source.fd, select.EPOLLIN)
 
     def _begin_finish(self) -> None:
         self._finishing = True
 
-    def _read(self, source: Source) -> bool:
+    def _read(self, source: OutputSource) -> bool:
         """Take one chunk from a source; false if there was none."""
         try:
             # Of what nobody will take the end is pretended, so that the pipe is closed and its writer notices.
@@ -339,7 +339,7 @@ class Pump(threading.Thread):
             self._close(source)
         return bool(chunk)
 
-    def _close(self, source: Source) -> None:
+    def _close(self, source: OutputSource) -> None:
         """Close a source at its end, or when nobody takes our output: its writer then gets a SIGPIPE, as without us."""
         if self._sources.pop(source.fd, None):
             source.end()

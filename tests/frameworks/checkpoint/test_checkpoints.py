@@ -156,7 +156,7 @@ def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
     written(tmp_path, 1)
     writer = folder.writer_of(tmp_path, 1)
     manifest = folder.read_manifest(writer)
-    again = folder.Manifest(2, manifest.shards, "9.9", format=99)
+    again = folder.CheckpointManifest(2, manifest.shards, "9.9", format=99)
     folder.finish(writer.rename(tmp_path / ".writing-2"), again)
     with TorchCheckpoints(tmp_path) as checkpoints, pytest.raises(CheckpointError, match="format 99"):
         checkpoints.restore(step=2)
@@ -529,7 +529,7 @@ def test_who_restores_while_another_writes_finds_one(tmp_path: Path, monkeypatch
     written(tmp_path, 1)
     read, later = folder.read_manifest, iter([2, 3])
 
-    def overtaken(path: Path) -> folder.Manifest:
+    def overtaken(path: Path) -> folder.CheckpointManifest:
         manifest = read(path)
         for step in later:
             written(tmp_path, step, keep=1)

@@ -121,7 +121,7 @@ def test_a_file_that_numbers_its_tensors_is_read(tmp_path: Path) -> None:
     writing = folder.writing(tmp_path, 7, folder.new_mark())
     writing.mkdir()
     shard = folder.write_shard(writing, "shard-0-of-1", lambda file: torch.save(content, file))
-    folder.finish(writing, folder.Manifest(7, [shard], "0"))
+    folder.finish(writing, folder.CheckpointManifest(7, [shard], "0"))
     with Checkpoints(tmp_path) as checkpoints:
         found = checkpoints.restore()
     assert found is not None

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from farandole.checkpoint import folder
-from farandole.checkpoint.folder import MANIFEST, Manifest
+from farandole.checkpoint.folder import MANIFEST, CheckpointManifest
 from farandole.checkpoint.writer import Writer
 from farandole.errors import AbortError, CheckpointError
 from farandole.runtime.session.init import init, shutdown
@@ -25,7 +25,7 @@ def _unnamed(member: RankContext, root: str) -> list[str]:
     """Rank 0 has written its share, and cannot give the checkpoint its name."""
     finish = folder.finish
 
-    def blocked(folder: Path, manifest: Manifest, back_to: int | None = None) -> Path:
+    def blocked(folder: Path, manifest: CheckpointManifest, back_to: int | None = None) -> Path:
         if manifest.step == 0:
             (folder / MANIFEST).mkdir()  # where the manifest is to be written
         return finish(folder, manifest, back_to)
@@ -82,7 +82,7 @@ def test_a_shard_that_is_shorter_than_it_was_said_to_be_is_no_checkpoint(tmp_pat
     said = [folder.write_shard(writing, f"shard-{i}-of-2", lambda file: file.write(b"12345678")) for i in range(2)]
     os.truncate(writing / "shard-1-of-2", 5)
     with pytest.raises(folder.IncompleteError, match=r"shard-1-of-2 .* 5 bytes instead of 8"):
-        folder.finish(writing, folder.Manifest(1, said, "0"))
+        folder.finish(writing, folder.CheckpointManifest(1, said, "0"))
     assert folder.steps(tmp_path) == []
 
 

@@ -30,7 +30,7 @@ from typing import final
 
 from farandole.control.agent_messages import Output, Written
 from farandole.control.message import Message
-from farandole.control.output import Pump, Sink, Source, Tag
+from farandole.control.output import OutputSource, Pump, Sink, Tag
 from farandole.errors import ControlError
 
 STDOUT, STDERR = 0, 1
@@ -68,7 +68,7 @@ class JobOutput:
         """True if nothing is on its way to the launcher any more; to be asked when the pumps have ended."""
         return all(wire.idle for wire in self._wires)
 
-    def add(self, stream: int, fd: int, tag: Tag, sink: Sink | None = None) -> Source:
+    def add(self, stream: int, fd: int, tag: Tag, sink: Sink | None = None) -> OutputSource:
         """Move what comes from ``fd`` to a stream, or to a ``sink`` of its own."""
         return self._pumps[stream].add(fd, sink or self._sinks[stream], tag)
 
@@ -81,7 +81,7 @@ class JobOutput:
         """Write whole lines, and call ``then`` in the thread that did. Does not wait."""
         self._pumps[stream].say(self._sinks[stream], lines, then)
 
-    def settle(self, stream: int, source: Source, timeout_s: float) -> None:
+    def settle(self, stream: int, source: OutputSource, timeout_s: float) -> None:
         """Wait until what a source has ready is read."""
         self._pumps[stream].settle([source], timeout_s)
 

@@ -15,7 +15,7 @@ from typing import final
 
 from farandole.cluster.environment import OUTPUT
 from farandole.control.agent_messages import StartWorkers
-from farandole.control.output import Sink, Source, Tag
+from farandole.control.output import OutputSource, Sink, Tag
 from farandole.errors import UsageError
 from farandole.launch.agents.output import STDERR, JobOutput
 
@@ -43,7 +43,7 @@ class WorkerOutput:
     def __init__(self, start: StartWorkers, output: JobOutput) -> None:
         self._start = start
         self._output = output
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, OutputSource] = {}
 
     @contextmanager
     def open(self, worker_id: int) -> Iterator[tuple[int, int]]:

@@ -54,7 +54,7 @@ def leave(root: Path, step: int, what: dict[str, Any]) -> None:
     writing.mkdir(parents=True)
     content = {restoring.TREE: tree, restoring.TENSORS: tensors}
     shard = folder.write_shard(writing, "shard-0-of-1", lambda file: codec.dump(content, file))
-    folder.finish(writing, folder.Manifest(step, [shard], "0"))
+    folder.finish(writing, folder.CheckpointManifest(step, [shard], "0"))
 
 
 def check_that_any_number_of_ranks_restores_what_another_wrote() -> None:
