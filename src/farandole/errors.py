@@ -16,6 +16,7 @@
     ├── StartError (RuntimeError)          the job could not be formed in time
     ├── ControlError (RuntimeError)        the control plane refused or lost a peer
     ├── CheckpointError (RuntimeError)     a checkpoint could not be written, or the one asked for is not whole
+    ├── DataError (RuntimeError)           a file of a data set is damaged, cannot be read, or has what no reader reads
     └── RemoteError (RuntimeError)         the user's function raised on a worker
 
     HostsUpdatedInterrupt (BaseException)  no error: workers are to come or go, and the state is safe
@@ -116,6 +117,11 @@ class ControlError(FarandoleError, RuntimeError):
 @final
 class CheckpointError(FarandoleError, RuntimeError):
     """A checkpoint could not be written, or the one that was asked for is not whole; the text says where and why."""
+
+
+@final
+class DataError(FarandoleError, RuntimeError):
+    """A file of a data set is damaged, cannot be read, or has something that no reader reads; the text names it."""
 
 
 @final

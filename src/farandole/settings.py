@@ -49,6 +49,7 @@ EngineName = Literal["auto", "solo", "shm", "nccl", "mpi", "tcp", "hybrid"]
 Across = Literal["auto", "mpi", "tcp", "nccl"]
 Overlap = Literal["auto", "step", "backward"]
 LogLevel = Literal["trace", "debug", "info", "warning", "error", "fatal"]
+InputKind = Literal["data", "fake"]
 OnFailure = Literal["stop", "continue"]
 CheckDivergence = Literal["off", "sampled", "every-step"]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -94,6 +95,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             job_wide=True,
         ),
     ] = 1024
+    input: Annotated[
+        InputKind,
+        Knob("fake repeats one batch, to see how fast a training were without waiting for data", ("--input",)),
+    ] = "data"
     check_divergence: Annotated[
         CheckDivergence,
         Knob(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
+from farandole.elastic.worker.layout import Layout
 from farandole.elastic.worker.sampler import SampleCursor, sequential, shuffled
 from farandole.errors import UsageError
 from farandole.runtime.session.init import current, is_initialized
@@ -23,7 +24,12 @@ class EpochSampler:
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
-        self.cursor = SampleCursor(len(dataset), self._shuffled if shuffle else sequential, seed)
+        layout = getattr(dataset, "layout", None)
+        self._layout: Layout | None = layout if isinstance(layout, Layout) else None
+        shuffled_order = self._shuffled if self._layout is None else self._layout.order
+        self.cursor = SampleCursor(
+            len(dataset), shuffled_order if shuffle else sequential, seed, layout=self._layout if shuffle else None
+        )
         self.reset()
 
     @staticmethod
@@ -95,6 +101,11 @@ class EpochSampler:
         if is_initialized():
             topology = current().topology
             self.cursor.rearrange(topology.rank, topology.size)
+
+    def agree(self) -> None:
+        """Have the data set agree with the other ranks, all of which call this, on where its samples lie."""
+        if self._layout is not None:
+            self._layout.agree()
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.cursor.strided())

@@ -6,12 +6,15 @@ for indices in batches: ...
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import final
 
 from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.elastic.worker.sampler import GlobalBatch
 from farandole.errors import UsageError
+from farandole.runtime.session.init import current, is_initialized
+from farandole.settings import Settings
 
 
 @final
@@ -37,8 +40,13 @@ class IndexBatches:
     def __iter__(self) -> Iterator[list[int]]:
         cursor = self.sampler.cursor
         for batch in self.plan():
-            rows = range(batch.start, batch.stop) if self._whole else batch.computed(cursor.rank, cursor.size)
-            yield [cursor.indices[row] for row in rows]
+            yield cursor.samples_of(batch, whole=self._whole)
 
     def __len__(self) -> int:
         return len(self.plan())
+
+
+def is_control() -> bool:
+    """True in a job that was started with ``--input fake``: loaders give their first batch again and again."""
+    settings = current().settings if is_initialized() else Settings.resolve(environment=os.environ)
+    return settings.input == "fake"

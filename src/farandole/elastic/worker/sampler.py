@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, final
 
+from farandole.elastic.worker.layout import Layout
 from farandole.errors import MismatchError, UsageError
 from farandole.runtime.session.training import training
 
@@ -100,8 +101,16 @@ def fixed(cursor: int, length: int, global_batch_size: int) -> Iterator[GlobalBa
 class SampleCursor:
     """The progress of one rank, number ``rank`` of ``size``, through the epochs of a data set of ``length`` samples."""
 
-    def __init__(self, length: int, order: Order = shuffled, seed: int = 0, rank: int = 0, size: int = 1) -> None:
-        self.length, self.seed = length, seed
+    def __init__(
+        self,
+        length: int,
+        order: Order = shuffled,
+        seed: int = 0,
+        rank: int = 0,
+        size: int = 1,
+        layout: Layout | None = None,
+    ) -> None:
+        self.length, self.seed, self.layout = length, seed, layout
         self.rank, self.size = rank, size
         self.epoch = 0
         self.position = 0
@@ -113,6 +122,7 @@ class SampleCursor:
         self._passing: list[GlobalBatch] = []
         self._rearranged = 0
         self._order = order
+        self._rows: tuple[GlobalBatch, Sequence[int]] | None = None
         self._ordered: tuple[tuple[int, int], Sequence[int]] | None = None
 
     @property
@@ -120,7 +130,7 @@ class SampleCursor:
         """All indices in the order of this epoch."""
         key = (self.seed, self.epoch)
         if self._ordered is None or self._ordered[0] != key:
-            self._ordered = key, self._order(self.length, *key)
+            self._ordered = key, self._order(self.length, self.seed, self.epoch)
         return self._ordered[1]
 
     @property
@@ -157,10 +167,27 @@ class SampleCursor:
         Equal numbers of every rank's indices are always the beginning of what remains. Where they do not divide, the
         last ranks get one more index that is another rank's.
         """
-        mine = list(self.indices[self.position + self.rank :: self.size])
+        mine = [int(index) for index in self.indices[self.position + self.rank :: self.size]]
         if self.rank >= (self.length - self.position) % self.size > 0:
-            mine.append(self.indices[-1])
+            mine.append(int(self.indices[-1]))
         return mine
+
+    def positions(self, batch: GlobalBatch) -> Sequence[int]:
+        """Positions in the epoch's order of what this rank computes of a batch; the layout says which, else a slice."""
+        if self.layout is None or self.size == 1:
+            return batch.positions(self.rank, self.size)
+        if self._rows is None or self._rows[0] != batch:
+            rows = self.layout.rows(self.indices[batch.start : batch.stop], batch.counts(self.size))
+            if rows is None:
+                return batch.positions(self.rank, self.size)
+            self._rows = batch, [batch.start + int(row) for row in rows[self.rank]]
+        return self._rows[1]
+
+    def samples_of(self, batch: GlobalBatch, *, whole: bool = False) -> list[int]:
+        """Samples of a batch that this rank computes, or all of them; never none: the last one then weighs nothing."""
+        rows = range(batch.start, batch.stop) if whole else self.positions(batch) or range(batch.stop - 1, batch.stop)
+        indices = self.indices
+        return [int(indices[row]) for row in rows]
 
     # -- what happens to a batch ---------------------------------------------------------------------------------------
 
@@ -191,9 +218,8 @@ class SampleCursor:
 
     def own_indices(self) -> list[int]:
         """The samples of this rank in all batches that are in flight."""
-        return [
-            self.indices[position] for batch in self.in_flight for position in batch.positions(self.rank, self.size)
-        ]
+        indices = self.indices
+        return [int(indices[position]) for batch in self.in_flight for position in self.positions(batch)]
 
     def weigh(self) -> float:
         """Factor for this rank's mean gradient that makes the mean over the ranks the mean over the samples of a pass.
@@ -242,11 +268,13 @@ class SampleCursor:
 
     def state_dict(self) -> dict[str, Any]:
         """Progress as ``load_state_dict`` takes it, at any number of ranks."""
+        order = {} if self.layout is None else {"order": self.layout.name}
         return {
             "epoch": self.epoch,
             "processed_num": self.position,
             "seed": self.seed,
             "length": self.length,
+            **order,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -261,10 +289,14 @@ class SampleCursor:
             )
         self.epoch, self.position = int(state["epoch"]), int(state["processed_num"])
         self.seed = int(state.get("seed", self.seed))
+        if self.layout is not None and "order" in state:
+            self.layout.adopt(str(state["order"]))
+            self._ordered = None
         self._drop()
 
     def _drop(self) -> None:
         self.in_flight.clear()
+        self._rows = None
         self._passing, self.is_fresh = [], False
         self._rearranged += 1
 

@@ -233,6 +233,8 @@ class ObjectState(State):
         self._is_whole = True  # and not before: tensors that are half received when the line above raises are no state
         self._take(self._registered() | self._synced.objects)
         self._arrange(self._synced.step)
+        for part in self._parts.values():
+            part.agree()
         for handler in self._handlers.values():
             handler.sync()
         self.save()

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias, final
 
+from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.elastic.worker.sampler import SampleCursor
 from farandole.elastic.worker.step_vote import Voter
 from farandole.errors import UsageError
@@ -90,6 +91,9 @@ class StatePart(StateHandler):
 
     def begin_anew(self, name: str) -> None:
         """Forget what belongs to a step under way: a generation begins. ``name`` is the registered one."""
+
+    def agree(self) -> None:
+        """Agree with the same part of the other ranks, all of which call this once they have one state."""
 
     def save(self) -> None:
         """See ``StateHandler``."""
@@ -244,6 +248,11 @@ class SamplerPart(StatePart):
     def fits(value: Any) -> bool:
         """True if a value is a sampler."""
         return isinstance(getattr(value, "cursor", None), SampleCursor)
+
+    def agree(self) -> None:
+        """See ``StatePart``."""
+        if isinstance(self.value, EpochSampler):
+            self.value.agree()
 
 
 HandlerTable: TypeAlias = list[tuple[type[Any], type[StateHandler]]]

@@ -1,0 +1,189 @@
+"""``ByteStore``: the bytes of files, wherever they lie: on shared storage, behind a URL, in the cache of a host.
+
+    store = SharedFiles()
+    store.read("/lustre/set/part-0.h5", 512, 100)
+    h5py.File(store.open("/lustre/set/part-0.h5"))
+
+Threads. Any thread reads at any time. ``SharedFiles`` keeps some descriptors open: ``_lock`` guards their table. One
+that is dropped from it is closed when the last thread that reads by it has let go of it, and not before: else its
+number could become another file's in the middle of a read.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from farandole.data.storage.waits import during
+from farandole.errors import DataError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+MOST_OPEN = 64
+"""Descriptors that a store keeps open."""
+
+T = TypeVar("T")
+
+
+class ByteStore(ABC):
+    """Read-only bytes of files by path. Any thread may read; a pickled copy opens files anew."""
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """Number of bytes of a file. Raises ``DataError`` if there is no such file."""
+
+    @abstractmethod
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes of a file from ``offset`` on.
+
+        Raises ``DataError`` naming file and offset for a file that is shorter or cannot be read.
+        """
+
+    def read(self, path: str, offset: int = 0, nbytes: int = -1) -> bytearray:
+        """Bytes of a file from ``offset`` on; ``nbytes=-1``: all that follow."""
+        buffer = bytearray(max(0, self.size(path) - offset) if nbytes < 0 else nbytes)
+        self.read_into(path, offset, memoryview(buffer))
+        return buffer
+
+    def local_path(self, path: str) -> str | None:  # noqa: B027 (a store may have none)
+        """Path of a real file with exactly these bytes, which a library may open; ``None``: use ``open``."""
+
+    def version(self, path: str) -> tuple[int, int] | None:  # noqa: B027 (a store need not know)
+        """Size of a file and time of its last change in ns; ``None`` where to ask would take as long as a read."""
+
+    def open(self, path: str) -> StoredFile:
+        """A file object over ``read_into``."""
+        return StoredFile(self, path)
+
+    def close(self) -> None:  # noqa: B027 (a store may hold nothing)
+        """Free descriptors; a later read opens files again."""
+
+
+@final
+class StoredFile(io.RawIOBase):
+    """File object, for libraries that take one, over the bytes of a store. It has no thread and no buffer."""
+
+    def __init__(self, store: ByteStore, path: str) -> None:
+        self.name = path
+        self._store, self._size, self._at = store, store.size(path), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}.get(whence)
+        if base is None or base + offset < 0:
+            raise OSError(errno.EINVAL, "seek before the beginning", self.name)
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._size - self._at))
+        if count:
+            self._store.read_into(self.name, self._at, view[:count])
+            self._at += count
+        return count
+
+
+@final
+class SharedFiles(ByteStore):
+    """Files where they lie. A stale handle, as file servers give, is opened once more."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedFiles, ()
+
+    def size(self, path: str) -> int:
+        return self._twice(path, 0, lambda fd: os.fstat(fd).st_size)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        with during("shared storage", path, len(buffer)):
+            self._twice(path, offset, lambda fd: read_fully(fd, path, offset, buffer))
+
+    def version(self, path: str) -> tuple[int, int] | None:
+        found = self._twice(path, 0, os.fstat)
+        return found.st_size, found.st_mtime_ns
+
+    def local_path(self, path: str) -> str | None:
+        return path
+
+    def close(self) -> None:
+        with self._lock:
+            self._open.clear()
+
+    def _twice(self, path: str, offset: int, use: Callable[[int], T]) -> T:
+        for attempt in (1, 2):
+            try:
+                file = self._opened(path)
+                return use(file.fd)
+            except OSError as error:
+                with self._lock:
+                    self._open.pop(path, None)
+                if error.errno != errno.ESTALE or attempt == 2:
+                    raise unreadable(path, offset, error) from error
+        raise AssertionError
+
+    def _opened(self, path: str) -> _OpenFile:
+        if self._pid != os.getpid():  # a fork: another thread may have had the lock, and nobody gives that back
+            self._open, self._lock, self._pid = OrderedDict(), threading.Lock(), os.getpid()
+        with self._lock:
+            if (file := self._open.get(path)) is not None:
+                self._open.move_to_end(path)
+                return file
+        file = _OpenFile(path)
+        with self._lock:
+            self._open[path] = file
+            if len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+        return file
+
+
+@final
+class _OpenFile:
+    """A descriptor, closed when neither the table nor a thread that reads refers to this object any more."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: str) -> None:
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound: modules go first when Python ends
+        if self.fd >= 0:
+            close(self.fd)
+
+
+def read_fully(fd: int, path: str, offset: int, buffer: memoryview) -> None:
+    """Fill ``buffer`` from a descriptor. Raises ``DataError`` where the file ends before."""
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if count == 0:
+            raise DataError(
+                f"{path} ends at byte {offset + done}, and {len(buffer) - done} more were to be read: it is truncated, "
+                "or has changed since it was listed; copy it again, or list the folder anew"
+            )
+        done += count
+
+
+def unreadable(path: str, offset: int, error: OSError) -> DataError:
+    """Error for a file that the system cannot open or read."""
+    return DataError(f"{path} cannot be read at byte {offset}: {error.strerror or error}")

@@ -1,0 +1,196 @@
+"""``Pieces``: what of a data set is staged as one. Pure.
+
+    pieces = Pieces.of(manifest)
+    pieces.sizes                        # bytes of each
+    pieces.extents(0)                   # [(file, offset, nbytes), ...]
+    pieces.of_samples(np.arange(64))    # piece of each sample
+
+The files one after the other are a line of bytes. Big files are cut where samples begin, into pieces of 64 MiB at most;
+small ones are bundled to 4 MiB at least. A piece never holds a part of one file and anything of another.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from farandole.data.storage.fields import Field, Integers
+from farandole.data.storage.manifest import Manifest
+
+MOST_BYTES = 64 * 2**20
+LEAST_BYTES = 4 * 2**20
+LEAST_BLOCK, MOST_BLOCK = 2**15, 2**18
+"""Bytes that have a checksum together."""
+
+MOST_KNOWN = 256
+"""Pieces whose blocks are remembered."""
+
+
+@final
+class Pieces:
+    """Pieces of the files of a manifest; ``bounds`` are the places of their ends on the line of all bytes, 0 first."""
+
+    def __init__(self, manifest: Manifest, bounds: npt.ArrayLike) -> None:
+        self._manifest = manifest
+        self.bounds: Integers = np.asarray(bounds, np.int64)
+        self.begins: Integers = np.concatenate([[0], np.cumsum(manifest.sizes)]).astype(np.int64)
+        """Place of the first byte of each file on the line, and where the last one ends."""
+        self._blocks: dict[int, Integers] = {}
+        self._by_file: dict[Field, tuple[Integers, Integers]] = {}
+
+    @classmethod
+    def of(cls, manifest: Manifest, most: int = MOST_BYTES, least: int = LEAST_BYTES) -> Pieces:
+        """Cut the files of a manifest into pieces of ``most`` bytes at most, or bundles of ``least`` at least.
+
+        A piece is larger where one sample is.
+        """
+        sizes, begins = manifest.sizes, np.concatenate([[0], np.cumsum(manifest.sizes)])
+        cuts = _cuts(manifest, most)
+        bounds, begun = [0], 0
+        for file in range(len(sizes)):
+            begin, end = int(begins[file]), int(begins[file + 1])
+            if end - begin >= least:  # a file of its own pieces
+                if bounds[-1] < begin:
+                    bounds.append(begin)
+                bounds += _cut(begin, end, cuts.get(file), most)
+                begun = end
+            elif end - begun >= least:
+                bounds.append(end)
+                begun = end
+        if bounds[-1] < begins[-1] or len(bounds) == 1:
+            bounds.append(int(begins[-1]))
+        return cls(manifest, bounds)
+
+    @property
+    def sizes(self) -> Integers:
+        """Bytes of each piece."""
+        return np.diff(self.bounds)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def extents(self, piece: int) -> list[tuple[int, int, int]]:
+        """File, offset in it and length of each part of a piece, in the order of its bytes; empty files have none."""
+        begin, end = int(self.bounds[piece]), int(self.bounds[piece + 1])
+        file = int(np.searchsorted(self.begins, begin, side="right")) - 1
+        found = []
+        while begin < end:
+            stop = min(end, int(self.begins[file + 1]))
+            if stop > begin:
+                found.append((file, begin - int(self.begins[file]), stop - begin))
+            begin, file = max(begin, stop), file + 1
+        return found
+
+    def of_bytes(self, files: npt.ArrayLike, offsets: npt.ArrayLike) -> Integers:
+        """Piece that holds each of these bytes."""
+        places = self.begins[np.asarray(files, np.int64)] + np.asarray(offsets, np.int64)
+        found = np.searchsorted(self.bounds, places, side="right") - 1
+        return np.minimum(found, len(self) - 1).astype(np.int64)
+
+    def of_samples(self, samples: npt.ArrayLike) -> Integers:
+        """Piece in which the first part of each of these samples begins."""
+        files, offsets, _ = self._manifest.fields[0].locate(samples)
+        return self.of_bytes(files, offsets)
+
+    def blocks(self, piece: int) -> Integers:
+        """Bounds in a piece, 0 and its size included, of what has a checksum of its own.
+
+        That is 32 to 256 KiB, cut where samples begin: whoever reads a sample reads, and verifies, hardly more.
+        """
+        found = self._blocks.get(piece)
+        if found is None:
+            if len(self._blocks) >= MOST_KNOWN:
+                self._blocks = {}  # and no look for the oldest one, which other threads would disturb
+            found = self._blocks[piece] = self._block_bounds(piece)
+        return found
+
+    def _block_bounds(self, piece: int) -> Integers:
+        size = int(self.sizes[piece])
+        starts, place = [np.zeros(1, np.int64)], 0
+        for file, offset, nbytes in self.extents(piece):
+            starts += [found - offset + place for found in self._starts(file, offset, offset + nbytes)]
+            place += nbytes
+        every = np.unique(np.concatenate(starts))
+        _, first = np.unique(every // LEAST_BLOCK, return_index=True)
+        bounds = np.append(every[first], size)
+        gaps = [np.arange(begin, end, MOST_BLOCK) for begin, end in itertools.pairwise(bounds.tolist())]
+        return np.append(np.concatenate(gaps), size).astype(np.int64) if gaps else np.array([0, size], np.int64)
+
+    def _starts(self, file: int, begin: int, end: int) -> Iterator[Integers]:
+        """Offsets in a part of a file at which samples begin, field by field."""
+        for field in self._manifest.fields:
+            for block in self._blocks_of(field, file):
+                cuts = field.cuts(block, LEAST_BLOCK)
+                yield cuts[(cuts >= begin) & (cuts < end)]
+
+    def _blocks_of(self, field: Field, file: int) -> list[int]:
+        """Blocks of a field that lie in a file, looked up once for all of them."""
+        if field not in self._by_file:
+            order = np.argsort(field.files, kind="stable")
+            self._by_file[field] = order, field.files[order]
+        order, files = self._by_file[field]
+        begin, end = np.searchsorted(files, [file, file + 1])
+        return [int(each) for each in order[begin:end]]
+
+    def sample_bounds(self) -> tuple[Integers, Integers | None]:
+        """Samples before each piece, and all of them by piece; ``None`` where that is their own order."""
+        count, field = self._manifest.samples, self._manifest.fields[0]
+        if field.is_sorted:
+            low, high = np.zeros(len(self.bounds), np.int64), np.full(len(self.bounds), count, np.int64)
+            while (low < high).any():  # bisection of all bounds at once: no list of all samples is made
+                middle = (low + high) // 2
+                files, offsets, _ = field.locate(np.minimum(middle, count - 1))
+                is_before = (self.begins[files] + offsets < self.bounds) & (middle < high)
+                low, high = np.where(is_before, middle + 1, low), np.where(is_before, high, np.minimum(middle, high))
+            low[-1] = count
+            return low, None
+        pieces = self.of_samples(np.arange(count))
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(pieces, minlength=len(self)))])
+        return bounds.astype(np.int64), np.argsort(pieces, kind="stable").astype(np.int64)
+
+    def needed_by(self, sample: int) -> list[int]:
+        """All pieces that a sample has bytes in, in ascending order."""
+        found: set[int] = set()
+        for file, offset, nbytes in self._manifest.extents(sample):
+            found |= set(self.spanned(file, offset, nbytes))
+        return sorted(found)
+
+    def spanned(self, file: int, offset: int, nbytes: int) -> range:
+        """Pieces that a part of a file lies in."""
+        place = int(self.begins[file]) + offset
+        first = bisect.bisect_right(self.bounds, place) - 1  # quicker than NumPy's for one
+        if first + 1 < len(self.bounds) and place + nbytes <= self.bounds[first + 1]:
+            return range(first, first + 1)
+        last = bisect.bisect_right(self.bounds, place + max(nbytes, 1) - 1) - 1
+        return range(min(first, len(self) - 1), min(last, len(self) - 1) + 1)
+
+
+def _cuts(manifest: Manifest, most: int) -> dict[int, Integers]:
+    """Offsets at which samples begin, ascending, of files that are larger than a piece."""
+    found: dict[int, list[Integers]] = {}
+    for field in manifest.fields:
+        for block in np.flatnonzero(manifest.sizes[field.files] > most):
+            found.setdefault(int(field.files[block]), []).append(field.cuts(int(block), most))
+    return {file: np.unique(np.concatenate(cuts)) for file, cuts in found.items()}
+
+
+def _cut(begin: int, end: int, starts: Integers | None, most: int) -> list[int]:
+    """Ends of the pieces of a file that lies from ``begin`` to ``end``: as large as they may be, cut at ``starts``."""
+    bounds, at = [], begin
+    while end - at > most:
+        ideal, cut = at + most, at + most
+        if starts is not None and len(starts):
+            place = int(np.searchsorted(starts, ideal - begin, side="right")) - 1
+            fitting = begin + int(starts[place]) if place >= 0 else at
+            if fitting <= at:  # one sample is larger than a piece: it ends where the next one begins
+                following = int(np.searchsorted(starts, at - begin, side="right"))
+                fitting = begin + int(starts[following]) if following < len(starts) else end
+            cut = min(fitting, end)
+        bounds.append(cut)
+        at = cut
+    return bounds if bounds and bounds[-1] == end else [*bounds, end]

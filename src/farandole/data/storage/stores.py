@@ -1,0 +1,11 @@
+"""``store_for``: the store that reads files where they are, by what their paths look like."""
+
+from __future__ import annotations
+
+from farandole.data.storage.byte_store import ByteStore, SharedFiles
+from farandole.data.storage.url_files import UrlFiles
+
+
+def store_for(path: str) -> ByteStore:
+    """The store for paths like this one: ``SharedFiles``, or ``UrlFiles`` where it is a URL."""
+    return UrlFiles() if "://" in path else SharedFiles()

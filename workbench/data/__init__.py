@@ -1,0 +1,1 @@
+"""Simulated jobs on staged data."""
