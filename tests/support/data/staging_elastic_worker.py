@@ -1,0 +1,73 @@
+"""A worker of an elastic job that trains on staged data: ``python staging_elastic_worker.py SET CACHE OUT``.
+
+Each committed step is a line in ``OUT/WORKER``: epoch and samples. Worker 1 kills itself in step 4, once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[3]))  # what lies in tests/
+
+from farandole.collective import ReduceOp
+from farandole.data.staging.stage import stage
+from farandole.elastic.worker.epoch_sampler import EpochSampler
+from farandole.elastic.worker.run import run
+from farandole.elastic.worker.state import ObjectState
+from farandole.runtime.session.init import current, init, shutdown
+from farandole.testing.jobs import NumpyCalls
+from tests.support.data.staging_source import source_of, statistics
+
+EPOCHS = 2
+
+
+class Progress(ObjectState):
+    """Epoch, step and sampler."""
+
+    epoch: int
+    step: int
+    sampler: EpochSampler
+
+
+def main() -> None:
+    """Train."""
+    folder, cache, out = sys.argv[1:]
+    init()
+    source = source_of(Path(folder), 50, 20_000)
+    staged = stage(source, cache=cache, limit="1GB")
+
+    @run
+    def train(state: Progress) -> None:
+        worker = os.environ["FARANDOLE_WORKER_ID"]
+        while state.epoch < EPOCHS:
+            state.sampler.set_epoch(state.epoch)
+            for batch in list(state.sampler.cursor.batches(global_batch_size=24)):
+                state.sampler.cursor.hand_out(batch)
+                mine = state.sampler.cursor.own_indices()
+                for index in mine:
+                    assert bytes(staged[index]) == bytes(source[index])
+                mark = Path(out) / "killed"
+                if worker == "1" and state.step == 4 and not mark.exists():
+                    mark.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                NumpyCalls().allreduce("step", np.ones(16, np.int64), ReduceOp.SUM)
+                line = f"{state.epoch} {' '.join(map(str, mine))}\n"
+                state.sampler.cursor.advance(batch.samples)
+                state.step += 1
+                state.commit()
+                with (Path(out) / f"worker-{worker}").open("a") as file:
+                    file.write(line)
+            state.epoch += 1
+
+    train(Progress(epoch=0, step=0, sampler=EpochSampler(staged)))
+    print(f"rank {current().topology.rank} of {current().topology.size}: {statistics(staged).shared_bytes}")
+    shutdown()
+
+
+if __name__ == "__main__":
+    main()
