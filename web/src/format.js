@@ -3,6 +3,7 @@
 const TITLES = {
   step_s: "step time",
   wait_s: "waiting for other ranks",
+  input_s: "waiting for input",
   samples_per_s: "samples/s of a rank",
   noise_scale: "gradient noise scale (samples)",
 };

@@ -18,7 +18,7 @@ const BUSY_MS = 1500; // after which a kernel that has not answered runs a cell
 const FRAME_MS = 8; // of a frame, for drawing charts; what is left waits for the next one
 const HIDDEN = /_(low|high)$/;
 const NO_CHART = /^epochs?$/; // they fill the bar above
-const LAST = ["samples_per_s", "step_s", "wait_s", "noise_scale"];
+const LAST = ["samples_per_s", "step_s", "wait_s", "input_s", "noise_scale"];
 let views = 0;
 
 class View {

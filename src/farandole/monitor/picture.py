@@ -23,6 +23,7 @@ OWN = {
     "samples_per_s": "samples/s of a rank",
     "step_s": "step time (s)",
     "wait_s": "waiting for other ranks (s)",
+    "input_s": "waiting for input (s)",
     "noise_scale": "gradient noise scale (samples)",
 }
 """Titles of metrics that come by themselves: after those that a script logs."""

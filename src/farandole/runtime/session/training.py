@@ -2,6 +2,7 @@
 
     training.log(None, None, {"loss": loss})        # hvd.log
     training.waited(0.002)                          # an optimizer, in a step
+    training.starved(0.001)                         # a loader, before it
     training.stepped()                              # and at its end
 
 Without anybody who listens a step costs a few additions, and ``hvd.log`` does not get here.
@@ -35,7 +36,11 @@ class Training:
         """True once somebody who watches has asked for a checkpoint, after the same step on every rank."""
         self.logs = 0
         """Number of logs, which are counted where they are called."""
+        self.all_waited_s = 0.0
+        """Time that was spent in waiting for other ranks so far."""
         self._waited_s = 0.0
+        self._starved_s: float | None = None
+        """Time of the present step that was spent in waiting for input; None where no loader tells."""
         self._since: tuple[float, int] | None = None
         self._counted_s = self._begun_s = 0.0
         """When samples were counted last, and when somebody began to listen, or a pause was over."""
@@ -65,6 +70,11 @@ class Training:
     def waited(self, seconds: float) -> None:
         """Count time of the present step that was spent in waiting for other ranks."""
         self._waited_s += seconds
+        self.all_waited_s += seconds
+
+    def starved(self, seconds: float) -> None:
+        """Count time of the present step that was spent in waiting for a batch."""
+        self._starved_s = (self._starved_s or 0.0) + seconds
 
     def stepped(self, rank: int, step: int | None = None) -> None:
         """End a step of an optimizer: the ``step``-th of an elastic job, or one more of this process."""
@@ -79,9 +89,9 @@ class Training:
         self._since = None
 
     def _measure(self, rank: int, now: float) -> None:
-        since, waited_s = self._since, self._waited_s
+        since, waited_s, starved_s = self._since, self._waited_s, self._starved_s
         if since is None or self.step <= since[1]:  # the first step that somebody hears of, or of another generation
-            self._since, self._waited_s = (now, self.step), 0.0
+            self._begin(now)
             self._begun_s, self._counted = now, None
             return
         elapsed_s = now - since[0]
@@ -91,8 +101,15 @@ class Training:
         values = {"step_s": elapsed_s / steps, "wait_s": min(waited_s, elapsed_s) / steps}
         if self._counted_s > self._begun_s and (rate := self._rate()) is not None:
             values["samples_per_s"] = rate
-        self._since, self._waited_s = (now, self.step), 0.0
+        if starved_s is not None:
+            values["input_s"] = min(starved_s, elapsed_s) / steps
+        self._begin(now)
         events.emit(events.Metric(now, rank, self.step, self.samples, values))
+
+    def _begin(self, now: float) -> None:
+        """Begin the interval of the next metric."""
+        self._since, self._waited_s = (now, self.step), 0.0
+        self._starved_s = None if self._starved_s is None else 0.0
 
     def _rate(self) -> float | None:
         """Samples per second between the last counts of two metrics: scripts count when they like, many at once."""

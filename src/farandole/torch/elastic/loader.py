@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch.utils.data import Dataset
 
-from farandole.elastic.worker.index_batches import IndexBatches
+from farandole.elastic.worker.index_batches import IndexBatches, is_control
 from farandole.elastic.worker.sampler import SampleCursor
 from farandole.errors import UsageError
 from farandole.torch.elastic.sampler import ElasticSampler
+
+if TYPE_CHECKING:
+    from farandole.data.loading.augment import Step
+    from farandole.data.loading.batches import Batches
 
 TWICE = ("batch_sampler", "shuffle", "drop_last", "generator")
 """Arguments of torch's loader that the sampler decides about."""
@@ -45,6 +51,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     Its processes live on when they get SIGTERM, which schedulers send to all processes as a notice: their worker leaves
     at its next commit, and needs them until then.
 
+    ``threads``, or ``processes`` of fresh interpreters, load instead of torch's processes, into memory that is used
+    again when no tensor lies in it any more; ``augment`` is what ``farandole.data.loading.augment`` has. The batches
+    are those of torch's ``default_collate``, the same at any number of threads and processes.
+
     Other arguments are those of torch's loader. Raises ``ValueError`` for what the sampler decides about.
     """
 
@@ -56,6 +66,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         sampler: ElasticSampler,
         global_batch_size: int = 0,
         whole: bool = False,
+        threads: int = 0,
+        processes: int = 0,
+        augment: Step | Sequence[Step] = (),
         **others: Any,
     ) -> None:
         wrong = [name for name in TWICE if others.get(name)]
@@ -68,14 +81,39 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batches: Any = _SeededBatches(self._batches) if whole else self._batches
         if others.get("num_workers"):
             others["worker_init_fn"] = _Spared(others.get("worker_init_fn"))
+        self._pool: Batches | None = None
+        if threads or processes:
+            from farandole.data.loading.batches import Batches  # most loaders need none of it
+
+            _require_alone(others)
+            self._pool = Batches(
+                dataset, 0 if global_batch_size else batch_size, global_batch_size=global_batch_size, sampler=sampler,
+                whole=whole, threads=threads or processes, processes=processes or None, augment=augment,
+            )  # fmt: skip
+        elif augment:
+            raise UsageError("elastic.DataLoader(augment=...) without threads: give threads=8, or processes=4")
         super().__init__(dataset, batch_sampler=batches, **others)
 
+    def close(self) -> None:
+        """End the ``processes``, which otherwise end with this loader."""
+        if self._pool:
+            self._pool.close()
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override] # torch names the class of its own iterators
+        if self._pool is not None:
+            with closing(self._pool.iterate(torch.is_grad_enabled)) as loaded:
+                for batch in loaded:
+                    yield _as_tensors(batch, self.pin_memory)
+            return
         cursor = self._batches.sampler.cursor
         rank = () if self._whole else (cursor.rank,)
         self.generator.manual_seed(_seed(cursor, cursor.position, *rank))
         # What is evaluated counts as progress, and has no part in the weights of gradients.
-        yield from cursor.hand_out_with(self._batches.plan(), self._started(), torch.is_grad_enabled)
+        plan = self._batches.plan()
+        batches: Iterator[Any] = self._started()
+        if is_control() and plan:
+            batches = itertools.repeat(next(batches), len(plan))
+        yield from cursor.hand_out_with(plan, batches, torch.is_grad_enabled)
 
     def _started(self) -> Iterator[Any]:
         """Torch's iterator, whose processes are spared from their beginning on: they keep the signal until they are."""
@@ -87,6 +125,39 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         for process in getattr(batches, "_workers", ()):
             process._popen.terminate = process._popen.kill  # as torch and Python end one that does not end by itself
         return batches
+
+
+def _require_alone(others: dict[str, Any]) -> None:
+    """Refuse arguments of torch's loader that say how its own processes load."""
+    for name in ("num_workers", "collate_fn", "persistent_workers", "prefetch_factor", "worker_init_fn"):
+        if others.get(name):
+            raise UsageError(
+                f"elastic.DataLoader(threads=..., {name}=...): {name} is for torch's own processes; leave it out, or "
+                "threads= and processes="
+            )
+
+
+def _as_tensors(batch: Any, pinned: bool) -> Any:
+    """Tensors over the arrays of a batch, in the structure of torch's ``default_collate``: tuples become lists."""
+    import numpy as np
+
+    if isinstance(batch, np.ma.MaskedArray):
+        raise UsageError("a batch has a MaskedArray, and tensors have no mask: take fill='nan', or filled() in decode=")
+    if isinstance(batch, np.ndarray):
+        try:
+            tensor = torch.from_numpy(batch)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"a batch has {batch.dtype}, of which there are no tensors ({error}): take native=True of the reader, "
+                "or decode= that gives numbers in native byte order"
+            ) from error
+        return tensor.pin_memory() if pinned else tensor
+    if isinstance(batch, dict):
+        return {key: _as_tensors(value, pinned) for key, value in batch.items()}
+    if hasattr(batch, "_make"):
+        return batch._make(_as_tensors(value, pinned) for value in batch)
+    is_nested = isinstance(batch, (list, tuple))
+    return [_as_tensors(value, pinned) for value in batch] if is_nested else batch
 
 
 @final

@@ -1,0 +1,255 @@
+"""Memory of batches, used again when nobody refers to it any more: samples are copied into it in any order.
+
+    memory = BatchMemory()
+    batch = SampleRows(memory, [17, 4])       # the numbers of its samples
+    batch.put(1, (image, 3))                  # any thread
+    batch.put(0, (other, 5))
+    images, labels = batch.collated()         # arrays of 2 rows; they stay right as long as somebody has them
+
+A sample is an array, a number, text or bytes, or a dict, tuple or list of such. Arrays and numbers become arrays with
+one row for each sample, all else a list. A ``MaskedArray`` stays one.
+"""
+
+# Threads. Those of a pool put rows, each another one; the first lays the memory out, under ``SampleRows._lock``. Memory
+# comes back from whatever thread drops the last reference, perhaps in the middle of a garbage collection: that is one
+# ``deque.append``, which needs no lock.
+#
+# NumPy lets a view refer to the outermost array that has the same memory and is no view itself. ``_root`` is over a
+# mapping and thus the outermost: as long as any view of it lives, or a tensor that was made of one, so does the root.
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, final
+
+import numpy as np
+
+from farandole.errors import DataError
+
+ALIGNMENT = 64
+KEPT = 8
+"""Mappings of one size that are kept for later batches; more than that are in use only while a loop keeps batches."""
+
+
+@final
+class BatchMemory:
+    """Mappings that are handed out as arrays of bytes, and come back when nothing refers to these."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._free: defaultdict[int, deque[mmap.mmap]] = defaultdict(lambda: deque(maxlen=kept))
+        self.allocated = 0
+        """Number of mappings made so far."""
+
+    def take(self, nbytes: int) -> Any:
+        """Array of at least ``nbytes`` bytes, with any content."""
+        size = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        free = self._free[size]
+        try:
+            mapping = free.pop()
+        except IndexError:
+            mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.allocated += 1
+        root = np.frombuffer(mapping, np.uint8)
+        weakref.finalize(root, free.append, mapping).atexit = False
+        return root
+
+
+class _Part(ABC):
+    """Part of a sample, and its column in a batch."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each array of one sample."""
+        return []
+
+    @abstractmethod
+    def column(self, rows: int, pieces: Iterator[Any]) -> Any:
+        """Empty column of ``rows``; arrays of bytes for it come from ``pieces``."""
+
+    @abstractmethod
+    def put(self, column: Any, row: int, value: Any) -> None:
+        """Copy a sample's part into its row; raises ``_UnequalError`` if it has another form."""
+
+    def arrays(self, column: Any, row: int) -> list[Any] | None:
+        """The row, as arrays to read into; None where something else is in it."""
+        return None
+
+    def collated(self, column: Any) -> Any:
+        """The part of the finished batch."""
+        return column
+
+
+@final
+class _UnequalError(Exception):
+    """A sample has another form than the first one of its batch."""
+
+    def __init__(self, path: str, first: str, this: str) -> None:
+        super().__init__(path, first, this)
+        self.path, self.first, self.this = path, first, this
+
+
+_NUMBERS: dict[type, Any] = {bool: np.dtype(bool), int: np.dtype(np.int64), float: np.dtype(np.float64)}
+
+
+@final
+class _ArrayPart(_Part):
+    def __init__(self, path: str, value: Any) -> None:
+        super().__init__(path)
+        self.shape: tuple[int, ...] = np.shape(value)
+        self.dtype: np.dtype[Any] = _NUMBERS.get(type(value)) or np.asarray(value).dtype
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.nbytes]
+
+    def column(self, rows: int, pieces: Iterator[Any]) -> Any:
+        return next(pieces)[: rows * self.nbytes].view(self.dtype).reshape(rows, *self.shape)
+
+    def put(self, column: Any, row: int, value: Any) -> None:
+        array = value if type(value) is np.ndarray else np.asarray(value, _NUMBERS.get(type(value)))
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise _UnequalError(self.path, f"{self.dtype} {self.shape}", f"{array.dtype} {array.shape}")
+        column[row] = array
+
+    def arrays(self, column: Any, row: int) -> list[Any] | None:
+        return [column[row, ...]]
+
+
+@final
+class _MaskedPart(_Part):
+    def __init__(self, path: str, value: Any) -> None:
+        super().__init__(path)
+        self._data = _ArrayPart(path, value.data)
+        self._mask = _ArrayPart(path, np.ma.getmaskarray(value))
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self._data.nbytes, self._mask.nbytes]
+
+    def column(self, rows: int, pieces: Iterator[Any]) -> Any:
+        return self._data.column(rows, pieces), self._mask.column(rows, pieces)
+
+    def put(self, column: Any, row: int, value: Any) -> None:
+        self._data.put(column[0], row, np.ma.getdata(value))
+        self._mask.put(column[1], row, np.ma.getmaskarray(value))
+
+    def collated(self, column: Any) -> Any:
+        return np.ma.MaskedArray(column[0], column[1])
+
+
+@final
+class _ListPart(_Part):
+    def column(self, rows: int, pieces: Iterator[Any]) -> Any:
+        return [None] * rows
+
+    def put(self, column: Any, row: int, value: Any) -> None:
+        column[row] = value.copy() if isinstance(value, np.ndarray) else value  # it may lie in a process's memory
+
+
+@final
+class _NestedPart(_Part):
+    """Dict, tuple or list; ``keys`` are what its parts are found by."""
+
+    def __init__(self, path: str, value: Any) -> None:
+        super().__init__(path)
+        self._kind = dict if isinstance(value, Mapping) else type(value)
+        self._keys = self._keys_of(value)
+        self._parts = [part_of(value[key], f"{path}[{key!r}]") for key in self._keys]
+
+    def _keys_of(self, value: Any) -> Any:
+        return tuple(value) if self._kind is dict else range(len(value))
+
+    @property
+    def sizes(self) -> list[int]:
+        return [size for part in self._parts for size in part.sizes]
+
+    def column(self, rows: int, pieces: Iterator[Any]) -> Any:
+        return [part.column(rows, pieces) for part in self._parts]
+
+    def put(self, column: Any, row: int, value: Any) -> None:
+        if not isinstance(value, Mapping if self._kind is dict else self._kind):
+            raise _UnequalError(self.path, self._kind.__name__, type(value).__name__)
+        if len(value) != len(self._keys) or (self._kind is dict and value.keys() != {*self._keys}):
+            raise _UnequalError(self.path, f"{[*self._keys]}", f"{[*self._keys_of(value)]}")
+        for part, inner, key in zip(self._parts, column, self._keys, strict=True):
+            part.put(inner, row, value[key])
+
+    def arrays(self, column: Any, row: int) -> list[Any] | None:
+        found = [part.arrays(inner, row) for part, inner in zip(self._parts, column, strict=True)]
+        return None if None in found else [array for each in found for array in each or ()]
+
+    def collated(self, column: Any) -> Any:
+        found = [part.collated(inner) for part, inner in zip(self._parts, column, strict=True)]
+        if self._kind is dict:
+            return dict(zip(self._keys, found, strict=True))
+        make = getattr(self._kind, "_make", self._kind)
+        return make(found)
+
+
+def part_of(value: Any, path: str = "") -> _Part:
+    """The form of a sample, or of what lies at ``path`` in it."""
+    if isinstance(value, np.ma.MaskedArray):
+        return _MaskedPart(path, value)
+    if isinstance(value, (Mapping, tuple, list)):
+        return _NestedPart(path, value)
+    if isinstance(value, (bool, int, float, complex)):
+        return _ArrayPart(path, value)
+    dtype = np.asarray(value).dtype if hasattr(value, "__array__") else np.dtype(object)
+    return _ListPart(path) if dtype.hasobject or dtype.kind in "US" else _ArrayPart(path, value)
+
+
+@final
+class SampleRows:
+    """Batch that is being put together: a row for each sample of ``indices``."""
+
+    def __init__(self, memory: BatchMemory, indices: Sequence[int]) -> None:
+        self.indices = indices
+        self._memory, self._lock = memory, threading.Lock()
+        self._first = 0
+        self._part: _Part | None = None
+        self._column: Any = None
+
+    def put(self, row: int, sample: Any) -> None:
+        """Copy a sample; raises ``DataError`` if its form is not that of the first one of this batch."""
+        if self._part is None:
+            with self._lock:
+                if self._part is None:
+                    self._lay_out(row, sample)
+        assert self._part is not None
+        try:
+            self._part.put(self._column, row, sample)
+        except _UnequalError as error:
+            raise DataError(
+                f"samples {self.indices[self._first]} and {self.indices[row]} of one batch differ"
+                f"{error.path and f' in {error.path}'}: {error.first} and {error.this}. A batch has one form: bring "
+                "them to it in decode=, or by augment=Crop((HEIGHT, WIDTH)), or take batch_size=1"
+            ) from None
+
+    def arrays(self, row: int) -> list[Any] | None:
+        """The row's arrays and numbers, in the order of a sample, to read into; None where that cannot be."""
+        return None if self._part is None else self._part.arrays(self._column, row)
+
+    def collated(self) -> Any:
+        """The batch, when all rows are there; this then refers to it no more."""
+        part, column, self._column = self._part, self._column, None
+        assert part is not None
+        return part.collated(column)
+
+    def _lay_out(self, row: int, sample: Any) -> None:
+        part, rows = part_of(sample), len(self.indices)
+        ends = [*accumulate(-(-size * rows // ALIGNMENT) * ALIGNMENT for size in part.sizes)]
+        root: Any = self._memory.take(ends[-1]) if ends else None
+        pieces = (root[begin:end] for begin, end in pairwise([0, *ends]))
+        self._first, self._column = row, part.column(rows, pieces)
+        self._part = part  # last: others look at it without the lock

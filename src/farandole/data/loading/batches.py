@@ -1,0 +1,198 @@
+"""``Batches``: NumPy batches of a data set, loaded ahead, each sample of an epoch exactly once, whoever comes and goes.
+
+batches = Batches(source, batch_size=32, threads=8)
+for epoch in range(90):
+    batches.set_epoch(epoch)
+    for images, labels in batches:             # NumPy arrays, of reused memory
+        step(images, labels)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, final
+
+from farandole.data.loading.augment import SampleLoader, Step
+from farandole.data.loading.batch_memory import BatchMemory
+from farandole.data.loading.pool import InputWait, LoadedBatches, Loader
+from farandole.data.loading.processes import DecodeProcesses
+from farandole.data.loading.report import input_log
+from farandole.data.planning.order import ExactOrder
+from farandole.elastic.worker.epoch_sampler import EpochSampler
+from farandole.elastic.worker.index_batches import IndexBatches, is_control
+from farandole.elastic.worker.sampler import GlobalBatch
+from farandole.errors import UsageError
+
+
+@final
+class ExactSampler(EpochSampler):
+    """Sampler whose shuffled order is computed place by place: no list of 10⁸ samples."""
+
+    @staticmethod
+    def _shuffled(length: int, seed: int, epoch: int) -> Sequence[int]:
+        """See ``EpochSampler``."""
+        return ExactOrder(length, seed, epoch)
+
+
+@final
+class Batches:
+    """Batches of this rank, from where ``sampler`` is in its epoch; by default one of the whole data set, shuffled.
+
+    >>> [batch.tolist() for batch in Batches([1, 2, 3, 4, 5], batch_size=2, shuffle=False, threads=2)]
+    [[1, 2], [3, 4], [5]]
+
+    ``dataset`` has ``__len__`` and ``__getitem__``: a source, a data set of PyTorch, a data source of Grain. It may
+    have ``read_into(index, arrays) -> bool``, too, which reads a sample into its row of a batch, or returns false where
+    that does not fit, and ``path_of(index)``, which errors name.
+
+    ``batch_size`` is that of each rank, ``global_batch_size``, in its place, that of all ranks together. The last batch
+    of an epoch may be smaller, and no sample is dropped or repeated. ``whole``: every rank gets the global batches, for
+    virtual workers.
+
+    ``threads`` read and decode, or as many ``processes``, which is the default for a data set whose library keeps a
+    lock. ``augment`` is a step or several, see ``farandole.data.loading.augment``. ``ahead``: number of batches that
+    are loaded before they are asked for. ``fake``, as ``farandole run --input fake``, gives the first batch again and
+    again: a training that is no faster so does not wait for its input.
+
+    In an elastic job give the ``sampler`` that is registered with the state, whose votes count samples as done. In
+    others ``commit`` does, which matters to those who save ``state_dict`` in the middle of an epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 0,
+        *,
+        global_batch_size: int = 0,
+        sampler: EpochSampler | None = None,
+        whole: bool = False,
+        threads: int = 8,
+        processes: int | None = None,
+        augment: Step | Sequence[Step] = (),
+        seed: int | None = None,
+        shuffle: bool | None = None,
+        ahead: int = 0,
+        fake: bool = False,
+    ) -> None:
+        if sampler is not None and (seed is not None or shuffle is not None):
+            raise UsageError("Batches(sampler=..., seed=..., shuffle=...): the sampler decides about seed and order")
+        if bool(batch_size) == bool(global_batch_size):
+            raise UsageError(f"batch_size={batch_size}, global_batch_size={global_batch_size}: give one of them")
+        if processes is None:
+            processes = min(threads, len(os.sched_getaffinity(0))) if getattr(dataset, "holds_lock", False) else 0
+        if threads < 1 or processes < 0:
+            raise UsageError(f"threads={threads}, processes={processes}: threads=1 and processes=0 are the least")
+        self.dataset, self.batch_size, self.global_batch_size = dataset, batch_size, global_batch_size
+        self.sampler = sampler or ExactSampler(dataset, shuffle is None or shuffle, seed or 0)
+        self.threads, self.processes, self.fake = threads, processes, fake or is_control()
+        self.steps: tuple[Step, ...] = (augment,) if callable(augment) else tuple(augment)
+        self._indices = IndexBatches(self.sampler, batch_size or 1, global_batch_size, whole)
+        self._memory, self._ahead, self._whole = BatchMemory(), ahead, whole
+        self._decoders: tuple[int, DecodeProcesses] | None = None
+
+    def __len__(self) -> int:
+        """Number of batches that are left of the epoch."""
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterate()
+
+    def iterate(self, trains: Callable[[], bool] = lambda: True) -> Generator[Any, None, None]:
+        """Iterate; ``trains`` is asked for each batch: no gradient is weighted by one that is only tested on.
+
+        Raises ``UsageError`` where all batches of an epoch are handed out and ``set_epoch`` was not called since.
+        """
+        cursor = self.sampler.cursor
+        if cursor.in_flight and cursor.in_flight[-1].stop == cursor.length:
+            raise UsageError(
+                f"epoch {cursor.epoch} is handed out to its end: call set_epoch({cursor.epoch + 1}) for the next one"
+            )
+        plan = list(self._plan()) if self.fake else self._plan()
+        read = self._by_length(plan).values() if isinstance(plan, list) else self._plan()
+        with closing(self.load(cursor.samples_of(batch, whole=self._whole) for batch in read)) as batches:
+            log = input_log.begin(self.workers, in_processes=bool(self.processes))
+            contents = self._faked(plan, batches) if isinstance(plan, list) else batches
+            for content in cursor.hand_out_with(plan, contents, trains):
+                if trains():
+                    batch = cursor.in_flight[-1]
+                    log.handed_out((cursor.epoch, batch.start), batch.samples, batches.last)
+                    batches.last = InputWait()  # a batch that is handed out again is not waited for
+                yield content
+
+    def load(self, indices: Iterable[Sequence[int]]) -> LoadedBatches:
+        """Load batches of any samples, as ``augment`` has them in this epoch; close the iterator, or take all."""
+        cursor = self.sampler.cursor
+        load = SampleLoader(self.dataset, self.steps, cursor.seed)
+        return LoadedBatches(indices, self._loads(load), self._memory, self._ahead, cursor.rank)
+
+    @property
+    def workers(self) -> int:
+        """Number of threads or processes that decode."""
+        return self.processes or self.threads
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin ``epoch``; where that is under way, it goes on."""
+        self.sampler.set_epoch(epoch)
+
+    def commit(self) -> None:
+        """Count what was handed out as done. Not in elastic jobs, where the vote on a step does."""
+        cursor = self.sampler.cursor
+        cursor.advance(sum(batch.samples for batch in cursor.in_flight))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Place in the epoch, for ``load_state_dict`` at any number of ranks, and the name of the order."""
+        return {"order": self._order, **self.sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a place. Raises ``UsageError`` for that of another data set or order."""
+        if self.sampler.cursor.layout is None and state.get("order", self._order) != self._order:
+            raise UsageError(
+                f"the state is one of the order {state['order']!r}, and these batches have {self._order!r}: their "
+                "places do not compare; make the sampler as it was, or begin the epoch anew"
+            )
+        self.sampler.load_state_dict(state)
+
+    def close(self) -> None:
+        """End the processes; iterating again starts others."""
+        if self._decoders:
+            self._decoders[1].close()
+            self._decoders = None
+
+    @property
+    def _order(self) -> str:
+        default = "shuffled" if self.sampler.shuffle else "sequential"
+        return str(getattr(self.sampler.cursor.indices, "name", default))
+
+    def _loads(self, load: SampleLoader) -> list[Loader]:
+        """A function for each thread."""
+        epoch = self.sampler.cursor.epoch
+        if not self.processes:
+            return [Loader(load, epoch)] * self.threads
+        if self._decoders and (self._decoders[0] != load.seed or not self._decoders[1].are_alive):
+            self.close()
+        if self._decoders is None:
+            self._decoders = load.seed, DecodeProcesses(load, self.processes)
+        return [Loader(each, epoch) for each in self._decoders[1].loads]
+
+    def _plan(self) -> Iterator[GlobalBatch]:
+        return self.sampler.cursor.batches(self.batch_size, self.global_batch_size)
+
+    def _by_length(self, plan: Sequence[GlobalBatch]) -> dict[int, GlobalBatch]:
+        """Of the batches in which this rank has equally many samples the first."""
+        return {self._samples(batch): batch for batch in reversed(plan)}
+
+    def _samples(self, batch: GlobalBatch) -> int:
+        """Number of samples that this rank loads of a batch."""
+        cursor = self.sampler.cursor
+        return batch.samples if self._whole else max(1, batch.counts(cursor.size)[cursor.rank])
+
+    def _faked(self, plan: Sequence[GlobalBatch], batches: Iterator[Any]) -> Iterator[Any]:
+        """The first batch again and again, and one of each other length."""
+        loaded = dict(zip(self._by_length(plan), batches, strict=True))
+        return (loaded[self._samples(batch)] for batch in plan)
+
+
+batches = Batches
+"""``Batches``, as the name of a function."""

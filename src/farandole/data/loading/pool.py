@@ -1,0 +1,271 @@
+"""Pool of threads that loads batches ahead, in order, into reused memory; it ends with its iterator.
+
+    with closing(LoadedBatches([[3, 1], [2, 0]], [Loader(load, epoch)] * 8, BatchMemory())) as batches:
+        for batch in batches: ...              # load(epoch, 3), load(epoch, 1) ... in eight threads
+
+Each thread has a loader, which decodes there, or asks a process to.
+"""
+
+# Threads. The consumer, one thread at a time, plans: it makes batches, and puts a token for each thread that may help
+# with one into ``_Work.tokens``. A loading thread takes a token and then rows of that batch until all are taken, so
+# threads need no lock between them: ``deque.popleft`` gives a row to one of them. The last one done sets ``ready``: two
+# may both see that they are, and then both do.
+#
+# To wake a thread costs as much as to read a small sample from memory. So where samples come fast, two threads get a
+# token, and all of them once the consumer has waited for ``HELP_S``.
+#
+# Loading threads know ``_Work`` and never the iterator, which can thus be garbage while they run. Its finalizer puts an
+# end into ``tokens``, which is a ``SimpleQueue``, as a finalizer may run inside of any other call, ``put`` included.
+# They are daemons, as the interpreter joins others before it calls finalizers; these join them, but no longer than
+# ``END_S``: a read from a file server that has gone may not return.
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any, final
+
+from farandole import events
+from farandole.data.loading.batch_memory import BatchMemory, SampleRows
+from farandole.data.storage.waits import LANE, Meter, ThreadTimes, mine
+from farandole.errors import DataError, UsageError
+
+
+@final
+class Loader:
+    """Function of a sample's number for one epoch, by a ``SampleLoader`` or a process that has one."""
+
+    def __init__(self, load: Any, epoch: int) -> None:
+        self.dataset, self._load, self._epoch = load.dataset, load, epoch
+        self._read_into: Any = getattr(load, "read_into", None) if hasattr(load.dataset, "read_into") else None
+
+    def put(self, rows: SampleRows, row: int) -> None:
+        """Load a sample into its row, without a copy where its data set reads into arrays that it is given."""
+        index = rows.indices[row]
+        arrays = None if self._read_into is None else rows.arrays(row)
+        if arrays is not None and self._read_into(self._epoch, index, arrays):
+            return
+        rows.put(row, self._load(self._epoch, index))
+
+
+LATE_S = 5.0
+"""A batch that is waited for as long as this is told of."""
+END_S = 5.0
+"""How long the end of a pool waits for its threads."""
+FAST_S = 3e-4
+HELP_S = 2e-3
+_NOT_AT_ONCE_S = 1e-4
+_TOLD = 4
+"""Of the late samples of a batch as many are asked for the cause."""
+
+
+@final
+class InputWait:
+    """Wait of the consumer for one batch: its length, and what the late samples spent their time on."""
+
+    __slots__ = ("cpu_s", "late", "seconds")
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.late, self.cpu_s = seconds, Meter(), 0.0
+
+    @property
+    def cause(self) -> str:
+        """Category that took most of the time."""
+        return self.late.largest()
+
+
+@final
+class _Pending:
+    """Batch in the making."""
+
+    def __init__(self, memory: BatchMemory, indices: Sequence[int]) -> None:
+        self.content = SampleRows(memory, indices)
+        self.left = deque(range(len(indices)))
+        self.done: list[tuple[float, dict[str, float], float]] = []
+        """For each row that is there: when it was, what its time went into, and seconds of a processor in it."""
+        self.ready = threading.Event()
+        self.error: BaseException | None = None
+
+    def wait(self, begin_s: float) -> InputWait:
+        """Measure a wait from ``begin_s`` until now."""
+        found = InputWait(time.monotonic() - begin_s)
+        for finished_s, spent, cpu_s in self.done[-_TOLD:] if found.seconds > _NOT_AT_ONCE_S else ():
+            if finished_s > begin_s:
+                found.late.add(spent)
+                found.cpu_s += cpu_s
+        return found
+
+
+@final
+class _Work:
+    """State that the threads of a pool share."""
+
+    def __init__(self, threads: int) -> None:
+        self.tokens: SimpleQueue[_Pending | None] = SimpleQueue()
+        self.has_ended = False
+        self.sample_s = FAST_S
+        """Time that the last sample took."""
+        self.doing: list[tuple[_Pending, int, ThreadTimes] | None] = [None] * threads
+        """For each thread the batch and sample that it is at."""
+        self.threads: list[threading.Thread] = []
+
+    def end(self) -> None:
+        """End the threads; they finish the samples that they are at."""
+        self.has_ended = True
+        for _ in self.threads:
+            self.tokens.put(None)
+        limit_s = time.monotonic() + END_S
+        if threading.current_thread() not in self.threads:  # where a garbage collection runs, it runs finalizers
+            for thread in self.threads:
+                thread.join(max(0.0, limit_s - time.monotonic()))
+
+
+def _serve(work: _Work, number: int, load: Loader) -> None:
+    """Load rows until the pool ends."""
+    times = mine()
+    while (batch := work.tokens.get()) is not None:
+        begin_s = time.monotonic()
+        while not work.has_ended and batch.error is None:
+            try:
+                row = batch.left.popleft()
+            except IndexError:
+                break
+            index = batch.content.indices[row]
+            work.doing[number] = batch, index, times
+            cpu_s = time.thread_time()
+            try:
+                load.put(batch.content, row)
+            except BaseException as error:  # a thread has nobody else to tell
+                if batch.error is None:
+                    batch.error = _named(index, load, error)
+            cpu_s, times.cpu_s = time.thread_time() - cpu_s + times.cpu_s, 0.0
+            end_s = time.monotonic()
+            batch.done.append((end_s, times.take(), cpu_s))
+            begin_s, work.sample_s = end_s, end_s - begin_s
+            if len(batch.done) == len(batch.content.indices) or batch.error is not None:
+                batch.ready.set()
+        work.doing[number] = batch = None  # a batch that is done is its user's alone
+
+
+def _named(index: int, load: Loader, error: BaseException) -> DataError:
+    kind = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
+    named = DataError(f"{sample_name(index, load)}: {kind}{error}")
+    named.__cause__ = error
+    return named
+
+
+def sample_name(index: int, load: Loader) -> str:
+    """Number of a sample, and the file that it lies in where its data set tells."""
+    path_of = getattr(getattr(load, "dataset", None), "path_of", None)
+    try:
+        return f"sample {index} ({path_of(index)})" if path_of is not None else f"sample {index}"
+    except Exception:  # it is asked where something has failed already
+        return f"sample {index}"
+
+
+@final
+class LoadedBatches(Iterator[Any]):
+    """The batches of ``indices``, each a list of sample numbers, as ``loads``, one for each thread, give the samples.
+
+    ``ahead`` batches are loaded before they are asked for: by default two, or as many as give each thread two samples.
+    ``rank`` is named where a batch is late. Raises ``DataError`` in place of a batch that has a sample which cannot be
+    loaded; its ``__cause__`` has the traceback. ``last`` is the wait for the last batch.
+    """
+
+    def __init__(
+        self,
+        indices: Iterable[Sequence[int]],
+        loads: Sequence[Loader],
+        memory: BatchMemory,
+        ahead: int = 0,
+        rank: int = 0,
+    ) -> None:
+        self.last = InputWait()
+        self._indices, self._loads, self._memory = iter(indices), loads, memory
+        self._ahead, self._rank, self._pid = ahead, rank, os.getpid()
+        self._pending: deque[_Pending] = deque()
+        self._work = work = _Work(len(loads))
+        work.threads = [
+            threading.Thread(target=_serve, args=(work, number, load), name=f"farandole-load-{number}", daemon=True)
+            for number, load in enumerate(loads)
+        ]
+        for thread in work.threads:
+            thread.start()
+        self._end = weakref.finalize(self, work.end)
+
+    def __next__(self) -> Any:
+        if os.getpid() != self._pid:
+            raise UsageError(
+                "this process was forked while batches were loaded, and has no threads to load more: begin an "
+                "iteration of its own in it, for batch in batches"
+            )
+        if not self._end.alive:
+            raise StopIteration
+        self._plan()
+        if not self._pending:
+            self.close()
+            raise StopIteration
+        batch = self._pending[0]
+        begin_s = time.monotonic()
+        self._await(batch, begin_s)
+        self.last = batch.wait(begin_s)
+        if self.last.late.seconds and events.subscribers:
+            events.emit(events.Phase(LANE, self.last.cause, "input", "starve", begin_s, time.monotonic()))
+        if batch.error is not None:
+            self.close()
+            raise batch.error
+        self._pending.popleft()
+        self._plan()
+        return batch.content.collated()
+
+    def close(self) -> None:
+        """End the threads; later calls do nothing."""
+        self._end()
+        self._pending.clear()
+
+    def _plan(self) -> None:
+        """Ask the threads for batches, until enough are ahead."""
+        while not self._pending or len(self._pending) < self._enough():
+            indices = next(self._indices, None)
+            if indices is None:
+                return
+            batch = _Pending(self._memory, indices)
+            self._pending.append(batch)
+            self._help(batch, 2 if self._work.sample_s < FAST_S else len(self._loads))
+
+    def _help(self, batch: _Pending, threads: int) -> None:
+        """Have some threads load a batch."""
+        for _ in range(min(threads, len(self._loads), len(batch.left))):
+            self._work.tokens.put(batch)
+
+    def _enough(self) -> int:
+        rows = max(1, len(self._pending[0].content.indices))
+        return self._ahead or max(2, -(-2 * len(self._loads) // rows))
+
+    def _await(self, batch: _Pending, begin_s: float) -> None:
+        if batch.ready.wait(HELP_S):
+            return
+        for pending in self._pending:
+            self._help(pending, len(self._loads))
+        late_s = LATE_S
+        while not batch.ready.wait(max(0.0, begin_s + late_s - time.monotonic())):
+            text = f"rank {self._rank} has waited {late_s:g} s for its next batch: {self._reason(batch)}"
+            events.logger.warning("%s", text)
+            if events.subscribers:
+                events.emit(events.Note(time.monotonic(), self._rank, text))
+            late_s *= 2
+
+    def _reason(self, batch: _Pending) -> str:
+        """Tell what the threads that load ``batch`` are at."""
+        found = []
+        for load, doing in zip(self._loads, [*self._work.doing], strict=True):
+            if doing is not None and doing[0] is batch:
+                category, what = doing[2].now()
+                at = f"{category or 'between reads'}{what and f', {what}'}"
+                found.append(f"{sample_name(doing[1], load)} ({at})")
+        return "; ".join(found) or "no thread is at it, as all are at others"
