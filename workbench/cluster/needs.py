@@ -39,6 +39,17 @@ def require(programs: dict[str, str]) -> None:
         raise UnavailableError(f"this root may not make namespaces ({reason}): docker run --privileged ...")
 
 
+def require_fuse() -> None:
+    """Raise ``UnavailableError`` unless this process may serve a file system over FUSE; nothing has to be installed."""
+    if os.geteuid() != 0:
+        raise UnavailableError(f"a shared folder needs root, and this is user {os.geteuid()}: sudo -E pytest ...")
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as error:
+        remedy = "modprobe fuse, or docker run --privileged --device /dev/fuse ..."
+        raise UnavailableError(f"no FUSE on this machine ({error}): {remedy}") from error
+
+
 def _found(program: str) -> bool:
     return shutil.which(program, path=search_path()) is not None
 

@@ -23,6 +23,12 @@ def user_of(connected: socket.socket) -> int:
     return int(uid)
 
 
+def process_of(connected: socket.socket) -> int:
+    """Number of the process that connected, or listened when this one did; 0 if it is not to be seen from here."""
+    pid, _, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid)
+
+
 def is_own(connected: socket.socket) -> bool:
     """True if the other process is of this user, or of root."""
     return user_of(connected) in _own()

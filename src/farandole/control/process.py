@@ -55,6 +55,7 @@ TRACKERS_S = 10.0
 _SHELLS = ("bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh")
 
 _TRACKER = b"from multiprocessing.resource_tracker import main"
+_STAGER = b"from farandole.data.staging.stager_process import main"
 
 STDERR = 2
 NOT_EXECUTABLE = 126
@@ -247,6 +248,11 @@ def trackers(pids: Iterable[int]) -> set[int]:
     """
     lines = ((pid, _command_line(pid)) for pid in pids)
     return {pid for pid, line in lines if not line or _TRACKER in line}
+
+
+def stagers(pids: Iterable[int]) -> set[int]:
+    """Stagers of data sets among these processes: each serves all workers of its host, and outlives who started it."""
+    return {pid for pid in pids if _STAGER in _command_line(pid)}
 
 
 def _command_line(pid: int) -> bytes:

@@ -111,6 +111,7 @@ class Hosts:
         drops = board.room_for(task.piece)
         if drops is None:
             board.failed(task, "no room", is_crowded=True)
+            self._at(0.0, lambda: self._ring(host))
             return
         for piece in drops:
             board.forget(piece)

@@ -374,6 +374,8 @@ class LaunchedWorkers(Workers):
         """
         now, is_going_on = time.monotonic(), self._config.stays and not self._dismissed
         left = set(process.descendants(but=self._workers if is_going_on else ()))
+        if is_going_on:
+            left -= process.stagers(left)
         trackers = process.trackers(left)
         is_late = self._spare_until is not None and now >= self._spare_until
         process.kill(left if is_late else left - trackers)

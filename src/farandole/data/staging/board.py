@@ -1,0 +1,304 @@
+"""``Board``: which pieces a host has, which it fetches, from where, and what waits for them.
+
+    board = Board(held={3}, limit=2 * 10**9, sizes=pieces.sizes)
+    board.assign(routes, order=[0, 1, 2])
+    task = board.take(now)                      # Fetch(piece=0, source="")
+    board.finished(task)                        # or board.failed(task, "why")
+    board.state_of(0)                           # PieceState.HELD
+
+Pure: no clock, no thread, no file. Its owner calls it under one lock.
+
+A piece has a route: the sources to try, one after the other, "" being shared storage. What somebody waits for goes
+first, in the order of asking; then what the plan wants, in the order of first use. An attempt that does not move for
+long frees its piece for the next source, and still counts if it ends after all. While shared storage does not move,
+it is asked last, and other hosts are told so: they need not wait to find out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, final
+
+from farandole.data.storage.fields import Integers
+
+Route = Sequence[str]
+SHARED = ""
+"""The source that is shared storage; others are names of hosts."""
+
+PATIENCE_WITH_HOSTS = 5
+"""How much longer another host may take than shared storage: it says itself when that is late."""
+
+
+class PieceState(enum.Enum):
+    """PieceState of a piece on this host."""
+
+    ABSENT = "absent"
+    FETCHING = "fetching"
+    HELD = "held"
+    FAILED = "failed"
+
+
+class Fetch(NamedTuple):
+    """One attempt to get a piece from a source."""
+
+    piece: int
+    source: str
+    number: int
+
+
+@final
+class Board:
+    """Pieces of one data set on one host, with room for ``limit`` bytes of them."""
+
+    def __init__(self, sizes: Integers, limit: int, held: Iterable[int] = ()) -> None:
+        self.limit = limit
+        self._sizes = sizes
+        self._held = set(held)
+        self.used = sum(int(sizes[piece]) for piece in self._held)
+        self._route: Callable[[int], Route] = lambda _: (SHARED,)
+        self._wanted: deque[int] = deque()
+        self._demanded: dict[int, None] = {}
+        self._running: dict[int, list[Fetch]] = {}
+        self._begun_s: dict[Fetch, float] = {}
+        self._moved_s: dict[Fetch, float] = {}
+        self._late: set[Fetch] = set()
+        self.sources: dict[int, str] = {}
+        """Sources that pieces were had from."""
+        self._tried: dict[int, list[tuple[str, str]]] = {}
+        """Sources that a piece could not be got from, and why; in this round."""
+        self.errors: dict[int, str] = {}
+        """Reasons why pieces cannot be had."""
+        self.crowded: set[int] = set()
+        """Those of them that the cache has no room for."""
+        self._kept: set[int] = set()
+        self._streamed: dict[int, int] = {}
+        """Place in the order of first use of pieces that need not stay."""
+        self._window = 1
+        self._passed = -1
+        self._numbers = 0
+
+    def assign(
+        self,
+        route: Callable[[int], Route],
+        order: Sequence[int],
+        kept: Iterable[int],
+        streamed: Mapping[int, int] | None = None,
+        window: int = 1,
+    ) -> None:
+        """Take a new plan: what to hold for good, and where to get it.
+
+        What is ``streamed`` is held while it is used, with its place among all pieces in the order of first use, of
+        which ``window`` are used together.
+        """
+        self._route, self._kept = route, set(kept)
+        self._streamed, self._window = dict(streamed or {}), window
+        self._passed = -1
+        self._wanted = deque(piece for piece in order if piece not in self._held)
+        self._tried.clear()
+        self.errors.clear()
+        self.crowded.clear()
+
+    @property
+    def held(self) -> set[int]:
+        """Pieces that are here."""
+        return self._held
+
+    @property
+    def due(self) -> int:
+        """Number of pieces that somebody waits for, and nothing is done about yet."""
+        return sum(piece not in self._held and self._is_free(piece) for piece in self._demanded)
+
+    def state_of(self, piece: int) -> PieceState:
+        """PieceState of a piece."""
+        if piece in self._held:
+            return PieceState.HELD
+        if piece in self.errors:
+            return PieceState.FAILED
+        return PieceState.FETCHING if piece in self._running or piece in self._demanded else PieceState.ABSENT
+
+    def error_of(self, piece: int) -> str:
+        """Reason why a piece cannot be had."""
+        return self.errors.get(piece, "")
+
+    def failure_of(self, piece: int, source: str) -> str:
+        """Reason why a source did not give a piece, in this round; "" if it was not asked, or may still."""
+        late = "it does not answer" if source == SHARED and self.is_storage_late else ""
+        return self.errors.get(piece, "") or dict(self._tried.get(piece, ())).get(source, "") or late
+
+    @property
+    def is_storage_late(self) -> bool:
+        """True while a read of shared storage does not move."""
+        return any(task.source == SHARED for task in self._late)
+
+    def refusal(self, piece: int, asker: str, host: str) -> str:
+        """Reason why ``host``, whose board this is, cannot get a piece for ``asker``; "" if that one may wait."""
+        if error := self.failure_of(piece, SHARED):
+            return f"{host} cannot read it: {error}"
+        is_asked = any(task.source == asker for task in self._running.get(piece, ()))
+        return f"{host} asks for it, too" if is_asked and host < asker else ""  # by plans of two generations
+
+    def demand(self, piece: int) -> None:
+        """Fetch a piece before others; one that could not be had is tried again."""
+        self.errors.pop(piece, None)
+        self.crowded.discard(piece)
+        self.opened(piece)
+        if piece not in self._held:
+            self._demanded.setdefault(piece)
+
+    def opened(self, piece: int) -> None:
+        """Note that a piece of the stream is in use."""
+        self._passed = max(self._passed, self._streamed.get(piece, -1))
+
+    def take(self, now: float, is_idle: bool = True) -> Fetch | None:
+        """The next attempt, if there is one; those that nobody waits for only if ``is_idle``."""
+        for piece in [each for each in self._demanded if self._is_free(each)]:
+            if self._running and self.room_for(piece) is None:
+                continue  # until what is under way is used
+            if (task := self._attempt(piece, now)) is not None:
+                return task
+        while is_idle and self._wanted:
+            piece = self._wanted[0]
+            is_due = piece not in self._held and piece not in self.errors and piece not in self._running
+            if is_due and self.room_for(piece) is None:
+                return None
+            self._wanted.popleft()
+            if is_due and (task := self._attempt(piece, now)) is not None:
+                return task
+        return None
+
+    def finished(self, task: Fetch) -> bool:
+        """Note that a piece is in the cache; false if another attempt was faster."""
+        self._end(task)
+        is_first = task.piece not in self._held
+        self.sources[task.piece] = task.source
+        if is_first:
+            self._held.add(task.piece)
+            self.used += int(self._sizes[task.piece])
+        self._demanded.pop(task.piece, None)
+        self._tried.pop(task.piece, None)
+        self.errors.pop(task.piece, None)
+        self.crowded.discard(task.piece)
+        return is_first
+
+    def moved(self, task: Fetch, now: float) -> None:
+        """Note that some bytes of an attempt have come."""
+        if task in self._begun_s:
+            self._moved_s[task] = now
+            self._late.discard(task)
+
+    def failed(self, task: Fetch, why: str, *, is_crowded: bool = False) -> None:
+        """Note that an attempt failed; the next source is tried, or, after the last, all who wait are told.
+
+        No other source is tried where the cache has no room.
+        """
+        self._end(task)
+        if task.piece in self._held:
+            return
+        self._tried.setdefault(task.piece, []).append((task.source, why))
+        if task.piece in self._running:
+            return
+        if is_crowded or self._untried(task.piece) is None:
+            self._give_up(task.piece)
+            if is_crowded:
+                self.crowded.add(task.piece)
+        else:
+            self._demanded.setdefault(task.piece)
+
+    def late(self, now: float, patience_s: float) -> list[Fetch]:
+        """Attempts that have become late, again and again: their pieces may be had from the next source, if any.
+
+        Each time all of these may be asked once more.
+        """
+        late = []
+        for task, moved_s in self._moved_s.items():
+            if now - moved_s > patience_s * (1 if task.source == SHARED else PATIENCE_WITH_HOSTS):
+                late.append(task)
+                if task in self._late:
+                    self._tried.pop(task.piece, None)
+        self._late.update(late)
+        for task in late:
+            self._moved_s[task] = now
+            if task.piece not in self._held:
+                self._demanded.setdefault(task.piece)
+        return late
+
+    def busy(self) -> int:
+        """Number of attempts under way that are not late."""
+        return len(self._begun_s) - len(self._late)
+
+    def running(self, now: float) -> list[tuple[Fetch, float]]:
+        """Attempts under way, and the seconds that they take already."""
+        return [(task, now - begun_s) for task, begun_s in self._begun_s.items()]
+
+    def forget(self, piece: int) -> None:
+        """Note that a piece is no longer in the cache."""
+        if piece in self._held:
+            self._held.remove(piece)
+            self.used -= int(self._sizes[piece])
+
+    def room_for(self, piece: int) -> list[int] | None:
+        """Pieces to drop so that this one fits; ``None`` if that is not possible now."""
+        missing = self.used + self._under_way(piece) + int(self._sizes[piece]) - self.limit
+        drops: list[int] = []
+        for candidate in self._droppable(piece) if missing > 0 else ():
+            if missing <= 0:
+                break
+            drops.append(candidate)
+            missing -= int(self._sizes[candidate])
+        return drops if missing <= 0 else None
+
+    def _attempt(self, piece: int, now: float) -> Fetch | None:
+        source = self._untried(piece)
+        if source is None:
+            self._give_up(piece)
+            return None
+        self._numbers += 1
+        task = Fetch(piece, source, self._numbers)
+        self._running.setdefault(piece, []).append(task)
+        self._begun_s[task] = self._moved_s[task] = now
+        return task
+
+    def _is_free(self, piece: int) -> bool:
+        """True if an attempt may begin: none is under way, or only late ones, and another source is left."""
+        running = self._running.get(piece, ())
+        return not running or (self._late.issuperset(running) and self._untried(piece) is not None)
+
+    def _untried(self, piece: int) -> str | None:
+        tried = {source for source, _ in self._tried.get(piece, ())} | {
+            each.source for each in self._running.get(piece, ())
+        }
+        left = [source for source in self._route(piece) if source not in tried]
+        if self.is_storage_late:
+            left.sort(key=lambda source: source == SHARED)
+        return left[0] if left else None
+
+    def _give_up(self, piece: int) -> None:
+        reasons = [f"{source or 'shared storage'}: {why}" for source, why in self._tried.pop(piece, [])]
+        self.errors[piece] = "; ".join(reasons) or "no host has it, and none can read it"
+        self._demanded.pop(piece, None)
+
+    def _end(self, task: Fetch) -> None:
+        self._begun_s.pop(task, None)
+        self._moved_s.pop(task, None)
+        self._late.discard(task)
+        running = self._running.get(task.piece, [])
+        if task in running:
+            running.remove(task)
+            if not running:
+                del self._running[task.piece]
+
+    def _under_way(self, but: int) -> int:
+        return sum(int(self._sizes[piece]) for piece in self._running if piece != but and piece not in self._held)
+
+    def _droppable(self, piece: int) -> list[int]:
+        """Pieces that may go, first those outside of the plan, then of the stream what was used first.
+
+        For one that somebody waits for, also what the stream has ahead, that which is needed last first.
+        """
+        foreign = [each for each in self._held if each not in self._kept and each not in self._streamed]
+        streamed = sorted((each for each in self._held if each in self._streamed), key=self._streamed.__getitem__)
+        passed = [each for each in streamed if self._streamed[each] <= self._passed - self._window]
+        ahead = [each for each in reversed(streamed) if self._streamed[each] > self._passed]
+        return foreign + passed + (ahead if piece in self._demanded else [])

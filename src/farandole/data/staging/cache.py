@@ -1,0 +1,348 @@
+"""``CacheFolder``: pieces of one data set in a folder of this host, each a file.
+
+    cache = CacheFolder.take("/tmp", manifest.digest)
+    writer = cache.begin(3, size, checksums)
+    writer.write(0, view)
+    writer.finish()                     # from now on ``cache.open(3)`` finds it
+
+A piece is written aside, with its space reserved beforehand, and gets its name when it is complete: a file that has its
+name is whole, as long as the host does not fail. After a failure of the host it may not be, so every reader compares
+the checksums, at every read. A piece that is dropped loses its name, and whoever still reads it keeps it until then.
+
+A job has the lock of its folder, which the kernel frees when its holder ends. A second job with the same data gets a
+folder beside it, and links what the first one has.
+
+Nothing is deleted but files with names that are ours in folders with our mark; nothing is read in a folder that another
+user could write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import final
+
+from farandole.data.staging.checksums import Checksums
+from farandole.data.storage.byte_store import read_fully
+from farandole.data.storage.fields import Integers
+from farandole.data.storage.manifest import Manifest
+from farandole.errors import DataError
+
+MARK = ".farandole-cache"
+"""Name of the file that says that a folder is ours to clean."""
+
+INDEX = ".index"
+"""End of the name of a manifest, beside the folder of its data set."""
+
+_PIECE = re.compile(r"[0-9a-f]{8}")
+_OURS = re.compile(r"[0-9a-f]{8}(\.sums)?(\.[0-9]+\.new)?")
+
+
+def home_of(base: str) -> Path:
+    """The folder of this user's caches below ``base``; made if it is not there.
+
+    Raises ``DataError`` where it belongs to another user, or others may write it.
+    """
+    home = Path(os.path.expandvars(base)).expanduser() / f"farandole-cache-{os.geteuid()}"
+    if "$" in str(home):
+        raise DataError(f"cache={base!r}: the variable is not set here; give a folder of this host, such as /tmp")
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cache={base!r} cannot be used ({error}): give a folder of this host") from error
+    require_own(home, "give another cache=")
+    (home / MARK).touch(mode=0o600)
+    return home
+
+
+def require_own(folder: Path, cure: str, owners: Collection[int] = ()) -> None:
+    """Raise ``DataError`` for a folder that is none, or in which other users could put links to our files.
+
+    ``owners`` are users who may own it beside this one.
+    """
+    found = folder.lstat()
+    is_ours = found.st_uid in (os.geteuid(), *owners)
+    if not stat.S_ISDIR(found.st_mode) or not is_ours or found.st_mode & 0o022:
+        raise DataError(f"{folder} belongs to another user, or others may write to it: {cure}")
+
+
+def keep_index(base: str, manifest: Manifest) -> str:
+    """Write a manifest beside the folder of its data set, for all processes of this host to map; returns its path."""
+    path = home_of(base) / f"{manifest.digest}{INDEX}"
+    try:
+        is_whole = Manifest.load(path).digest == manifest.digest
+    except DataError:  # there is none, or the host failed while it was written
+        is_whole = False
+    if not is_whole:
+        manifest.save(path)
+        path.chmod(0o600)
+    return str(path)
+
+
+class OpenPiece(ABC):
+    """A piece that is open for reading, with its checksums. Any thread may read."""
+
+    checksums: Checksums
+
+    @abstractmethod
+    def read_blocks(self, first: int, last: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with blocks, unverified."""
+
+
+class NewPiece(ABC):
+    """A piece that is being written. One thread; ``finish`` or ``cancel`` ends it."""
+
+    @abstractmethod
+    def write(self, first: int, data: memoryview) -> None:
+        """Write blocks, beginning with number ``first``."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Let the piece be found."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Forget what is written."""
+
+
+class PieceFolder(ABC):
+    """Pieces of one data set in a folder; the stager of a host writes them."""
+
+    folder: Path
+
+    @abstractmethod
+    def held(self) -> set[int]:
+        """Pieces that are here."""
+
+    @abstractmethod
+    def open(self, piece: int, bounds: Integers) -> OpenPiece | None:
+        """A piece for reading; ``None`` if it is not here, or its checksums are damaged."""
+
+    @abstractmethod
+    def has(self, piece: int) -> bool:
+        """True if a piece is here, as nobody else has deleted it."""
+
+    @abstractmethod
+    def begin(self, piece: int, checksums: Checksums, number: int) -> NewPiece:
+        """Write a piece, as attempt ``number``. Raises ``OSError`` where there is no room for it."""
+
+    @abstractmethod
+    def drop(self, piece: int) -> None:
+        """Delete a piece; whoever reads it reads on."""
+
+    def link(self, piece: int) -> bool:
+        """Take a piece from another job of this host; false if none has it."""
+        return False
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the lock."""
+
+
+@final
+class CachedPiece(OpenPiece):
+    """A piece in a file of its own."""
+
+    def __init__(self, path: str, fd: int, checksums: Checksums) -> None:
+        self.path, self._fd, self.checksums = path, fd, checksums
+
+    def read_blocks(self, first: int, last: int, buffer: memoryview) -> None:
+        read_fully(self._fd, self.path, int(self.checksums.bounds[first]), buffer)
+
+    def is_dropped(self) -> bool:
+        """True if the piece has no name any more, and takes room only until it is closed."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound: modules go first when Python ends
+        close(self._fd)
+
+
+@final
+class PieceWriter(NewPiece):
+    """A piece that is being written aside, by attempt ``number``."""
+
+    def __init__(self, path: Path, size: int, checksums: Checksums, number: int) -> None:
+        self._path, self._checksums = path, checksums
+        self._suffix = f".{number}.new"
+        self._aside = path.with_name(f"{path.name}{self._suffix}")
+        self._fd = os.open(self._aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            if size:
+                os.posix_fallocate(self._fd, 0, size)  # a full disk is found here, and not half way
+        except OSError:
+            self.cancel()
+            raise
+
+    def write(self, first: int, data: memoryview) -> None:
+        place, done = int(self._checksums.bounds[first]), 0
+        while done < len(data):
+            done += os.pwrite(self._fd, data[done:], place + done)
+
+    def finish(self) -> None:
+        sums = self._path.with_name(f"{self._path.name}.sums")
+        aside = sums.with_name(f"{sums.name}{self._suffix}")
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+        aside.write_bytes(self._checksums.encode())
+        aside.chmod(0o600)
+        aside.replace(sums)
+        self._aside.replace(self._path)
+
+    def cancel(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        self._aside.unlink(missing_ok=True)
+
+
+@final
+class CacheFolder(PieceFolder):
+    """Pieces of one data set in ``folder``. Its writer has the lock; readers need none."""
+
+    def __init__(self, folder: Path, lock: int = -1) -> None:
+        self.folder, self._lock = folder, lock
+
+    @classmethod
+    def take(cls, base: str, digest: str) -> CacheFolder:
+        """The folder of a data set below ``base``, locked; another one beside it where another job has that."""
+        home = home_of(base)
+        number = 0
+        while True:
+            folder = home / (f"{digest}.{number}" if number else digest)
+            try:
+                lock = _locked(folder)
+            except BlockingIOError:
+                number += 1
+                continue
+            if lock >= 0:
+                (folder / MARK).touch(mode=0o600)
+                cache = cls(folder, lock)
+                cache._sweep()
+                return cache
+
+    @classmethod
+    def of(cls, folder: str) -> CacheFolder:
+        """The folder of another process, for reading."""
+        return cls(Path(folder))
+
+    def close(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def path(self, piece: int) -> Path:
+        """File of a piece."""
+        return self.folder / f"{piece:08x}"
+
+    def held(self) -> set[int]:
+        return {int(name, 16) for name in os.listdir(self.folder) if _PIECE.fullmatch(name)}
+
+    def open(self, piece: int, bounds: Integers) -> CachedPiece | None:
+        path = self.path(piece)
+        try:
+            sums = Checksums.decode(bounds, path.with_name(f"{path.name}.sums").read_bytes())
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # there is none, or the disk has lost it
+            return None
+        if sums is None or os.fstat(fd).st_size != int(bounds[-1]):
+            os.close(fd)
+            return None
+        return CachedPiece(str(path), fd, sums)
+
+    def has(self, piece: int) -> bool:
+        return self.path(piece).exists()
+
+    def begin(self, piece: int, checksums: Checksums, number: int) -> PieceWriter:
+        return PieceWriter(self.path(piece), int(checksums.bounds[-1]), checksums, number)
+
+    def link(self, piece: int) -> bool:
+        stem = self.folder.name.partition(".")[0]
+        for other in [self.folder.with_name(stem), *self.folder.parent.glob(f"{stem}.*")]:
+            if other == self.folder or not (other / MARK).exists():
+                continue
+            theirs, mine = other / f"{piece:08x}", self.path(piece)
+            with contextlib.suppress(OSError):
+                for suffix in (".sums", ""):
+                    mine.with_name(f"{mine.name}{suffix}").unlink(missing_ok=True)
+                    os.link(f"{theirs}{suffix}", f"{mine}{suffix}")
+                return True
+        return False
+
+    def drop(self, piece: int) -> None:
+        path = self.path(piece)
+        path.unlink(missing_ok=True)
+        path.with_name(f"{path.name}.sums").unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Delete what a writer that was killed has left half written."""
+        for name in list(self._own()):
+            if name.endswith(".new"):
+                (self.folder / name).unlink(missing_ok=True)
+
+    def _own(self) -> Iterator[str]:
+        return (name for name in os.listdir(self.folder) if _OURS.fullmatch(name))
+
+
+def _locked(folder: Path) -> int:
+    """Descriptor with the lock of a folder, which is made if need be; -1 where somebody cleans at the same time.
+
+    Raises ``BlockingIOError`` if another process has it.
+    """
+    with contextlib.suppress(FileExistsError):  # pathlib's looks once more, and somebody may have cleaned meanwhile
+        os.mkdir(folder, 0o700)
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), folder.stat()):
+            return lock
+    except FileNotFoundError:
+        pass
+    except BlockingIOError:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return -1
+
+
+def clean(base: str) -> int:
+    """Delete this user's caches below ``base`` that no job uses; returns their bytes."""
+    home, freed = home_of(base), 0
+    for folder in sorted(home.iterdir()):
+        if not folder.is_dir() or not (folder / MARK).exists():
+            continue
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # somebody else cleans, too
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            freed += _emptied(folder)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        finally:
+            os.close(lock)
+    kept = {folder.name.partition("-")[0] for folder in home.iterdir() if folder.is_dir()}
+    for index in [*home.glob(f"*{INDEX}"), *home.glob(f".*{INDEX}.*.new")]:
+        if index.name.startswith(".") or index.stem not in kept:
+            index.unlink()
+    return freed
+
+
+def _emptied(folder: Path) -> int:
+    freed = 0
+    for name in os.listdir(folder):
+        if _OURS.fullmatch(name) or name == MARK:
+            freed += (folder / name).stat().st_blocks * 512
+            (folder / name).unlink()
+    with contextlib.suppress(OSError):  # something of somebody else's lies in it
+        folder.rmdir()
+    return freed

@@ -1,0 +1,100 @@
+"""Checksums of a piece: xxh3_64 of each of its blocks, and of these.
+
+    sums = Checksums(pieces.blocks(3), values)
+    sums.verify(0, 4, view)                         # blocks 0 to 3, one after the other in memory
+
+They are made of the bytes as shared storage gave them, and travel with the piece: a bit that flips on the wire, in the
+memory of another host or in its cache is found where the block is read.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from farandole.data.storage.byte_store import ByteStore
+from farandole.data.storage.fields import Integers
+from farandole.data.storage.manifest import Manifest
+from farandole.data.storage.pieces import Pieces
+
+
+@final
+class Checksums:
+    """Values of the blocks of a piece, whose bounds are ``bounds``."""
+
+    def __init__(self, bounds: Integers, values: npt.NDArray[np.uint64]) -> None:
+        self.bounds, self.values = bounds, values
+
+    @classmethod
+    def unknown(cls, bounds: Integers) -> Checksums:
+        """Checksums of a piece that is yet to be read."""
+        return cls(bounds, np.zeros(len(bounds) - 1, np.uint64))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def covering(self, begin: int, end: int) -> tuple[int, int]:
+        """First block, and the one after the last, that hold the bytes from ``begin`` to ``end``."""
+        first = int(np.searchsorted(self.bounds, begin, side="right")) - 1
+        last = int(np.searchsorted(self.bounds, end, side="left"))
+        return min(first, len(self) - 1), max(last, min(first, len(self) - 1) + 1)
+
+    def nbytes(self, first: int, last: int) -> int:
+        """Bytes of the blocks from ``first`` to before ``last``."""
+        return int(self.bounds[last] - self.bounds[first])
+
+    def note(self, first: int, last: int, data: memoryview) -> None:
+        """Take the values of blocks from their bytes."""
+        for block in range(first, last):
+            self.values[block] = self._value(block, first, data)
+
+    def verify(self, first: int, last: int, data: memoryview) -> bool:
+        """True if these are the bytes of the blocks."""
+        return all(int(self.values[block]) == self._value(block, first, data) for block in range(first, last))
+
+    def whole(self) -> int:
+        """One value for the piece: the checksum of all values."""
+        return int(xxhash.xxh3_64_intdigest(self.values.tobytes()))
+
+    def runs(self, nbytes: int) -> list[tuple[int, int]]:
+        """Runs of blocks of about ``nbytes`` each, that make up the piece."""
+        bounds, runs, first = self.bounds, [], 0
+        while first < len(self):
+            last = int(np.searchsorted(bounds, bounds[first] + nbytes, side="right")) - 1
+            last = min(max(last, first + 1), len(self))
+            runs.append((first, last))
+            first = last
+        return runs
+
+    def encode(self) -> bytes:
+        """Bytes for a file or the wire, with a value of their own."""
+        values = self.values.tobytes()
+        return values + xxhash.xxh3_64_digest(values)
+
+    @classmethod
+    def decode(cls, bounds: Integers, text: bytes) -> Checksums | None:
+        """Checksums from their bytes; ``None`` if these are damaged, or of other blocks."""
+        if len(text) != 8 * len(bounds) or xxhash.xxh3_64_digest(text[:-8]) != text[-8:]:
+            return None
+        return cls(bounds, np.frombuffer(text[:-8], np.uint64).copy())
+
+    def _value(self, block: int, first: int, data: memoryview) -> int:
+        begin, end = (int(self.bounds[each] - self.bounds[first]) for each in (block, block + 1))
+        return int(xxhash.xxh3_64_intdigest(data[begin:end]))
+
+
+def checksums_of(manifest: Manifest, pieces: Pieces, store: ByteStore) -> npt.NDArray[np.uint64]:
+    """Value of each piece of a data set, for which all of it is read."""
+    values = np.zeros(len(pieces), np.uint64)
+    for piece in range(len(pieces)):
+        checksums = Checksums.unknown(pieces.blocks(piece))
+        data, at = memoryview(bytearray(int(pieces.sizes[piece]))), 0
+        for file, offset, nbytes in pieces.extents(piece):
+            store.read_into(manifest.paths[file], offset, data[at : at + nbytes])
+            at += nbytes
+        checksums.note(0, len(checksums), data)
+        values[piece] = checksums.whole()
+    return values

@@ -1,0 +1,161 @@
+"""``StagedLayout``: order and shares of data that are staged: rows go to ranks that hold them.
+
+    layout = StagedLayout(store, window=8)
+    layout.agree()                      # on all ranks: who is there, what has each of them, what is each to hold
+
+In epoch 0 pieces are on their way, so its order takes them ``window`` at a time; later epochs are shuffled exactly.
+Data that do not fit into all caches together are taken by windows in every epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from farandole.data.planning.order import ExactOrder, SampleOrder, WindowOrder
+from farandole.data.planning.plan import StagingPlan
+from farandole.data.planning.shares import share_out
+from farandole.data.staging.host_plan import STREAM_WINDOW, pieces_in, planned
+from farandole.data.staging.protocol import Assign, FirstUses, HostEntry
+from farandole.data.staging.staged_files import StagedFiles
+from farandole.elastic.worker.layout import Layout
+from farandole.errors import DataError, UsageError
+from farandole.runtime.collectives.objects import allgather_object
+from farandole.runtime.session.init import current, is_initialized, session_number
+
+ARRIVAL, STREAM = "arrival-1", "stream-1"
+
+
+@final
+class StagedLayout(Layout):
+    """Order and shares of the samples in ``store``; ``limit`` is the room of each host in bytes."""
+
+    def __init__(self, store: StagedFiles, window: int, limit: int) -> None:
+        self._store, self._window, self._limit = store, window, limit
+        self._kind = ""
+        self._plan: StagingPlan | None = None
+        self._hosts: tuple[str, ...] = ()
+        self._agreed: tuple[int, int] | None = None
+        self._bounds: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self._kind or ARRIVAL}:{self._window}"
+
+    def adopt(self, name: str) -> None:
+        kind, _, window = name.partition(":")
+        if kind not in (ARRIVAL, STREAM) or not window.isdigit():
+            raise UsageError(
+                f"the state was saved in the order {name!r}, and these data are staged: to go on in that epoch, use "
+                "them as they were used then"
+            )
+        self._kind, self._window = kind, int(window)
+
+    def order(self, length: int, seed: int, epoch: int) -> SampleOrder:
+        if epoch and self._kind != STREAM:
+            return ExactOrder(length, seed, epoch)
+        if self._bounds is None:
+            self._bounds = self._store.pieces.sample_bounds()
+        bounds, members = self._bounds
+        order = WindowOrder(bounds, self._window, seed, epoch, members)
+        self._store.close()  # that the stager is told when each piece is used
+        if self._is_leader:
+            self._store.link.ask(FirstUses(order.pieces.astype(np.int32).tobytes()))
+        return order
+
+    def rows(self, samples: Sequence[int], counts: Sequence[int]) -> Sequence[Sequence[int]] | None:
+        staging = self._plan
+        if staging is None or len(staging.names) == 1 or len(counts) != len(self._hosts):
+            return None
+        pieces = self._store.pieces.of_samples(np.asarray(samples))
+        holders = staging.copies[pieces]
+        streamed = staging.streamed[pieces]
+        holders[streamed, staging.reads[pieces[streamed]]] = True
+        if holders.all():
+            return None
+        columns = {name: column for column, name in enumerate(staging.names)}
+        shares = share_out(holders, [columns.get(host, -1) for host in self._hosts], counts)
+        return [share.tolist() for share in shares]
+
+    def agree(self) -> None:
+        if not is_initialized() or current().provisional or current().topology.size == 1:
+            self._alone()
+            return
+        here = current()
+        generation = (session_number(), here.generation)
+        if generation == self._agreed:
+            return
+        mine = self._entry() if here.topology.local_rank == 0 else ""
+        told = allgather_object((self._store.manifest.digest, mine), name="farandole.data.stage")
+        if len({digest for digest, _ in told}) > 1:
+            other = next(rank for rank, (digest, _) in enumerate(told) if digest != told[0][0])
+            raise DataError(
+                f"rank {other} on {here.topology.hosts[other]} stages other files than rank 0, or the same in another "
+                f"version: {self._store.manifest.root} must be one folder that all hosts see, and not change"
+            )
+        found = [entry for _, entry in told]
+        if errors := [each for each in found if isinstance(each, str) and each]:
+            raise DataError(errors[0])
+        self._take(here.generation, [each for each in found if isinstance(each, HostEntry)], here.topology.hosts)
+        self._agreed = generation
+
+    @property
+    def plan(self) -> StagingPlan | None:
+        """The plan that the ranks have agreed on; ``None`` before they have."""
+        return self._plan
+
+    @property
+    def _is_leader(self) -> bool:
+        return not is_initialized() or current().topology.local_rank == 0
+
+    def _alone(self) -> None:
+        """Be the only host, unless this worker waits to be admitted to a job: then it reads what it needs by itself."""
+        if is_initialized() and current().provisional:
+            return
+        entry = self._entry()
+        if isinstance(entry, str):
+            raise DataError(entry)
+        if self._plan is None or self._hosts != (entry.name,):
+            self._take(0, [entry], (entry.name,))
+
+    def _entry(self) -> HostEntry | str:
+        """This host, as the others are to see it; or what is wrong with it."""
+        try:
+            found = self._store.link.statistics()
+            self._store.use(found.folder)
+            free = shutil.disk_usage(found.folder).free if os.path.isdir(found.folder) else 0
+            held = int(self._store.pieces.sizes[pieces_in(found.holds, len(self._store.pieces))].sum())
+            room = min(self._limit, free * 9 // 10 + held)
+        except (DataError, OSError) as error:
+            return f"{self._store.link.config.host}: {error}"
+        return HostEntry(self._store.link.config.host, room, found.addresses, found.holds)
+
+    def _take(self, generation: int, entries: list[HostEntry], hosts: tuple[str, ...]) -> None:
+        sizes = self._store.pieces.sizes
+        self._plan, self._hosts = planned(entries, sizes), hosts
+        if not self._kind:
+            self._kind = STREAM if bool(self._plan.streamed.any()) else ARRIVAL
+            if self._kind == STREAM:
+                self._window = min(self._window, STREAM_WINDOW)
+        if least := self._too_small(entries):
+            raise DataError(least)
+        assigned = Assign(session_number() * 2**20 + generation, entries)
+        if self._is_leader:
+            self._store.link.assign(assigned)
+        else:
+            self._store.link.remember(assigned)
+
+    def _too_small(self, entries: list[HostEntry]) -> str:
+        largest = int(self._store.pieces.sizes.max(initial=0))
+        small = [entry for entry in entries if entry.capacity < min(2 * largest, int(self._store.pieces.sizes.sum()))]
+        if not small:
+            return ""
+        return (
+            f"{small[0].name} has room for {small[0].capacity} bytes in its cache, and two pieces of the data have "
+            f"{2 * largest}: give limit={2 * largest} or more, a cache= with more space, or train on the data unstaged"
+        )

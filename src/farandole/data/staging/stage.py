@@ -1,0 +1,143 @@
+"""``stage``: a data set whose bytes are read from shared storage once in the job, and then live on its hosts.
+
+data = hvd.data.stage(hvd.data.tfrecord("/lustre/cosmo/train"), cache="$TMPDIR", limit="200GB")
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import tempfile
+import weakref
+from typing import TypeVar
+
+import xxhash
+
+from farandole.data.formats.source import Source, raise_everywhere
+from farandole.data.staging.cache import keep_index
+from farandole.data.staging.layout import StagedLayout
+from farandole.data.staging.link import StagerLink
+from farandole.data.staging.protocol import StagerConfig
+from farandole.data.staging.staged_files import StagedFiles
+from farandole.data.storage.manifest import Manifest
+from farandole.data.storage.pieces import LEAST_BYTES, MOST_BYTES
+from farandole.errors import DataError, UsageError
+from farandole.runtime.session.init import current, is_initialized
+from farandole.settings import Settings
+
+AnySource = TypeVar("AnySource", bound=Source)
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+UNLIMITED = 2**62
+PIECES_IN_CACHE = 64
+"""Pieces that fit into the smallest cache, or more: what is kept free for the next one is then little of it."""
+
+links: weakref.WeakSet[StagerLink] = weakref.WeakSet()
+"""Links of this process, which say good-bye when it exits."""
+
+
+def stage(
+    source: AnySource,
+    cache: str | os.PathLike[str] = "$TMPDIR",
+    limit: str | int | None = None,
+    *,
+    window: int = 8,
+    patience_s: float = 30.0,
+    give_up_s: float = 600.0,
+    mirror: str = "",
+) -> AnySource:
+    """The samples of ``source``, out of caches on the hosts of the job; every rank calls this.
+
+        data = hvd.data.stage(hvd.data.hdf5("/lustre/set", keys=["x", "y"]), limit="200GB")
+        sampler = hvd.elastic.ElasticSampler(data)
+        loader = hvd.elastic.DataLoader(data, global_batch_size=256, sampler=sampler, threads=8)
+
+    Returns at once: the first batch needs ``window`` pieces of at most 64 MiB, and the rest arrives meanwhile. Each
+    byte is read from shared storage by one host. There are as many copies as fit into ``limit`` bytes of each ``cache``
+    (by default nine tenths of what is free there), one on each host at most; of data that do not even fit once, as much
+    as possible stays, and the rest is read once in each epoch. The cache stays for the next job; ``farandole data
+    clean`` deletes it.
+
+    A read of shared storage that takes ``patience_s`` is given to another host. Whoever needs a sample that no host can
+    read within ``give_up_s`` gets ``DataError``, which names file, offset and host.
+
+    With ``mirror`` a folder of every host gets copies of the files, and there is no cache: for programs that know only
+    paths (``farandole run --stage``).
+
+    Raises ``UsageError`` for a limit that is none, ``DataError`` where the cache cannot be used or is too small.
+    """
+    room, store, failure = parse_bytes(limit), None, ""
+    try:
+        store = _store(source.manifest, cache_folder(os.fspath(cache)), room, mirror, (patience_s, give_up_s))
+    except DataError as error:
+        failure = str(error)
+    raise_everywhere(failure)
+    assert store is not None
+    layout = StagedLayout(store, window, room)
+    try:
+        layout.agree()
+    except BaseException:
+        store.link.close()  # nobody is left who would
+        raise
+    staged = source.on(store)
+    staged.layout = layout
+    return staged
+
+
+def _store(manifest: Manifest, base: str, room: int, mirror: str, waits_s: tuple[float, float]) -> StagedFiles:
+    """Store of this process, whose stager is not started yet."""
+    most = MOST_BYTES if len(manifest.sums) else max(LEAST_BYTES, min(MOST_BYTES, room // PIECES_IN_CACHE))
+    host, keys, settings = "localhost", None, Settings()
+    if is_initialized():
+        host, keys, settings = current().topology.host, current().keys, current().settings
+    index = keep_index(base, manifest)
+    secret = keys.client.public if keys is not None else os.urandom(16)
+    config = StagerConfig(
+        cache=base,
+        digest=manifest.digest,
+        index=index,
+        name=_name(f"{manifest.digest}{mirror}", host, most, secret),
+        keys=keys,
+        host=host,
+        interface=settings.network_interface,
+        ports=settings.ports,
+        mirror=mirror,
+        most_bytes=most,
+        patience_s=waits_s[0],
+        give_up_s=waits_s[1],
+    )
+    link = StagerLink(config)
+    if not links:
+        atexit.unregister(_say_good_bye)
+        atexit.register(_say_good_bye)
+    links.add(link)
+    return StagedFiles(Manifest.load(index), link)
+
+
+def parse_bytes(text: str | int | None) -> int:
+    """Number of bytes: ``"200GB"`` is 200 × 10⁹, ``"2GiB"`` is 2 × 2³⁰. Raises ``UsageError`` for what is none."""
+    if text is None or isinstance(text, int):
+        return UNLIMITED if text is None else text
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper())
+    if found is None or found[2] not in UNITS:
+        raise UsageError(f'limit={text!r} is no size: write a number of bytes, "200GB", or "64GiB"')
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def cache_folder(text: str) -> str:
+    """Folder of a cache as a user gives it: variables are expanded, and ``$TMPDIR`` has a default as everywhere."""
+    if not os.environ.get("TMPDIR"):
+        text = text.replace("$TMPDIR", tempfile.gettempdir()).replace("${TMPDIR}", tempfile.gettempdir())
+    return os.path.abspath(os.path.expanduser(os.path.expandvars(text)))
+
+
+def _name(digest: str, host: str, most: int, secret: bytes) -> str:
+    """Name at which the stager of a host listens: the same for all workers of a job there, and for nobody else's."""
+    told = b"|".join([secret, digest.encode(), host.encode(), b"%d" % most])
+    return f"farandole-stage-{xxhash.xxh3_128_hexdigest(told)}"
+
+
+def _say_good_bye() -> None:
+    for link in list(links):
+        link.close()

@@ -1,0 +1,175 @@
+"""``StagedFiles``: the bytes of a data set out of the cache of this host, or from the host that has them.
+
+    store = StagedFiles(manifest, link)
+    source = source.on(store)
+
+A read opens the file of its piece and compares the checksums of what it reads; where the piece is not there yet it asks
+the stager, and waits. Nothing of that touches shared storage.
+
+Threads. Any thread reads. ``_lock`` guards the table of open pieces; one that is dropped from it is closed when the
+last reader has let go of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Any, final
+
+from farandole.data.staging.cache import CachedPiece, CacheFolder
+from farandole.data.staging.checksums import Checksums
+from farandole.data.staging.link import StagerLink
+from farandole.data.staging.protocol import Blocks, Damaged, InCache, Need, Opened
+from farandole.data.storage.byte_store import ByteStore
+from farandole.data.storage.manifest import Manifest
+from farandole.data.storage.pieces import Pieces
+from farandole.data.storage.waits import during
+from farandole.errors import DataError
+
+MOST_OPEN = 64
+ATTEMPTS = 3
+"""How often a piece is fetched again that is damaged each time."""
+
+READ_BYTES = 16 * 2**20
+"""Bytes that are read at once: more is no quicker, and another host sends them in one answer."""
+
+
+@final
+class StagedFiles(ByteStore):
+    """Files of ``manifest`` as the stager behind ``link`` keeps them in ``folder``."""
+
+    def __init__(self, manifest: Manifest, link: StagerLink, folder: str = "") -> None:
+        self.manifest, self.link, self._folder = manifest, link, folder
+        self.pieces = Pieces.of(manifest, link.config.most_bytes)
+        self._cache = CacheFolder.of(folder)
+        self._open: OrderedDict[int, CachedPiece] = OrderedDict()
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (self.link.config.index, self.link, self._folder)
+
+    def size(self, path: str) -> int:
+        return int(self.manifest.sizes[self._number(path)])
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        file, end = self._number(path), offset + len(buffer)
+        if end > int(self.manifest.sizes[file]):
+            raise DataError(f"{path} has {int(self.manifest.sizes[file])} bytes, and bytes up to {end} were to be read")
+        place = int(self.pieces.begins[file]) + offset
+        for piece in self.pieces.spanned(file, offset, len(buffer)) if len(buffer) else ():
+            first = int(self.pieces.bounds[piece])
+            stop = min(place + len(buffer), int(self.pieces.bounds[piece + 1]))
+            for begin in range(max(place, first), stop, READ_BYTES):
+                part = buffer[begin - place : min(stop, begin + READ_BYTES) - place]
+                self._read(piece, begin - first, part)
+
+    def local_path(self, path: str) -> str | None:
+        """The file of a piece where that is the whole of ``path``, and here."""
+        file = self._number(path)
+        spanned = self.pieces.spanned(file, 0, int(self.manifest.sizes[file]))
+        if len(spanned) != 1 or int(self.pieces.sizes[spanned[0]]) != int(self.manifest.sizes[file]):
+            return None
+        buffer = bytearray(self.size(path))  # its checksums are compared once, here
+        self.read_into(path, 0, memoryview(buffer))
+        found = str(self._cache.path(spanned[0]))
+        return found if os.path.exists(found) else None
+
+    def use(self, folder: str) -> None:
+        """Look for pieces in this folder: a stager that was started again may have another one."""
+        if folder != self._folder:
+            self._folder, self._cache = folder, CacheFolder.of(folder)
+
+    def close(self) -> None:
+        with self._lock:
+            self._open.clear()
+
+    def _number(self, path: str) -> int:
+        if not self._numbers:
+            self._numbers = {each: number for number, each in enumerate(self.manifest.paths)}
+        try:
+            return self._numbers[path]
+        except KeyError:
+            raise DataError(f"{path} is not among the {len(self._numbers)} files that are staged") from None
+
+    def _read(self, piece: int, begin: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from a piece, verified."""
+        damaged = 0
+        while damaged < ATTEMPTS:
+            cached = self._opened(piece)
+            if cached is None:
+                if self._ask(piece, begin, buffer):
+                    return
+                cached = self._opened(piece)  # the stager has it now
+            if cached is not None:
+                with during("disk", f"piece {piece}", len(buffer)):
+                    if _read_verified(cached, begin, buffer):
+                        return
+            elif os.path.exists(self._folder) and not self._cache.path(piece).exists():
+                continue  # another worker needed its room: once more
+            damaged += 1
+            with self._lock:
+                self._open.pop(piece, None)
+            self.link.ask(Damaged(piece))
+        raise DataError(f"{self._cache.path(piece)} was damaged {ATTEMPTS} times: is the disk under it failing?")
+
+    def _opened(self, piece: int) -> CachedPiece | None:
+        with self._lock:
+            if piece in self._open:
+                self._open.move_to_end(piece)
+                return self._open[piece]
+        cached = self._cache.open(piece, self.pieces.blocks(piece))
+        if cached is not None:
+            with self._lock:
+                for other in [other for other, each in self._open.items() if each.is_dropped()]:
+                    del self._open[other]  # its room is needed
+                self._open[piece] = cached
+                if len(self._open) > MOST_OPEN:
+                    self._open.popitem(last=False)
+            self.link.ask(Opened(piece))
+        return cached
+
+    def _ask(self, piece: int, begin: int, buffer: memoryview) -> bool:
+        """Wait until the stager has a piece; true if it has sent the bytes themselves."""
+        bounds = self.pieces.blocks(piece)
+        first, last = Checksums.unknown(bounds).covering(begin, begin + len(buffer))
+        with during("peer", f"piece {piece}", len(buffer)) as waited:
+            answer, data = self.link.ask(Need(piece, first, last))
+            if isinstance(answer, InCache):
+                waited.category = answer.wait
+            elif isinstance(answer, Blocks):
+                waited.category = "shared storage" if answer.source == "shared storage" else "peer"
+        if isinstance(answer, InCache):
+            self.use(answer.folder)
+            return False
+        if not isinstance(answer, Blocks):
+            return False
+        sums = Checksums.decode(bounds, answer.sums)
+        if sums is None or not sums.verify(first, last, memoryview(data)):
+            return False  # once more
+        start = begin - int(bounds[first])
+        buffer[:] = data[start : start + len(buffer)]
+        return True
+
+
+def _read_verified(cached: CachedPiece, begin: int, buffer: memoryview) -> bool:
+    """Fill ``buffer`` from ``begin`` on with the blocks around it verified; false if they are damaged."""
+    sums = cached.checksums
+    first, last = sums.covering(begin, begin + len(buffer))
+    start, nbytes = int(sums.bounds[first]), sums.nbytes(first, last)
+    is_exact = start == begin and nbytes == len(buffer)
+    data = buffer if is_exact else memoryview(bytearray(nbytes))
+    try:
+        cached.read_blocks(first, last, data)
+    except (DataError, OSError):
+        return False
+    if not sums.verify(first, last, data):
+        return False
+    if not is_exact:
+        buffer[:] = data[begin - start : begin - start + len(buffer)]
+    return True
+
+
+def _opened(index: str, link: StagerLink, folder: str) -> StagedFiles:
+    return StagedFiles(Manifest.load(index), link, folder)

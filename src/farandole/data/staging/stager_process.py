@@ -1,0 +1,139 @@
+"""The process of a stager: how it begins, who connects, and when it ends.
+
+Threads: see ``stager``. ``Entrance._lock`` guards the number of connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import final
+
+import msgspec
+
+from farandole.control import process
+from farandole.control.local_peer import is_own
+from farandole.control.sockets import MOST_DESCRIPTORS
+from farandole.data.staging.protocol import StagerConfig
+from farandole.data.staging.stager import TICK_S, Stager
+from farandole.data.storage.manifest import Manifest
+from farandole.errors import DataError
+
+MODULE = "farandole.data.staging.stager_process"
+BACKLOG = 1024
+
+
+def listen(name: str) -> socket.socket | None:
+    """Listen at an abstract name; ``None`` if another stager does."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listening.bind(f"\0{name}")
+    except OSError:
+        listening.close()
+        return None
+    listening.listen(BACKLOG)
+    return listening
+
+
+@final
+class Entrance:
+    """Accepts workers, each in a thread, and knows when the last of them has gone."""
+
+    def __init__(self, stager: Stager, listening: socket.socket, linger_s: float) -> None:
+        self._stager, self._listening, self._linger_s = stager, listening, linger_s
+        self._lock, self._bell = threading.Lock(), os.eventfd(0, os.EFD_CLOEXEC)
+        self._connections, self._alone_since, self._is_over = 0, time.monotonic(), False
+
+    def serve(self) -> None:
+        """Accept until nobody is connected any more."""
+        while not self._is_done():
+            ready, _, _ = select.select([self._listening.fileno(), self._bell], [], [], TICK_S)
+            if self._bell in ready:
+                os.eventfd_read(self._bell)
+            if self._listening.fileno() in ready:
+                with contextlib.suppress(OSError):  # one that has left again, or no descriptor is left
+                    self._accept()
+            self._stager.tick()
+
+    def _accept(self) -> None:
+        connection, _ = self._listening.accept()
+        if not is_own(connection):
+            connection.close()
+            return
+        with self._lock:
+            self._connections += 1
+        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        is_bye = False
+        try:
+            with connection:
+                is_bye = self._stager.serve(connection)
+        finally:
+            with self._lock:
+                self._connections -= 1
+                self._alone_since = time.monotonic()
+                self._is_over = is_bye and not self._connections
+            os.eventfd_write(self._bell, 1)  # wakes the main thread
+
+    def _is_done(self) -> bool:
+        with self._lock:
+            if self._connections:
+                return False
+            return self._is_over or time.monotonic() - self._alone_since > self._linger_s
+
+
+def main() -> None:
+    """Entry of the process. It leaves its parent, whose end says that it listens, or, on standard output, why not."""
+    text = sys.stdin.buffer.read()
+    try:
+        config = msgspec.msgpack.decode(text, type=StagerConfig)
+        manifest = Manifest.load(config.index)
+    except (msgspec.MsgspecError, DataError) as error:
+        sys.exit(f"farandole: the stager got no config ({error}): a training script starts it, not you")
+    listening = listen(config.name)
+    if listening is None:
+        sys.exit(0)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    listening.listen(BACKLOG)  # once more: whoever connects is told who listens
+    process.name_this("farandole stage")
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the workers', which tell us when they end
+    raise_descriptor_limit()
+    try:
+        stager = Stager(config, manifest)
+    except (DataError, OSError) as error:
+        print(error, flush=True)
+        os._exit(1)
+    silence = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(silence, fd)
+    os.close(silence)
+    for _ in range(config.readers):
+        stager.start_reader()
+    with contextlib.suppress(OSError):
+        Entrance(stager, listening, config.linger_s).serve()
+    listening.close()  # whoever comes now finds nobody, and starts another one
+    stager.close()
+    os._exit(0)
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process as many descriptors as it may have, within reason: each thread of a worker takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+if __name__ == "__main__":
+    main()

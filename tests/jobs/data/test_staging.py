@@ -1,0 +1,575 @@
+"""Staging by real stagers: each byte once, what is damaged or killed or full, and that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.data.staging import stage as stage_module
+from farandole.data.staging.checksums import Checksums
+from farandole.data.staging.layout import StagedLayout
+from farandole.data.staging.stage import stage
+from farandole.data.storage.fields import Field
+from farandole.data.storage.listing import list_files
+from farandole.data.storage.manifest import Manifest
+from farandole.elastic.worker.epoch_sampler import EpochSampler
+from farandole.errors import DataError
+from farandole.runtime.collectives.objects import allgather_object
+from farandole.runtime.session.init import init, shutdown
+from farandole.testing.harness import RanksFailedError
+from farandole.testing.jobs import run_job
+from farandole.testing.rank import RankContext
+from tests.support.data.staging_source import (
+    Raw,
+    end,
+    ended,
+    kill_stager,
+    made,
+    same,
+    source_of,
+    stager_of,
+    stagers,
+    statistics,
+    store_of,
+)
+from tests.support.paths import SUPPORT
+from tests.support.waiting import until
+
+MIB = 2**20
+ELASTIC = SUPPORT / "data" / "staging_elastic_worker.py"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> str:
+    return str(tmp_path / "cache")
+
+
+@pytest.fixture(autouse=True)
+def _no_stager_is_left(tmp_path: Path) -> Any:
+    yield
+    left = stagers(tmp_path)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "a stager is left"
+
+
+def piece_file(source: Raw, piece: int) -> Path:
+    return Path(statistics(source).folder) / f"{piece:08x}"
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        value = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([value ^ 8]))
+
+
+def test_alone_each_byte_is_read_once_and_a_warm_start_reads_none(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        assert same(staged, source)
+        found = statistics(staged)
+        assert (found.shared_bytes, found.held_bytes, found.healed) == (source.manifest.nbytes, found.wanted_bytes, 0)
+        names = {path.name for path in Path(found.folder).iterdir()}
+        pieces = len(store_of(staged).pieces)
+        own = {f"{piece:08x}{end}" for piece in range(pieces) for end in ("", ".sums")}
+        assert names == {".farandole-cache", *own}
+    again = stage(source, cache=cache, limit="1GB")
+    with ended(again):
+        shutil.rmtree(tmp_path / "set")
+        for index in range(len(source)):
+            assert bytes(again[index]) == bytes(staged_bytes(index))
+        assert statistics(again).shared_bytes == 0
+
+
+def staged_bytes(index: int, samples: int = 50, nbytes: int = 20_000) -> bytes:
+    """The sample that ``made`` writes there."""
+    content = np.random.default_rng(index // samples).integers(0, 256, samples * nbytes, np.uint8)
+    return content[index % samples * nbytes :][:nbytes].tobytes()
+
+
+def test_a_limit_below_two_pieces_is_refused_with_the_least_that_works(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=3, samples=100, nbytes=41_000)
+    with pytest.raises(DataError, match=r"room for 1000000 bytes .* limit=(\d+) or more") as caught:
+        stage(source, cache=cache, limit="1MB")
+    least = int(str(caught.value).partition("limit=")[2].split()[0])
+    until(lambda: not stagers(tmp_path), "for the refused stager to end")
+    staged = stage(source, cache=cache, limit=least)
+    with ended(staged):
+        assert same(staged, source)
+
+
+def test_a_cache_smaller_than_the_data_stays_below_its_limit(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=8, samples=100, nbytes=41_000)  # 8 pieces of 4.1 MB
+    limit = 21_000_000
+    staged = stage(source, cache=cache, limit=limit)
+    with ended(staged):
+        most = 0
+        sampler = EpochSampler(staged)
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            seen = []
+            for index in sampler.cursor.indices:
+                seen.append(index)
+                if len(seen) % 10 == 0:
+                    assert bytes(staged[index]) == bytes(source[index])
+                    most = max(most, used(Path(statistics(staged).folder)))
+            assert sorted(seen) == list(range(len(source)))
+        assert 8_000_000 < most <= limit
+        assert isinstance(staged.layout, StagedLayout)
+        plan = staged.layout.plan
+        assert plan is not None
+        least = plan.least_bytes(3)
+        assert statistics(staged).shared_bytes <= 1.02 * plan.shared_bytes(3)
+        assert least <= plan.shared_bytes(3)
+
+
+def used(folder: Path) -> int:
+    total = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size if not path.name.endswith(".sums") else 0
+    return total
+
+
+def test_a_flipped_bit_in_the_cache_is_found_and_healed(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        assert same(staged, source)
+        flip(piece_file(staged, 0), 123_456)
+        assert same(staged, source)
+        assert statistics(staged).healed == 1
+        store_of(staged).close()
+        flip(piece_file(staged, 0).with_suffix(".sums"), 20)
+        assert same(staged, source)
+        store_of(staged).close()
+        os.truncate(piece_file(staged, 1), 1000)
+        assert same(staged, source)
+        store_of(staged).close()
+        for path in Path(statistics(staged).folder).iterdir():
+            path.unlink()  # by a program that cleans /tmp
+        assert same(staged, source)
+        assert statistics(staged).held_bytes == source.manifest.nbytes
+
+
+def test_what_a_failure_of_the_host_leaves_is_not_believed(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    staged = stage(source, cache=cache, limit="1GB")
+    assert same(staged, source)
+    first, second, folder = piece_file(staged, 0), piece_file(staged, 1), Path(statistics(staged).folder)
+    end(staged)
+    size = first.stat().st_size
+    os.truncate(first, 0)
+    os.truncate(first, size)  # its name was written, its bytes were not
+    second.with_suffix(".sums").unlink()
+    (folder / "00000003.7.new").write_bytes(b"half")
+    (folder / "ffffffff").write_bytes(b"a piece of something else")
+    next(folder.parent.glob("*.index")).write_bytes(b"")
+    again = stage(source, cache=cache, limit="1GB")
+    with ended(again):
+        assert same(again, source)
+        assert not list(folder.glob("*.new"))
+
+
+def test_a_flipped_bit_at_the_source_is_named_where_the_index_has_sums(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    pieces = store_pieces(source)
+    sums = []
+    for piece in range(len(pieces)):
+        found = Checksums.unknown(pieces.blocks(piece))
+        data = b"".join(
+            Path(source.manifest.paths[file]).read_bytes()[offset : offset + nbytes]
+            for file, offset, nbytes in pieces.extents(piece)
+        )
+        found.note(0, len(found), memoryview(data))
+        sums.append(found.whole())
+    indexed = Raw(source.manifest.with_sums(np.array(sums, np.uint64)))
+    path = Path(source.manifest.paths[5])
+    status = path.stat()
+    flip(path, 500_000)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    staged = stage(indexed, cache=cache, limit="1GB")
+    with ended(staged):
+        assert bytes(staged[0]) == bytes(source[0])
+        with pytest.raises(
+            DataError, match=rf"{path.parent}.* from byte 0 on\) cannot be had .* checksum in the index"
+        ):
+            staged[299]
+
+
+def store_pieces(source: Raw) -> Any:
+    from farandole.data.storage.pieces import Pieces
+
+    return Pieces.of(source.manifest)
+
+
+@pytest.mark.parametrize("change", ["grown", "shorter", "other", "gone"])
+def test_a_file_that_changes_meanwhile_is_named(tmp_path: Path, cache: str, change: str) -> None:
+    source = made(tmp_path / "set", files=1)
+    path = tmp_path / "set" / "000.bin"
+    if change == "grown":
+        with path.open("ab") as file:
+            file.write(b"more")
+    elif change == "shorter":
+        os.truncate(path, 1000)
+    elif change == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(path.stat().st_size))
+        os.utime(path, ns=(1, 1))
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        words = (
+            "is truncated, or has changed"
+            if change == "shorter"
+            else "No such file"
+            if change == "gone"
+            else "changed since"
+        )
+        with pytest.raises(DataError, match=words):
+            staged[0]
+
+
+def test_a_killed_stager_is_started_again_and_nothing_is_lost(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=8)
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        for index in range(0, len(source), 40):
+            if index % 200 == 0:
+                kill_stager(staged)
+                store_of(staged).close()
+            assert bytes(staged[index]) == bytes(source[index])
+        assert same(staged, source)
+        kill_stager(staged)
+        assert statistics(staged).held_bytes == source.manifest.nbytes
+        assert statistics(staged).shared_bytes == 0
+
+
+def test_two_jobs_use_one_cache_at_the_same_time(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    one = stage(source, cache=cache, limit="1GB")
+    with ended(one):
+        assert same(one, source)
+        other = stage(source, cache=cache, limit="1GB")
+        with ended(other):
+            assert statistics(other).folder != statistics(one).folder
+            assert same(other, source)
+            assert statistics(other).shared_bytes == 0, "it could have linked all pieces"
+            flip(piece_file(other, 0), 777)
+            assert same(other, source)
+            assert same(one, source)
+            assert statistics(other).healed == 1
+
+
+def test_jobs_with_other_pieces_do_not_mix_them_up(tmp_path: Path, cache: str) -> None:
+    # Pieces of 4 MiB at most and of 64 differ in number, and some of them not in size.
+    source = made(tmp_path / "set", files=3, samples=1, nbytes=4_194_304)
+    (tmp_path / "set" / "000.bin").write_bytes(os.urandom(8 * MIB))
+    entries = list_files(tmp_path / "set")
+    field = Field.regular([0, 0, 1, 2], [1] * 4, [0, 4 * MIB, 0, 0], [4 * MIB] * 4, [4 * MIB] * 4)
+    source = Raw(Manifest.of("raw", str(tmp_path / "set"), entries, [field]))
+    large = stage(source, cache=cache, limit="100GB")
+    with ended(large):
+        assert same(large, source)
+        small = stage(source, cache=cache, limit="200MB")
+        with ended(small):
+            assert len(store_of(small).pieces) != len(store_of(large).pieces)
+            assert same(small, source)
+
+
+def test_a_full_disk_is_no_matter_of_the_user(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=4, samples=100, nbytes=41_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # as the stager inherits it
+        staged = stage(source, cache=cache, limit="1GB")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with ended(staged):
+        assert same(staged, source)
+        assert statistics(staged).held_bytes == 0
+
+
+def test_one_sample_that_is_larger_than_a_piece(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=1, samples=1, nbytes=20 * MIB)
+    staged = stage(source, cache=cache, limit="200MB")
+    with ended(staged):
+        assert store_of(staged).pieces.sizes.tolist() == [20 * MIB]
+        assert same(staged, source)
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 0], [0, 1, 0]])
+def test_data_without_bytes(tmp_path: Path, cache: str, sizes: list[int]) -> None:
+    (tmp_path / "set").mkdir()
+    for number, size in enumerate(sizes):
+        (tmp_path / "set" / f"{number}").write_bytes(b"x" * size)
+    entries = list_files(tmp_path / "set") if sizes else []
+    source = Raw(
+        Manifest.of("raw", str(tmp_path / "set"), entries, [Field.whole_files([each.size for each in entries])])
+    )
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        assert [len(staged[index]) for index in range(len(staged))] == sizes
+        assert sorted(EpochSampler(staged).cursor.indices) == list(range(len(sizes)))
+
+
+def test_names_that_are_no_unicode(tmp_path: Path, cache: str) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name in (b"a\xff.bin", b"b\n.bin"):
+        with open(os.path.join(os.fsencode(folder), name), "wb") as file:
+            file.write(name * 100)
+    entries = list_files(folder)
+    source = Raw(Manifest.of("raw", str(folder), entries, [Field.whole_files([each.size for each in entries])]))
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        assert bytes(staged[0]) == b"a\xff.bin" * 100
+        assert bytes(staged[1]) == b"b\n.bin" * 100
+    os.unlink(os.path.join(os.fsencode(folder), b"a\xff.bin"))
+    shutil.rmtree(cache)
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged), pytest.raises(DataError, match=r"a\\udcff.bin"):
+        staged[0]
+
+
+def test_samples_in_any_order(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=4)
+    chance = np.random.default_rng(3)
+    offsets, sizes = chance.integers(0, 900_000, 80), chance.integers(0, 90_000, 80)
+    field = Field.listed([3, 0, 2, 1], [20] * 4, offsets, sizes)
+    listed = Raw(Manifest.of("raw", source.manifest.root, list_files(tmp_path / "set"), [field]))
+    staged = stage(listed, cache=cache, limit="1GB")
+    with ended(staged):
+        assert same(staged, listed)
+        assert sorted(EpochSampler(staged).cursor.indices) == list(range(80))
+
+
+def test_threads_and_forks_read_at_the_same_time(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        wrong: list[BaseException] = []
+
+        def read(seed: int) -> None:
+            try:
+                assert same(staged, source, np.random.default_rng(seed).integers(0, len(source), 20).tolist())
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        pid = os.fork()
+        if not pid:
+            is_right = False
+            try:
+                is_right = same(staged, source, range(0, 300, 7))
+                store_of(staged).link.close()
+            finally:
+                os._exit(0 if is_right else 1)
+        for thread in threads:
+            thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert not wrong
+        assert stager_of(staged), "the good-bye of a fork is not its parent's"
+
+
+def test_what_is_no_request_ends_nobody(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        pid, name = stager_of(staged), f"\0{store_of(staged).link.config.name}"
+        for text in (b"", b"x", struct.pack("<II", 2**31, 2**31), struct.pack("<II", 5, 0) + b"12345", os.urandom(500)):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(name)
+                stranger.sendall(text)
+                stranger.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):
+                    assert stranger.recv(100) == b""
+        from farandole.data.staging.protocol import Assign, Damaged, FirstUses, HostEntry, Need, Opened
+
+        link = store_of(staged).link
+        for wrong in (
+            Need(10**9, 0, 1),
+            Need(-1, 0, 1),
+            Need(0, 5, 2),
+            Need(0, 0, 10**9),
+            Damaged(10**9),
+            Opened(10**9),
+            FirstUses(b"123"),
+            FirstUses(struct.pack("<i", 10**6)),
+            Assign(9, [HostEntry("other", 5, [])]),
+        ):
+            with contextlib.suppress(DataError):
+                link.ask(wrong)
+        assert same(staged, source)
+        assert stager_of(staged) == pid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_gets_nothing(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        name = f"\0{store_of(staged).link.config.name}"
+        pid = os.fork()
+        if not pid:
+            is_refused = False
+            try:
+                os.setuid(65534)
+                with socket.socket(socket.AF_UNIX) as stranger:
+                    stranger.connect(name)
+                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                        stranger.sendall(struct.pack("<II", 1, 0) + b"x")
+                        is_refused = stranger.recv(100) == b""
+                        os._exit(0 if is_refused else 1)
+                    is_refused = True
+            finally:
+                os._exit(0 if is_refused else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert same(staged, source, [0, 299])
+        assert Path(cache, "farandole-cache-0").stat().st_mode & 0o077 == 0
+
+
+def test_a_cache_that_cannot_be_is_said_in_the_users_words(tmp_path: Path) -> None:
+    source = made(tmp_path / "set", files=1)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataError, match="give a folder of this host"):
+        stage(source, cache=str(tmp_path / "file"), limit="1GB")
+    home = tmp_path / "open" / f"farandole-cache-{os.geteuid()}"
+    home.mkdir(parents=True)
+    home.chmod(0o777)
+    with pytest.raises(DataError, match="others may write to it: give another cache="):
+        stage(source, cache=str(tmp_path / "open"), limit="1GB")
+    home.rmdir()
+    home.symlink_to(tmp_path / "set")
+    with pytest.raises(DataError, match="belongs to another user"):
+        stage(source, cache=str(tmp_path / "open"), limit="1GB")
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def epochs_on(member: RankContext, folder: str, cache: str, kill: bool) -> Any:
+    """Two epochs on staged data; returns the samples of each step, and what the stager has read."""
+    init()
+    try:
+        source = source_of(Path(folder), 50, 20_000)
+        staged = stage(source, cache=cache, limit="1GB")
+        sampler = EpochSampler(staged)
+        taken: list[list[int]] = []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for batch in list(sampler.cursor.batches(global_batch_size=32)):
+                sampler.cursor.hand_out(batch)
+                mine = sampler.cursor.own_indices()
+                assert same(staged, source, mine)
+                every = allgather_object(mine, name="mine")
+                taken.append(sorted(index for each in every for index in each))
+                sampler.cursor.advance(batch.samples)
+                if kill and member.rank == 1 and len(taken) in (2, 12):
+                    kill_stager(staged)
+        allgather_object(0, name="all have read")
+        return taken, statistics(staged).shared_bytes
+    finally:
+        shutdown()
+        stage_module._say_good_bye()
+
+
+def test_ranks_of_a_host_share_one_stager(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    found = run_job(epochs_on, 3, str(tmp_path / "set"), cache, False)
+    assert {nbytes for _, nbytes in found} == {source.manifest.nbytes}
+    steps = found[0][0]
+    assert all(taken == steps for taken, _ in found)
+    for epoch in (steps[:10], steps[10:]):
+        assert sorted(index for step in epoch for index in step) == list(range(300))
+    until(lambda: not stagers(tmp_path), "for stagers to end with their workers")
+    warm = run_job(epochs_on, 2, str(tmp_path / "set"), cache, True)
+    assert warm[0] == (steps, 0)
+    until(lambda: not stagers(tmp_path), "for stagers to end with their workers")
+
+
+def resumed(member: RankContext, folder: str, cache: str, state: dict[str, Any], steps: int) -> Any:
+    init()
+    try:
+        staged = stage(source_of(Path(folder), 50, 20_000), cache=cache, limit="1GB")
+        sampler = EpochSampler(staged)
+        if state:
+            sampler.load_state_dict(state)
+        taken: list[int] = []
+        while steps:
+            for batch in list(sampler.cursor.batches(global_batch_size=32))[:steps]:
+                steps -= 1
+                sampler.cursor.hand_out(batch)
+                every = allgather_object(sampler.cursor.own_indices(), name="mine")
+                taken += sorted(index for each in every for index in each)
+                sampler.cursor.advance(batch.samples)
+            if steps:
+                sampler.set_epoch(sampler.epoch + 1)
+        return taken, sampler.state_dict()
+    finally:
+        shutdown()
+        stage_module._say_good_bye()
+
+
+def test_a_state_goes_on_at_another_number_of_ranks(tmp_path: Path, cache: str) -> None:
+    made(tmp_path / "set")
+    folder = str(tmp_path / "set")
+    [[dull, _]] = run_job(resumed, 1, folder, cache, {}, 20)
+    state: dict[str, Any] = {}
+    committed: list[int] = []
+    for size, steps in ((2, 3), (3, 9), (1, 4), (2, 4)):  # in the middle of epoch 0 and of epoch 1
+        found = run_job(resumed, size, folder, cache, state, steps)
+        committed += found[0][0]
+        state = found[0][1]
+    assert committed == dull
+    until(lambda: not stagers(tmp_path), "for stagers to end with their workers")
+
+
+def test_ranks_that_stage_other_files_are_told(tmp_path: Path, cache: str) -> None:
+    made(tmp_path / "set0")
+    made(tmp_path / "set1", files=5)
+
+    def program(member: RankContext) -> None:
+        init()
+        try:
+            stage(source_of(tmp_path / f"set{member.rank}", 50, 20_000), cache=cache, limit="1GB")
+        finally:
+            shutdown()
+            stage_module._say_good_bye()
+
+    with pytest.raises(RanksFailedError, match="stages other files than rank 0"):
+        run_job(program, 2)
+    until(lambda: not stagers(tmp_path), "for stagers to end with their workers")
+
+
+def test_each_sample_is_committed_once_though_a_worker_is_killed(launch: Any, tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    out = tmp_path / "out"
+    out.mkdir()
+    options = ["--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0", "1", "--start-timeout", "120"]
+    run = launch(2, ELASTIC, options=options, arguments=[str(tmp_path / "set"), cache, str(out)]).ok()
+    assert (out / "killed").exists()
+    steps = [line.split() for path in out.glob("worker-*") for line in path.read_text().splitlines()]
+    for epoch in ("0", "1"):
+        every = sorted(int(index) for each, *indices in steps for index in indices if each == epoch)
+        assert every == list(range(len(source)))
+    assert {int(line.rpartition(" ")[2]) for line in run.lines() if line.startswith("rank ")} == {
+        source.manifest.nbytes
+    }
+    until(lambda: not stagers(tmp_path), "for stagers to end with the job")
