@@ -27,6 +27,7 @@ COMMANDS = {
     "stop": "farandole.launch.leases.people",
     "runs": "farandole.monitor.runs",
     "plan": "farandole.launch.leases.plan_command",
+    "data": "farandole.data.tools.command",
     "search": "farandole.search.command",
     "check": "farandole.launch.tools.check",
     "bench": "farandole.launch.tools.bench",
@@ -42,6 +43,7 @@ Data-parallel deep learning, in the words of Horovod.
   farandole submit -np 8 python train.py  the same, as a job of Slurm
   farandole ps                            how runs with leases stand
   farandole plan --trace sacct.txt        what a training on leases would do
+  farandole data plan /lustre/set ...     who would read which data, and when
   farandole search train.py space.toml    search for hyper-parameters
   farandole runs list                     runs that were recorded
   farandole check                         what is usable here, and why not

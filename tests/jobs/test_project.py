@@ -84,7 +84,7 @@ def test_a_demo_installs_what_it_imports_and_nothing_else(framework: str, tmp_pa
 def test_everything_else_installs_all_there_is(tmp_path: Path) -> None:
     for goal in ("test", "lint", "setup", "native", "demo test"):
         extras, packages, _ = set_up(goal, tmp_path)
-        assert {*extras} == {"torch", "jax", "keras", "dev"}
+        assert {*extras} == {"torch", "jax", "keras", "data", "dev"}
         assert "tensorflow-cpu" in packages
 
 

@@ -31,6 +31,7 @@ except ModuleNotFoundError as error:
         "farandole.jax needs JAX, which is not installed here: pip install 'farandole[jax]'", name="jax"
     ) from error
 
+from farandole import data as data
 from farandole.gradients.join import join as join
 from farandole.jax import cluster_env as _cluster_env  # noqa: F401 (JAX finds it)
 from farandole.jax.compression import JaxCompression as _JaxCompression
@@ -76,5 +77,5 @@ Compression = _JaxCompression
 DistributedGradients = _JaxDistributedGradients
 
 if not _TYPE_CHECKING:  # type checkers and editors take what is defined and imported above
-    _own = ("DistributedGradients", "DistributedOptimizer", "broadcast_optimizer_state", "value_and_grad")
+    _own = ("data", "DistributedGradients", "DistributedOptimizer", "broadcast_optimizer_state", "value_and_grad")
     __all__ = sorted([*_PUBLIC, *_own])  # noqa: PLE0605

@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
         "farandole.keras needs Keras 3, which is not installed here: pip install 'farandole[keras]'", name="keras"
     ) from error
 
+from farandole import data as data
 from farandole.keras import callbacks as callbacks
 from farandole.keras import collectives as _keras_collectives
 from farandole.keras import elastic as elastic
@@ -50,6 +51,6 @@ else:
     globals().update({name: getattr(_keras_collectives, name) for name in _keras_collectives.__all__})
     _own = (
         "DistributedOptimizer", "PartialDistributedOptimizer", "broadcast_global_variables", "broadcast_variables",
-        "callbacks", "elastic", "load_model", "verbose",
+        "callbacks", "data", "elastic", "load_model", "verbose",
     )  # fmt: skip
     __all__ = sorted([*_PUBLIC, *_own])  # noqa: PLE0605

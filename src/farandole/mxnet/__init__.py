@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
         "farandole.mxnet needs MXNet, which is not installed here: pip install 'farandole[mxnet]'", name="mxnet"
     ) from error
 
+from farandole import data as data
 from farandole.adapters.mxnet import verbs as _verbs
 from farandole.gradients.join import join as join
 from farandole.mxnet.compression import Compression as Compression
@@ -63,4 +64,4 @@ broadcast_parameters = ops.broadcast_parameters
 DistributedGradients = _NDArrayDistributedGradients
 
 if not _TYPE_CHECKING:  # type checkers and editors take what is defined and imported above
-    __all__ = sorted([*_PUBLIC, "DistributedGradients", "DistributedOptimizer", "DistributedTrainer"])  # noqa: PLE0605
+    __all__ = sorted([*_PUBLIC, "data", "DistributedGradients", "DistributedOptimizer", "DistributedTrainer"])  # noqa: PLE0605

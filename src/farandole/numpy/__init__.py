@@ -26,6 +26,7 @@ except ModuleNotFoundError as error:
         "farandole.numpy needs NumPy, which is not installed here: pip install 'farandole[numpy]'", name="numpy"
     ) from error
 
+from farandole import data as data
 from farandole.adapters.numpy import NumpyValue as _NumpyValue
 from farandole.adapters.numpy import verbs as _verbs
 from farandole.gradients.join import join as join
@@ -74,4 +75,4 @@ Compression = _NumpyCompression
 NoiseScale = _NumpyNoiseScale
 
 if not _TYPE_CHECKING:  # type checkers and editors take what is defined and imported above
-    __all__ = sorted([*_PUBLIC, "DistributedGradients", "NoiseScale"])  # noqa: PLE0605
+    __all__ = sorted([*_PUBLIC, "data", "DistributedGradients", "NoiseScale"])  # noqa: PLE0605

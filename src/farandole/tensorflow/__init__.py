@@ -79,6 +79,7 @@ alltoall_async = ops.alltoall_async
 broadcast_parameters = ops.broadcast_parameters
 
 if _TYPE_CHECKING:
+    from farandole import data as data
     from farandole.tensorflow import elastic as elastic
     from farandole.tensorflow.checkpoints import Checkpoints as Checkpoints
     from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
@@ -86,6 +87,7 @@ if _TYPE_CHECKING:
 _LATER = {
     "Checkpoints": "farandole.tensorflow.checkpoints",
     "SyncBatchNormalization": "farandole.tensorflow.sync_batch_norm",
+    "data": "farandole.data",
     "elastic": "farandole.tensorflow.elastic",
 }
 """Names that not every script uses, imported at their first use: one of them needs Keras."""

@@ -33,6 +33,7 @@ from farandole.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from farandole.torch.virtual_workers import VirtualWorkers as VirtualWorkers
 
 if _TYPE_CHECKING:
+    from farandole import data as data
     from farandole.torch import elastic as elastic
     from farandole.torch.checkpoints import Checkpoints as Checkpoints
     from farandole.torch.noise import NoiseScale as NoiseScale
@@ -42,6 +43,7 @@ _LATER = {
     "Checkpoints": "farandole.torch.checkpoints",
     "NoiseScale": "farandole.torch.noise",
     "SamplesLR": "farandole.torch.schedule",
+    "data": "farandole.data",
     "elastic": "farandole.torch.elastic",
 }
 """Names that not every script uses, imported at their first use."""

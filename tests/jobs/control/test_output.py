@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.output import PARTIAL_AFTER_S, TAIL_LINES, Pump, Sink, Source
+from farandole.control.output import PARTIAL_AFTER_S, TAIL_LINES, OutputSource, Pump, Sink
 from tests.support.patience import PATIENCE_S
 
 DEADLINE_S = PATIENCE_S
@@ -33,7 +33,7 @@ def shown(text: bytes) -> list[str]:
     return [line for line in lines if line]
 
 
-def terminal(count: int) -> tuple[list[Source], list[bytes]]:
+def terminal(count: int) -> tuple[list[OutputSource], list[bytes]]:
     """Sources of one terminal, and what it gets."""
     written: list[bytes] = []
 
@@ -42,7 +42,7 @@ def terminal(count: int) -> tuple[list[Source], list[bytes]]:
         return True
 
     sink = Sink(write, live=True)
-    return [Source(0, sink, f"[{i}]".encode) for i in range(count)], written
+    return [OutputSource(0, sink, f"[{i}]".encode) for i in range(count)], written
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60))
@@ -109,7 +109,7 @@ class Recorder:
 @given(st.lists(st.binary(min_size=1).map(lambda b: b.replace(b"\r", b"")).filter(bool)))
 def test_any_chunks_make_the_same_lines(chunks: list[bytes]) -> None:
     sink = Recorder()
-    source = Source(0, sink, lambda: b"")  # type: ignore[arg-type]
+    source = OutputSource(0, sink, lambda: b"")  # type: ignore[arg-type]
     for chunk in chunks:
         source.feed(chunk, 0.0)
     source.end()
@@ -119,7 +119,7 @@ def test_any_chunks_make_the_same_lines(chunks: list[bytes]) -> None:
 
 
 @contextmanager
-def pumping(sink: Sink, *tags: bytes) -> Iterator[tuple[Pump, list[Source], list[int]]]:
+def pumping(sink: Sink, *tags: bytes) -> Iterator[tuple[Pump, list[OutputSource], list[int]]]:
     """A running pump, its sources, and the ends to write to; all is written when the block is left."""
     pump = Pump()
     pipes = [os.pipe() for _ in tags]

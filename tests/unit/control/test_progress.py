@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.output import PARTIAL_AFTER_S, STATE_EVERY_S, Source
+from farandole.control.output import PARTIAL_AFTER_S, STATE_EVERY_S, OutputSource
 
 
 class File:
@@ -33,18 +33,18 @@ def file() -> File:
 
 
 @pytest.fixture
-def source(file: File) -> Source:
-    return Source(0, file, lambda: b"a:")  # type: ignore[arg-type]
+def source(file: File) -> OutputSource:
+    return OutputSource(0, file, lambda: b"a:")  # type: ignore[arg-type]
 
 
-def play(source: Source, until_s: float) -> None:
+def play(source: OutputSource, until_s: float) -> None:
     """Show what is due, as the pump does."""
     while source.due_s is not None and source.due_s <= until_s:
         source.show(source.due_s)
 
 
 @pytest.mark.parametrize(("before", "after"), [("\r", ""), ("", "\r")], ids=["tqdm", "carriage return last"])
-def test_a_bar_is_seen_every_few_seconds(file: File, source: Source, before: str, after: str) -> None:
+def test_a_bar_is_seen_every_few_seconds(file: File, source: OutputSource, before: str, after: str) -> None:
     for step in range(1001):  # ten a second, two thirds of a chunk each
         now = step / 10
         play(source, now)
@@ -58,7 +58,7 @@ def test_a_bar_is_seen_every_few_seconds(file: File, source: Source, before: str
     assert max(later - earlier for earlier, later in itertools.pairwise(steps)) <= 10 * STATE_EVERY_S + 2
 
 
-def test_a_bar_that_stands_still_has_been_written_whole_and_once(file: File, source: Source) -> None:
+def test_a_bar_that_stands_still_has_been_written_whole_and_once(file: File, source: OutputSource) -> None:
     source.feed(b"\r 10%", 0.0)
     play(source, 1000.0)
     assert file.text == b"a: 10%\n"
@@ -71,7 +71,7 @@ def test_a_bar_that_stands_still_has_been_written_whole_and_once(file: File, sou
     assert file.text == b"a: 10%\na: 20%\n"
 
 
-def test_no_state_is_torn(file: File, source: Source) -> None:
+def test_no_state_is_torn(file: File, source: OutputSource) -> None:
     whole = [f"{step:03d}|{step:03d}" for step in range(300)]
     stream = "".join(f"\r{state}" for state in whole).encode()
     for number in range(0, len(stream), 5):  # some end in the middle of a state
@@ -84,7 +84,7 @@ def test_no_state_is_torn(file: File, source: Source) -> None:
     assert lines[-1] == whole[-1]
 
 
-def test_bars_of_any_length_need_no_memory(source: Source) -> None:
+def test_bars_of_any_length_need_no_memory(source: OutputSource) -> None:
     chunk = b"".join(b"\r%6d" % step for step in range(30_000))
     for number in range(140):  # 29 MB
         source.feed(chunk, float(number))
@@ -92,14 +92,14 @@ def test_bars_of_any_length_need_no_memory(source: Source) -> None:
         assert sum(map(len, source._parts)) < 20
 
 
-def test_a_traceback_behind_a_bar_is_in_the_tail(source: Source) -> None:
+def test_a_traceback_behind_a_bar_is_in_the_tail(source: OutputSource) -> None:
     source.feed(b"\r 10%\r 20%", 0.0)
     play(source, 10.0)
     source.feed(b"\r 30%Traceback (most recent call last):\nKeyError: 1\n", 20.0)
     assert source.tail.splitlines() == [" 20%", " 30%Traceback (most recent call last):", "KeyError: 1"]
 
 
-def test_lines_that_end_as_on_windows_stay_as_they_are(file: File, source: Source) -> None:
+def test_lines_that_end_as_on_windows_stay_as_they_are(file: File, source: OutputSource) -> None:
     for chunk in (b"one\r\ntwo\r", b"\nthree\r\n"):
         source.feed(chunk, 0.0)
     assert file.text == b"a:one\r\na:two\r\na:three\r\n"
@@ -108,7 +108,7 @@ def test_lines_that_end_as_on_windows_stay_as_they_are(file: File, source: Sourc
 @given(st.lists(st.binary(min_size=1, max_size=9).map(lambda b: b.replace(b"\0", b"\r").replace(b"\1", b"\n"))))
 def test_every_line_ends_with_what_was_to_be_seen(chunks: list[bytes]) -> None:
     file = File()
-    source = Source(0, file, lambda: b"")  # type: ignore[arg-type]
+    source = OutputSource(0, file, lambda: b"")  # type: ignore[arg-type]
     for number, chunk in enumerate(chunks):
         play(source, number)
         source.feed(chunk, number)

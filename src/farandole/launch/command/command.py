@@ -36,6 +36,7 @@ examples:
   farandole run -np 2 --horovod python script_written_for_horovod.py
   farandole run --min-np 2 --max-np 8 --hostfile hosts.txt python train.py
   farandole run -np 4 --live python train.py
+  farandole run -np 4 --stage /lustre/set=/local/set python train.py /local/set
 
 Each line that a worker prints appears with its rank, [2]<stdout>: or
 [2]<stderr>:. The first worker that fails ends the job, and its exit code is
@@ -56,6 +57,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_job_options(parser)
     parser.add_argument(
         "--run-folder", default="", metavar="DIR", help="let others lend nodes to this elastic job: farandole join DIR"
+    )
+    parser.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        metavar="SRC=DST",
+        help="copy a folder to every host before, each byte read from SRC once (can be repeated)",
     )
     add_watch_options(parser)
     add_knobs(parser)
@@ -114,7 +122,15 @@ def main(args: argparse.Namespace) -> int:
     settings = Settings.resolve(
         knob_arguments(args), read_file(args.config_file) if args.config_file else None, os.environ
     )
-    return run_job(job(args, command, settings))
+    asked = job(args, command, settings)
+    if args.stage:
+        from farandole.launch.command.staging import require_pairs, stage_first  # others need no data extra
+
+        require_pairs(args.stage)
+        status, asked = stage_first(asked, args.stage)
+        if status:
+            return status
+    return run_job(asked)
 
 
 def job(args: argparse.Namespace, command: list[str], settings: Settings) -> plan.Job | ElasticJob:

@@ -110,7 +110,8 @@ class Fixed(Discovery):
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         super().__init__("-H")
-        self._hosts: tuple[Host, ...] | None = tuple(hosts)
+        self.hosts = tuple(hosts)
+        self._hosts: tuple[Host, ...] | None = self.hosts
 
     @property
     def deadline_s(self) -> float | None:

@@ -1,0 +1,1 @@
+"""Commands of ``farandole data``, and what ``farandole run --stage`` runs before the script."""

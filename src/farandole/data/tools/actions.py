@@ -1,0 +1,122 @@
+"""The work of the commands ``farandole data ...``, which need NumPy and more; ``command`` has their options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from farandole.data.formats.source import Source
+from farandole.data.planning.picture import picture
+from farandole.data.planning.plan import HostSpec, plan
+from farandole.data.planning.simulate import StagingRates, foretell, readable, table
+from farandole.data.staging.cache import clean
+from farandole.data.staging.checksums import checksums_of
+from farandole.data.staging.host_plan import STREAM_PIECES
+from farandole.data.staging.stage import PIECES_IN_CACHE, cache_folder, parse_bytes
+from farandole.data.storage.listing import INDEX_NAME
+from farandole.data.storage.manifest import MAGIC, Manifest
+from farandole.data.storage.pieces import LEAST_BYTES, MOST_BYTES, Pieces
+from farandole.data.tools.copy import listed
+from farandole.data.tools.doctor import diagnose
+from farandole.data.tools.formats import format_of, reader
+from farandole.data.tools.pack import pack
+from farandole.errors import UsageError
+
+KEYED = {"hdf5": "keys", "netcdf": "variables", "zarr": "arrays", "arrays": "keys", "geotiff": "bands"}
+"""Formats that are told what to read, and the name of that argument."""
+
+
+def index(args: argparse.Namespace) -> int:
+    """List files and samples once for good."""
+    source = _source(args)
+    manifest, pieces = source.manifest, Pieces.of(source.manifest)
+    if args.checksums:
+        manifest = manifest.with_sums(checksums_of(manifest, pieces, source.store))
+    target = Path(args.output or Path(manifest.root) / INDEX_NAME)
+    manifest.save(target)
+    print(f"format   {manifest.format}")
+    print(f"files    {len(manifest.paths)}, {readable(manifest.nbytes)} in {len(pieces)} pieces")
+    print(f"samples  {manifest.samples}")
+    print(f"index    {target}, {target.stat().st_size} bytes{', with checksums' if args.checksums else ''}")
+    return 0
+
+
+def show_plan(args: argparse.Namespace) -> int:
+    """Foretell who reads what, bytes and times."""
+    limit = parse_bytes(args.limit)
+    manifest = _manifest(args.path)
+    most = MOST_BYTES if len(manifest.sums) else max(LEAST_BYTES, min(MOST_BYTES, limit // PIECES_IN_CACHE))
+    pieces = Pieces.of(manifest, most)
+    hosts = [HostSpec(f"host{number:0{len(str(args.hosts))}}", limit) for number in range(args.hosts)]
+    staging = plan(pieces.sizes, hosts, reserve=STREAM_PIECES * int(pieces.sizes.max(initial=0)))
+    rates = StagingRates(float(parse_bytes(args.rate)), float(parse_bytes(args.link)))
+    foretold = foretell(staging, rates, args.epochs, args.window, args.rows)
+    print("\n".join(table(staging, foretold)))
+    if args.picture:
+        picture(staging, foretold, args.picture)
+        print(f"drawn in {args.picture}")
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Tell whether samples are sorted."""
+
+    def label(sample: Any) -> Any:
+        found = sample if not args.label else _part(sample, args.label)
+        return np.mean(found) if isinstance(found, np.ndarray) and found.size > 16 else found
+
+    print(diagnose(_source(args), label, args.window))
+    return 0
+
+
+def pack_samples(args: argparse.Namespace) -> int:
+    """Write samples into shards that others read."""
+    shard_bytes = parse_bytes(args.shard)
+    if shard_bytes < 1:
+        raise UsageError(f"--shard {args.shard}: give the size of a file, as in --shard 256MB")
+    source = _source(args)
+    written = pack(source, args.target, args.into, shuffle=args.shuffle, seed=args.seed, shard_bytes=shard_bytes)
+    print(f"{len(written)} written: {written[0]}{' ...' if len(written) > 1 else ''}")
+    return 0
+
+
+def clean_cache(args: argparse.Namespace) -> int:
+    """Delete caches that no job uses."""
+    base = cache_folder(args.cache)
+    print(f"{readable(clean(base))} freed in {base}")
+    return 0
+
+
+def _source(args: argparse.Namespace) -> Source:
+    name = args.format or format_of(args.path)
+    keys = [key for key in args.keys.split(",") if key]
+    if keys and name not in KEYED:
+        raise UsageError(f"--keys: samples of {name} are read whole; leave it out")
+    options: dict[str, Any] = {KEYED[name]: keys if len(keys) > 1 else keys[0]} if keys else {}
+    if name == "geotiff" and keys:
+        options = {"group": "folder", "bands": keys}
+    if name == "tfrecord" and args.verb != "index":
+        options["example"] = True
+    return reader(name)(args.path, **options)
+
+
+def _manifest(path: str) -> Manifest:
+    """A stored manifest, that of a folder which has one, or one of the files alone: a plan needs no samples."""
+    for stored in (Path(path), Path(path) / INDEX_NAME):
+        if stored.is_file():
+            with open(stored, "rb") as file:
+                if file.read(len(MAGIC)) == MAGIC:
+                    return Manifest.load(stored)
+    return listed(path, hidden=False)
+
+
+def _part(sample: Any, name: str) -> Any:
+    if isinstance(sample, dict) and name in sample:
+        return sample[name]
+    if isinstance(sample, tuple) and name.isdecimal() and int(name) < len(sample):
+        return sample[int(name)]
+    there = ", ".join(map(str, sample)) if isinstance(sample, dict) else type(sample).__name__
+    raise UsageError(f"--label {name}: a sample has no such part, but {there}")

@@ -1,0 +1,118 @@
+"""Copies of a folder on every host of a job, for scripts that only know paths: ``farandole run --stage SRC=DST``.
+
+    copy_to_hosts("/lustre/set", "/local/set")          # on one rank of each host
+
+The launcher runs this on every host before the script; a worker on a host that joined later runs it alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from pathlib import Path
+from typing import Any, final
+
+from farandole.control.entry import entry_command
+from farandole.data.formats.source import Source, made_once
+from farandole.data.staging.mirror import ASIDE, aside_of
+from farandole.data.staging.progress import await_staged
+from farandole.data.staging.stage import stage
+from farandole.data.storage.fields import Field
+from farandole.data.storage.listing import list_files, root_of
+from farandole.data.storage.manifest import Manifest
+from farandole.data.storage.pieces import MOST_BYTES
+from farandole.errors import DataError, UsageError
+from farandole.runtime.session.init import init, is_initialized, shutdown
+
+MODULE = "farandole.data.tools.copy"
+DONE = "done"
+"""File below the folder of a copy: the digest of what is whole there."""
+
+
+@final
+class CopiedFiles(Source):
+    """Files as they are, in parts of 64 MiB, so that no piece is larger: who copies needs no samples."""
+
+    def sample(self, index: int) -> Any:
+        return self.parts(index)[0]
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Source and target of ``SRC=DST``, with variables expanded. Raises ``UsageError`` for what is none."""
+    source, equals, target = text.rpartition("=")
+    if not (source and equals and target):
+        raise UsageError(f"--stage {text}: write SRC=DST, as in --stage /lustre/set=$TMPDIR/set")
+    target = os.path.expanduser(os.path.expandvars(target))
+    if "$" in target:
+        raise UsageError(f"--stage {text}: a variable of {target} is not set on this host")
+    return os.path.expanduser(os.path.expandvars(source)), os.path.abspath(target)
+
+
+def copy_to_hosts(source: str, target: str) -> None:
+    """Copy the files below ``source`` to ``target`` on the hosts of all ranks, each byte read by one of them.
+
+    Raises ``DataError`` where a file cannot be read, or a foreign one is in the way.
+    """
+    manifest = made_once(lambda: listed(source))
+    root, goal = os.path.realpath(manifest.root), os.path.realpath(target)
+    if os.path.isdir(source) and f"{goal}/".startswith(f"{root.rstrip('/')}/"):
+        raise DataError(f"--stage {source}={target}: the copies would lie among what is copied; give another folder")
+    aside_of(target)
+    staged = stage(CopiedFiles(manifest), cache=str(Path(target) / ASIDE), mirror=target)
+    await_staged(staged, title=f"{source} to {target}")
+    (Path(target) / ASIDE / DONE).write_text(manifest.digest)
+
+
+def is_done(target: str) -> bool:
+    """True if a whole copy lies there; that it is of today's files is the launcher's to see."""
+    return (Path(target) / ASIDE / DONE).exists()
+
+
+def command_after(stages: list[str], command: list[str]) -> list[str]:
+    """A worker's command that first makes sure of the copies, as on a host that joined the job later."""
+    return [*entry_command(MODULE), "then", *stages, "--", *command]
+
+
+def main() -> None:
+    """Entry of both uses: ``all SRC=DST ...`` on the hosts of a job, ``then SRC=DST ... -- COMMAND`` in a worker."""
+    verb, *rest = sys.argv[1:]
+    stages, command = rest, list[str]()
+    if "--" in rest:
+        cut = rest.index("--")
+        stages, command = rest[:cut], rest[cut + 1 :]
+    try:
+        if verb == "all":
+            init()
+            for each in stages:
+                copy_to_hosts(*pair(each))
+            shutdown()
+            return
+        for each in stages:
+            _ensure(*pair(each))
+    except (DataError, UsageError) as error:
+        sys.exit(f"farandole: {error}")
+    os.execvp(command[0], command)  # noqa: S606 (that is what it is for)
+
+
+def _ensure(source: str, target: str) -> None:
+    """Copy alone what the other hosts had before this one came; one worker of the host does, the others wait."""
+    if is_done(target):
+        return
+    with open(aside_of(target) / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_done(target) and not is_initialized():
+            copy_to_hosts(source, target)
+
+
+def listed(source: str, *, hidden: bool = True) -> Manifest:
+    """Manifest of files in parts of 64 MiB, whatever is in them."""
+    entries = list_files(source, hidden=hidden)
+    parts = [-(-entry.size // MOST_BYTES) for entry in entries]
+    same = [MOST_BYTES] * len(entries)
+    field = Field.regular(range(len(entries)), parts, [0] * len(entries), same, same)
+    return Manifest.of("files", root_of(source), entries, [field])
+
+
+if __name__ == "__main__":
+    main()
