@@ -19,6 +19,7 @@ import farandole
 from benchmarks import (
     allreduce,
     cluster_jobs,
+    data,
     distributed,
     divergence,
     elastic,
@@ -53,6 +54,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "slurm": slurm.run,
     "search": search.run,
     "monitor": monitor.run,
+    "data": data.run,
 }
 
 

@@ -1,0 +1,81 @@
+"""One rank of a job that stages a folder and takes two epochs of it; see ``data_staging``.
+
+RESULT FOLDER CACHE LIMIT WINDOW ROWS: by ``farandole run``, one rank for each host
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+import farandole.numpy as hvd
+from farandole.data.formats.arrays import arrays
+from farandole.data.loading.batches import Batches
+from farandole.data.staging.stage import stage
+from farandole.elastic.worker.epoch_sampler import EpochSampler
+
+LOOK_AGAIN_S = 0.02
+
+
+def staged_s(source: Any, begin_s: float) -> float:
+    """Seconds until this host has all that it is to hold."""
+    while True:
+        found = source.store.link.statistics()
+        if found.error:
+            raise RuntimeError(found.error)
+        if found.wanted_bytes and found.held_bytes == found.wanted_bytes:
+            return time.monotonic() - begin_s
+        time.sleep(LOOK_AGAIN_S)
+
+
+def rest(batches: Batches, first: bool) -> int:
+    """Take an epoch, or what is left of it; returns samples of this rank."""
+    taken = 0
+    for batch in batches:
+        batches.commit()
+        taken += len(batch)
+        if first:
+            break
+    return taken
+
+
+def digest(source: Any) -> str:
+    """Digest of all files as this host has them."""
+    found, store, manifest = xxhash.xxh3_128(), source.store, source.manifest
+    for path in manifest.paths:
+        found.update(store.read(path))
+    return found.hexdigest()
+
+
+def main() -> None:
+    """Measure, and have the first rank write the sum of it."""
+    result, folder, cache, limit, window, rows = sys.argv[1:]
+    hvd.init()
+    hvd.allreduce(0.0, name="begin")
+    begin_s = time.monotonic()
+    source: Any = stage(arrays(folder), cache=cache, limit=int(limit) or None, window=int(window))
+    sampler = EpochSampler(source, seed=1)
+    batches = Batches(source, global_batch_size=int(rows) * hvd.size(), sampler=sampler)
+    taken = rest(batches, first=True)
+    first_s = time.monotonic() - begin_s
+    all_s = staged_s(source, begin_s)
+    taken += rest(batches, first=False)
+    before = source.store.link.statistics().received_bytes
+    hvd.allreduce(0.0, name="epoch")
+    sampler.set_epoch(1)
+    again = rest(batches, first=False)
+    received = source.store.link.statistics().received_bytes - before
+    mine = {"first_s": first_s, "all_s": all_s, "received": received, "samples": [taken, again], "sum": digest(source)}
+    everybody = hvd.allgather_object(mine)
+    if hvd.rank() == 0:
+        pieces = len(source.store.pieces), int(source.store.pieces.sizes.max())
+        Path(result).write_text(json.dumps({"ranks": everybody, "pieces": pieces[0], "piece_bytes": pieces[1]}))
+
+
+if __name__ == "__main__":
+    main()
