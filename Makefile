@@ -28,7 +28,7 @@ endif
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.farandole-installed
-PACKAGES := --compile --extras torch,jax,keras,dev tensorflow-cpu
+PACKAGES := --compile --extras torch,jax,keras,data,dev tensorflow-cpu
 SET_UP_TAKES := a few minutes
 # A demo by itself waits for what it imports, and for nothing else: not even for bytecode of what it does not import.
 ifeq ($(MAKECMDGOALS)-$(wildcard $(STAMP)),demo-)
@@ -53,7 +53,7 @@ CHECKOUT_ON_PATH := 'import pathlib, sysconfig; \
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help bytecode setup versions demo mxnet mxnet-environment spark test durations nightly prove planted lint format bench faults attacks model soak fuzz stress gpu-wheels gpu clean FORCE
+.PHONY: help bytecode setup versions demo mxnet mxnet-environment formats spark test durations nightly prove planted lint format bench faults attacks model soak fuzz stress gpu-wheels gpu clean FORCE
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -104,6 +104,9 @@ mxnet: $(MXNET) bytecode ## make the environment of MXNet, which the documentati
 	@$(BIN)/python -m pytest tests/nightly/versions_mxnet
 
 # Nothing there has other versions than Farandole's tests, so it needs no environment of its own; but it is 450 MB.
+formats: bytecode ## install readers of further formats, and oracles for them, which the nightly tests of data then use
+	@$(PIP) 'pyarrow>=16' 'astropy>=6' 'eccodes>=2.38' 'array-record>=0.5' 'rasterio>=1.4' 'netCDF4>=1.7' 'cftime>=1.6'
+
 spark: bytecode ## install Spark, which the nightly tests then use too, and run its tests
 	@command -v java >/dev/null || { echo "Spark needs Java 17: apt-get install openjdk-17-jre-headless"; exit 1; }
 	@$(PIP) 'pyspark>=3.5'

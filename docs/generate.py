@@ -23,6 +23,7 @@ from farandole.runtime.session.process_sets import ProcessSet
 from farandole.settings import KNOBS, PREFIX, Settings
 
 DOCS = Path(__file__).resolve().parent
+STEPS = ("Flip", "Rotate90", "Rotate", "Crop", "GaussianNoise", "Normalize", "MixUp")
 MARK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -61,11 +62,11 @@ def error_tree() -> str:
     return "```text\n" + "\n".join(line.removeprefix("    ") for line in drawn.splitlines()) + "\n```"
 
 
-def api(module_name: str) -> str:
-    """Every public function and class of a module with its arguments and the first line of its docstring."""
+def api(module_name: str, *names: str) -> str:
+    """Every public function and class of a module, or ``names``, with arguments and the first line of its docstring."""
     module = importlib.import_module(module_name)
     rows = ["| name | what |", "|---|---|"]
-    for name in module.__all__:
+    for name in names or module.__all__:
         thing = getattr(module, name)
         if inspect.ismodule(thing):
             continue
@@ -124,6 +125,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "elastic_api": partial(api, "farandole.torch.elastic"),
     "optim_api": partial(api, "farandole.torch.optim"),
     "amp_api": partial(api, "farandole.torch.amp"),
+    "data_api": partial(api, "farandole.data"),
+    "augment_api": partial(api, "farandole.data.loading.augment", *STEPS),
     "batch_table": batch_table,
     "tuning": tuning,
 }

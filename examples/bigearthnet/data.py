@@ -7,6 +7,7 @@ data.train[0]                               # image (12, 30, 30) and labels, flo
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
@@ -15,13 +16,14 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from examples.bigearthnet.archive import Archive, split
+import farandole.torch as hvd
+from examples.bigearthnet.archive import PatchDecoder, archive, split
 from examples.bigearthnet.nomenclature import CLASSES
 from examples.bigearthnet.scaling import Standard
 from examples.bigearthnet.synthetic import CLASSES as SYNTHETIC_CLASSES
 from examples.bigearthnet.synthetic import Patches, patches
 
-Items: TypeAlias = Archive | TensorDataset
+Items: TypeAlias = "hvd.data.Source | TensorDataset"
 """Images and labels, with a length."""
 
 TRAIN_SEED, TEST_SEED, VALIDATION_SEED = 1, 2, 3
@@ -48,16 +50,32 @@ def synthetic(train: int, test: int, *, spectral_gap: float, test_seed: int = TE
     return Data(_tensors(made, scale), _tensors(other, scale), len(SYNTHETIC_CLASSES))
 
 
-def real(folder: Path, train: Path, test: Path, *, nomenclature: int, pixels: int) -> Data:
-    """The patches of the archive that two lists of names choose; the bands' scale is measured on some of the first."""
-    raw = Archive(folder, nomenclature=nomenclature, pixels=pixels, names=split(train))
-    some = range(0, len(raw), max(1, len(raw) // MEASURED_ON))
-    scale = Standard.of(np.stack([raw[i][0].numpy() for i in some]))
-    parts = [
-        Archive(folder, nomenclature=nomenclature, pixels=pixels, names=split(names), scale=scale)
-        for names in (train, test)
-    ]
+def real(
+    folder: Path, train: Path, test: Path, *, nomenclature: int, pixels: int, cache: str = "", limit: str | None = None
+) -> Data:
+    """The patches of the archive that two lists of names choose; the bands' scale is measured on some of the first.
+
+    With a ``cache``, they are staged into that folder of each host, and each part of them gets ``limit`` bytes there.
+    In a job all ranks call this together.
+    """
+    parts = [archive(folder, nomenclature=nomenclature, pixels=pixels, names=split(names)) for names in (train, test)]
+    if cache:
+        parts = [hvd.data.stage(part, cache=cache, limit=limit) for part in parts]
+    scale = measured(parts[0])
+    for part in parts:
+        part.decode = PatchDecoder(nomenclature, pixels, scale)
     return Data(parts[0], parts[1], len(CLASSES[nomenclature]))
+
+
+def measured(found: hvd.data.Source) -> Standard:
+    """The scale of the bands in some of the patches, which rank 0 reads for all."""
+    if hvd.is_initialized() and hvd.rank() > 0:
+        scale = None
+    else:
+        some = range(0, len(found), max(1, len(found) // MEASURED_ON))
+        with ThreadPoolExecutor() as pool:
+            scale = Standard.of(np.stack([image for image, _ in pool.map(found.__getitem__, some)]))
+    return hvd.broadcast_object(scale, root_rank=0) if hvd.is_initialized() else scale
 
 
 def _tensors(made: Patches, scale: Standard) -> TensorDataset:

@@ -3,11 +3,12 @@ r"""Train a small ResNet on patches of twelve bands, on as many workers as you l
     farandole run -np 2 python -m examples.bigearthnet.train
     farandole run -np 2 python -m examples.bigearthnet.train --optimizer lars --workers 64 --base-lr 0.1
     farandole run -np 8 -H a:4,b:4 python -m examples.bigearthnet.train --archive BigEarthNet-v1.0 \
-        --train train.csv --test test.csv --nomenclature 19 --pixels 120 --loaders 4
+        --train train.csv --test test.csv --nomenclature 19 --pixels 120 --stage --limit 200GB
 
 Without --archive the patches are synthetic. With --workers, more workers than there are processes are emulated: each
 process plays several in turn, and the steps are those that so many processes would make. The learning rate is scaled to
-the global batch, warmed up and decayed; the script prints why.
+the global batch, warmed up and decayed; the script prints why. With --stage the archive is copied to the hosts' own
+disks, each byte once from where it lies. At the end stands whether training has waited for its input, and why.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> None:
         warmup_epochs=options.warmup_epochs,
         width=options.width,
         seed=options.seed,
-        loaders=options.loaders,
+        loaders=options.loaders if options.archive else 0,
     )
     console.print(str(plan.recipe()))
     with Progress(console=console, disable=not console.is_terminal) as progress:
@@ -56,6 +57,8 @@ def main() -> None:
         data = load(options)
         outcome = train(seeded_model(plan, data), plan, data, after_epoch)
     console.print(f"micro-F1  {outcome.f1:.4f} on test patches, after {outcome.steps} steps of {plan.global_batch}")
+    if plan.loaders:  # on all ranks, which make the report together
+        console.print(str(hvd.data.report()))
     console.print(f"workers   {plan.workers} ({outcome.kind}: {outcome.processes} processes), {outcome.seconds:.0f} s")
 
 
@@ -65,7 +68,15 @@ def load(options: argparse.Namespace) -> Data:
         return synthetic(options.patches, max(1, options.patches // 4), spectral_gap=options.spectral_gap)
     if options.train is None or options.test is None:
         raise SystemExit("--archive needs --train and --test: files with the names of patches, one to a line")
-    return real(options.archive, options.train, options.test, nomenclature=options.nomenclature, pixels=options.pixels)
+    return real(
+        options.archive,
+        options.train,
+        options.test,
+        nomenclature=options.nomenclature,
+        pixels=options.pixels,
+        cache=options.stage,
+        limit=options.limit,
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -89,7 +100,16 @@ def arguments() -> argparse.Namespace:
     add("--test", type=Path, help="file with the names of patches to test on")
     add("--nomenclature", type=int, choices=tuple(CLASSES), default=19)
     add("--pixels", type=int, default=120, help="of the grid that all bands are resampled to")
-    add("--loaders", type=int, default=0, help="processes per worker that read patches")
+    add("--loaders", type=int, default=8, help="threads of each process that read patches of the archive")
+    add(
+        "--stage",
+        nargs="?",
+        const="$TMPDIR",
+        default="",
+        metavar="CACHE",
+        help="folder of each host (without: $TMPDIR)",
+    )
+    add("--limit", help="size of each cache, one of training and one of test patches: 200GB (default: what is free)")
     return parser.parse_args()
 
 

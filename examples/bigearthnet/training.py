@@ -16,17 +16,17 @@ from typing import Any, final
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.utils.data import DataLoader, Subset
 
 import farandole.torch as hvd
 from examples.bigearthnet.data import Data, Items
 from examples.bigearthnet.metrics import MicroF1
 from examples.bigearthnet.model import resnet
-from examples.bigearthnet.sampling import Shares
 from farandole.largebatch import Cosine, Recipe, recipe
 from farandole.torch import optim
 
 TEST_BATCH = 256
+SEED_STRIDE = 1_000_003
+"""A sampler draws the order of an epoch from its seed + the epoch: so far apart, no two trainings share one."""
 
 AfterEpoch = Callable[[int, float, float], None]
 """Is told, on every rank: how many epochs have passed, the mean training loss of the last one, F1 on the test data."""
@@ -50,12 +50,25 @@ class Plan:
     width: int = 8
     seed: int = 0
     loaders: int = 0
-    """Processes per rank that read images."""
+    """Threads per rank that read and decode ahead; without any the training loop does."""
 
     @property
     def global_batch(self) -> int:
         """Samples of one step, all workers together."""
         return self.workers * self.worker_batch
+
+    def steps(self, samples: int) -> int:
+        """Steps of an epoch; the last samples are left out if they do not fill one.
+
+        Raises ``ValueError`` if there is not even one step, or ranks would differ in their share of it.
+        """
+        if samples < self.global_batch:
+            raise ValueError(
+                f"{samples} samples are less than one step of {self.workers} workers x {self.worker_batch}"
+            )
+        if self.workers % hvd.size():
+            raise ValueError(f"{self.workers} workers on {hvd.size()} ranks: take a multiple of that, for equal shares")
+        return samples // self.global_batch
 
     def recipe(self) -> Recipe:
         """Settings and schedule, with the reasons for them. All optimizers decay alike, to be comparable."""
@@ -99,9 +112,9 @@ def seeded_model(plan: Plan, data: Data) -> torch.nn.Module:
 def train(model: torch.nn.Module, plan: Plan, data: Data, after_epoch: AfterEpoch | None = None) -> Outcome:
     """Train as ``plan`` says. All ranks call it together, after ``hvd.init()``, and get the same losses and scores."""
     begin = time.perf_counter()
-    found = plan.recipe()
-    shares = Shares(len(data.train), workers=plan.workers, worker_batch=plan.worker_batch, seed=plan.seed)
-    loader = DataLoader(data.train, batch_sampler=shares, num_workers=plan.loaders)
+    found, steps = plan.recipe(), plan.steps(len(data.train))
+    sampler, loader = loading(data.train, plan, global_batch_size=plan.global_batch)
+    test_sampler, test_loader = loading(data.test, plan, batch_size=TEST_BATCH)
     optimizer: Any = hvd.DistributedOptimizer(
         make_optimizer(model, plan.optimizer, {**found.settings, **plan.settings}),
         named_parameters=model.named_parameters(),
@@ -109,25 +122,38 @@ def train(model: torch.nn.Module, plan: Plan, data: Data, after_epoch: AfterEpoc
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    schedule = hvd.SamplesLR(optimizer, found.schedule, epoch_samples=shares.steps * plan.global_batch)
+    schedule = hvd.SamplesLR(optimizer, found.schedule, epoch_samples=steps * plan.global_batch)
     losses, scores = [], []
     for epoch in range(plan.epochs):
-        shares.set_epoch(epoch)
-        batches, total = iter(loader), torch.zeros(())
-        for _ in range(shares.steps):
-            for _, (images, labels) in zip(optimizer.shards(plan.global_batch), batches, strict=False):
-                loss = binary_cross_entropy_with_logits(model(images), labels)
+        sampler.set_epoch(epoch)
+        test_sampler.set_epoch(epoch)
+        total = torch.zeros(())
+        for _, (images, labels) in zip(range(steps), loader, strict=False):  # this rank's part of each step
+            parts = zip(images.split(plan.worker_batch), labels.split(plan.worker_batch), strict=True)
+            for _, (x, y) in zip(optimizer.shards(plan.global_batch), parts, strict=True):
+                loss = binary_cross_entropy_with_logits(model(x), y)
                 loss.backward()
                 total += loss.detach()
             optimizer.step()
             schedule.step()
-        losses.append(float(hvd.allreduce(total / len(shares), name="loss")))
-        scores.append(micro_f1(model, data.test))
+        losses.append(float(hvd.allreduce(total / (steps * plan.workers // hvd.size()), name="loss")))
+        scores.append(micro_f1(model, test_loader))
         if after_epoch is not None:
             after_epoch(epoch + 1, losses[-1], scores[-1])
     kind = "real" if plan.workers == hvd.size() else "accumulated"
     seconds = time.perf_counter() - begin
-    return Outcome(losses, scores, plan.epochs * shares.steps, found.peak_lr, kind, hvd.size(), seconds)
+    return Outcome(losses, scores, plan.epochs * steps, found.peak_lr, kind, hvd.size(), seconds)
+
+
+def loading(items: Items, plan: Plan, **size: int) -> tuple[hvd.elastic.ElasticSampler, hvd.elastic.DataLoader]:
+    """Loader of what this rank has of each batch, and the sampler that orders an epoch, alike on all ranks.
+
+    Raises ``ValueError`` where some rank would have nothing.
+    """
+    if len(items) < hvd.size():
+        raise ValueError(f"{len(items)} samples are too few for {hvd.size()} ranks: take fewer ranks, or more samples")
+    sampler = hvd.elastic.ElasticSampler(items, seed=SEED_STRIDE * plan.seed)
+    return sampler, hvd.elastic.DataLoader(items, **size, sampler=sampler, threads=plan.loaders)
 
 
 def make_optimizer(model: torch.nn.Module, name: str, settings: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -142,12 +168,11 @@ def make_optimizer(model: torch.nn.Module, name: str, settings: Mapping[str, Any
 
 
 @torch.no_grad()
-def micro_f1(model: torch.nn.Module, test: Items) -> float:
+def micro_f1(model: torch.nn.Module, test_loader: hvd.elastic.DataLoader) -> float:
     """F1 on the test data, of which every rank looks at its part."""
     model.eval()
-    mine = Subset(test, range(hvd.rank(), len(test), hvd.size()))
     score = MicroF1()
-    for images, labels in DataLoader(mine, batch_size=TEST_BATCH):
+    for images, labels in test_loader:
         score.add(model(images), labels)
     model.train()
     return score.result()

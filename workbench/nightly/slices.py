@@ -74,6 +74,13 @@ SLICES = {
         tools=["clang++", "aarch64-linux-gnu-g++", "qemu-aarch64-static"],
     ),
     "checkpoints": _of("checkpoint/"),
+    "data": _of(
+        "data/",
+        "/workbench/data/",
+        "/workbench/cluster/shared_folder/",
+        also=[_module("data.schedules", "--number", "10000", "--seed", "1")],
+        needs="formats",
+    ),
     "torch": _of("torch/", "gradients/", "largebatch/"),
     "torch_16": _of("torch/", "engines/hybrid/", "runtime/relay/"),
     "torch_distributed": _of("torch/distributed/", "torch_backend.py", "cluster/torch_store"),

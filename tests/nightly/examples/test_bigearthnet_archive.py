@@ -1,29 +1,41 @@
-"""The loader of ``examples/bigearthnet`` on files written in the layout of the real archive."""
+"""What ``examples/bigearthnet`` reads: a real archive in small, and files written in the layout of the whole one."""
 
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
-import torch
-from torch.utils.data import DataLoader
 
-from examples.bigearthnet.archive import Archive, ArchiveError, split
+from examples.bigearthnet.archive import archive, split
 from examples.bigearthnet.bands import BANDS, METRES
 from examples.bigearthnet.data import real
 from examples.bigearthnet.nomenclature import CLASSES, SUCCESSOR, classes_of
 from examples.bigearthnet.scaling import Percentile, Standard
+from farandole import data
+from farandole.errors import DataError
+from tests.support.data.real_files import REASON, path_of
 
+REAL = path_of("tar-torchgeo-BigEarthNet-S2-v1.0.tar.gz")
 FIRST, SECOND = "S2A_MSIL2A_20170613T101031_0_45", "S2B_MSIL2A_20180204T94160_57_7"
 GEOTIFF = (
     (33550, "d", 3, (10.0, 10.0, 0.0)),  # pixel scale
     (33922, "d", 6, (0.0, 0.0, 0.0, 643200.0, 5798040.0, 0.0)),  # tie point
     (34735, "H", 16, (1, 1, 0, 3, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32629)),  # UTM zone 29N
 )
+
+
+def unpacked(folder: Path) -> Path:
+    """The real archive in small: four patches of 2 x 2 pixels, unpacked into this folder; skips where it is not."""
+    if not REAL.is_file():
+        pytest.skip(REASON)
+    with tarfile.open(REAL) as packed:
+        packed.extractall(folder, filter="data")
+    return folder / "BigEarthNet-v1.0"
 
 
 def write_band(folder: Path, band: str, pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint16]]) -> Path:
@@ -55,14 +67,28 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_real_archive_is_read_as_it_unpacks(tmp_path: Path) -> None:
+    folder = unpacked(tmp_path)
+    found = archive(folder, nomenclature=43, pixels=2)
+    names = sorted(patch.name for patch in folder.iterdir())
+    assert (len(found), len(names), len(found.manifest.paths)) == (4, 4, 4 * 13)
+    for name, (image, labels) in zip(names, found, strict=True):
+        bands = [tifffile.imread(folder / name / f"{name}_{band}.tif") for band in BANDS]
+        np.testing.assert_array_equal(image, np.stack(bands))
+        told = json.loads((folder / name / f"{name}_labels_metadata.json").read_text())["labels"]
+        assert {CLASSES[43][int(c)] for c in labels.nonzero()[0]} == {*told}
+    staged = data.stage(found, cache=tmp_path, limit="1MB")
+    [(images, all_labels)] = data.Batches(staged, batch_size=4, shuffle=False, threads=3)
+    np.testing.assert_array_equal(images, np.stack([image for image, _ in found]))
+    np.testing.assert_array_equal(all_labels, np.stack([labels for _, labels in found]))
+
+
 def test_patches_come_with_all_bands_and_their_labels(root: Path) -> None:
-    archive = Archive(root)
-    assert len(archive) == 2
-    assert archive.names == [FIRST, SECOND]
-    images, labels = next(iter(DataLoader(archive, batch_size=2)))
-    assert images.shape == (2, 12, 120, 120)
-    assert images.dtype == torch.float32
-    named = [[CLASSES[19][int(c)] for c in row.nonzero()] for row in labels]
+    found = archive(root)
+    assert len(found) == 2
+    [(images, labels)] = data.Batches(found, batch_size=2, shuffle=False)
+    assert (images.shape, images.dtype) == ((2, 12, 120, 120), np.float32)
+    named = [[CLASSES[19][int(c)] for c in row.nonzero()[0]] for row in labels]
     assert named == [["Arable land", "Pastures"], ["Marine waters"]]  # port areas have no successor
     for i in range(len(BANDS)):  # in the order of BANDS, with nothing mixed
         assert 500 * i <= images[:, i].min()
@@ -70,31 +96,31 @@ def test_patches_come_with_all_bands_and_their_labels(root: Path) -> None:
 
 
 def test_the_other_nomenclature_keeps_all_labels(root: Path) -> None:
-    _, labels = Archive(root, nomenclature=43)[1]
-    assert [CLASSES[43][int(c)] for c in labels.nonzero()] == ["Port areas", "Sea and ocean"]
+    _, labels = archive(root, nomenclature=43)[1]
+    assert [CLASSES[43][int(c)] for c in labels.nonzero()[0]] == ["Port areas", "Sea and ocean"]
 
 
 def test_bands_are_resampled_to_one_grid(root: Path) -> None:
     stored = tifffile.imread(root / FIRST / f"{FIRST}_B02.tif").astype(np.float32)
-    assert np.array_equal(Archive(root)[0][0][BANDS.index("B02")], stored)
+    assert np.array_equal(archive(root)[0][0][BANDS.index("B02")], stored)
     flat = {band: np.full((1200 // m, 1200 // m), 100 + i, np.uint16) for i, (band, m) in enumerate(METRES.items())}
     for band, pixels in flat.items():
         write_band(root / FIRST, band, pixels)
     for pixels_ in (20, 30, 60, 120, 240):
-        image = Archive(root, pixels=pixels_)[0][0]
+        image = archive(root, pixels=pixels_)[0][0]
         assert image.shape == (12, pixels_, pixels_)
-        torch.testing.assert_close(image.amax((1, 2)), torch.arange(100.0, 112.0))
-        torch.testing.assert_close(image.amin((1, 2)), torch.arange(100.0, 112.0))
+        np.testing.assert_allclose(image.max((1, 2)), np.arange(100.0, 112.0), rtol=1e-5)
+        np.testing.assert_allclose(image.min((1, 2)), np.arange(100.0, 112.0), rtol=1e-5)
     halves = np.zeros((60, 60), np.uint16)
     halves[:, 30:] = 1000
     write_band(root / FIRST, "B05", halves)
-    left, right = Archive(root)[0][0][BANDS.index("B05")].tensor_split(2, dim=1)
+    left, right = np.split(archive(root)[0][0][BANDS.index("B05")], 2, axis=1)
     assert left.mean() < 5  # still on its side
     assert right.mean() > 995
 
 
 def test_scales_are_measured_per_band(root: Path) -> None:
-    images = np.stack([image.numpy() for image, _ in (Archive(root)[i] for i in range(2))])
+    images = np.stack([image for image, _ in archive(root)])
     scaled = Standard.of(images)(images)
     np.testing.assert_allclose(scaled.mean((0, 2, 3)), 0, atol=1e-3)
     np.testing.assert_allclose(scaled.std((0, 2, 3)), 1, atol=1e-3)
@@ -103,7 +129,7 @@ def test_scales_are_measured_per_band(root: Path) -> None:
     assert (clipped.min(), clipped.max()) == (0, 1)
     for share in ((clipped == 0).mean((0, 2, 3)), (clipped == 1).mean((0, 2, 3))):
         np.testing.assert_allclose(share, 0.05, atol=0.02)
-    image, _ = Archive(root, scale=percentile)[0]
+    image, _ = archive(root, scale=percentile)[0]
     assert 0 <= image.min() < image.max() <= 1
     constant = np.full((2, 12, 4, 4), 7, np.uint16)
     assert np.isfinite(Standard.of(constant)(constant)).all()
@@ -115,10 +141,13 @@ def test_scales_are_measured_per_band(root: Path) -> None:
 def test_published_splits_choose_patches(root: Path) -> None:
     (root / "train.csv").write_text(f"{SECOND}\n\n")
     (root / "test.csv").write_text(f"{FIRST},S1A_IW_GRDH_1SDV_20170613T165043_33UUP_61_39\n")
-    assert Archive(root, names=split(root / "test.csv")).names == [FIRST]
-    data = real(root, root / "train.csv", root / "test.csv", nomenclature=19, pixels=30)
-    assert (len(data.train), len(data.test), data.classes) == (1, 1, 19)
-    torch.testing.assert_close(data.train[0][0].mean((1, 2)), torch.zeros(12), atol=1e-4, rtol=0)
+    found = archive(root, names=split(root / "test.csv"))
+    assert [Path(found.path_of(i)).parent.name for i in range(len(found))] == [FIRST]
+    both = archive(root, names=[SECOND, FIRST])
+    assert [Path(both.path_of(i)).parent.name for i in range(len(both))] == [SECOND, FIRST]
+    made = real(root, root / "train.csv", root / "test.csv", nomenclature=19, pixels=30)
+    assert (len(made.train), len(made.test), made.classes) == (1, 1, 19)
+    np.testing.assert_allclose(made.train[0][0].mean((1, 2)), np.zeros(12), atol=1e-4)
 
 
 def remove_bands(patch: Path) -> None:
@@ -166,40 +195,42 @@ def leave_labels_out(patch: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (remove_bands, r"lacks B05, B8A: every patch has a file for each of B01, B02, .*unpack it again"),
-        (shrink_a_band, r"_B11.tif holds 59 x 60 uint16; B11 has 20 m pixels, so 60 x 60 uint16 are expected"),
-        (store_floats, r"holds 60 x 60 float32; .*so 60 x 60 uint16 are expected"),
-        (cut_a_file_short, r"_B03.tif cannot be read .*: unpack the patch again"),
-        (overwrite_a_file, r"_B03.tif cannot be read .*: unpack the patch again"),
-        (misspell, r"json: 'Coniferous forrest' is none of the 43 classes.*did you mean 'Coniferous forest'"),
-        (invent, r"json: 'xyzzy' is none of the 43 classes.*such as 'Continuous urban fabric'"),
-        (cut_json_short, r"json is damaged, not .*unpack it again"),
-        (leave_labels_out, r"json is damaged, not .*unpack it again"),
+        (shrink_a_band, r"B11 holds 59 x 60 uint16, and a square of uint16 is expected: .*unpacked without errors"),
+        (store_floats, r"B11 holds 60 x 60 float32, and a square of uint16 is expected"),
+        (cut_a_file_short, r"_B03.tif is cut off or damaged: .*copy it again"),
+        (overwrite_a_file, r"_B03.tif cannot be read .*: it is damaged"),
+        (misspell, r"'Coniferous forrest' is none of the 43 classes.*did you mean 'Coniferous forest'"),
+        (invent, r"'xyzzy' is none of the 43 classes.*such as 'Continuous urban fabric'"),
+        (cut_json_short, r"its labels are damaged, not .*unpack it again"),
+        (leave_labels_out, r"its labels are damaged, not .*unpack it again"),
     ],
 )
 def test_damage_is_named_with_its_cure(root: Path, damage: Callable[[Path], None], says: str) -> None:
     damage(root / FIRST)
-    archive = Archive(root)
-    with pytest.raises(ArchiveError, match=says) as raised:
-        archive[0]
+    found = archive(root)
+    with pytest.raises(DataError, match=says) as raised:
+        next(iter(data.Batches(found, batch_size=1, shuffle=False)))
     assert FIRST in str(raised.value)
-    archive[1]  # nothing else is touched
+    found[1]  # nothing else is touched
 
 
 def test_what_is_not_there_is_named(root: Path) -> None:
-    with pytest.raises(ArchiveError, match=r"no folder .*nowhere: give the one that unpacking"):
-        Archive(root / "nowhere")
-    with pytest.raises(ArchiveError, match="holds no patches, which are folders NAME"):
-        Archive(root / FIRST)
-    with pytest.raises(ArchiveError, match=r"no patch .*S2C_x: unpack the whole archive, or take it out"):
-        Archive(root, names=["S2C_x"])[0]
+    with pytest.raises(DataError, match=r"nowhere/S2\*/\*: there is no file; give a folder"):
+        archive(root / "nowhere")
+    with pytest.raises(DataError, match="there is no file"):
+        archive(root / FIRST)
+    with pytest.raises(DataError, match=r"S2C_x: there is no file"):
+        archive(root, names=["S2C_x"])
     labels_file(root / FIRST).unlink()
-    with pytest.raises(ArchiveError, match=r"labels_metadata.json is missing"):
-        Archive(root, names=[FIRST])[0]
+    with pytest.raises(DataError, match=rf"{FIRST} has 0 files of band 'labels_metadata.json'.*complete it"):
+        archive(root)
+    remove_bands(root / SECOND)
+    with pytest.raises(DataError, match=rf"{SECOND} has 0 files of band 'B05', and one is needed in every folder"):
+        archive(root, names=[SECOND])
     with pytest.raises(ValueError, match="nomenclature=20: BigEarthNet has two, 19 and 43"):
-        Archive(root, nomenclature=20)
+        archive(root, nomenclature=20)
     with pytest.raises(ValueError, match="pixels=0"):
-        Archive(root, pixels=0)
+        archive(root, pixels=0)
 
 
 def test_the_nomenclatures_are_the_published_ones() -> None:

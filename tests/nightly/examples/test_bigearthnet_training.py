@@ -14,7 +14,7 @@ import torch
 
 from examples.bigearthnet.experiment import QUICK
 from examples.bigearthnet.tune import EVERY, SEED, Trial, Tuning, read, tuned, write
-from tests.nightly.examples.test_bigearthnet_archive import FIRST, SECOND, write_patch
+from tests.nightly.examples.test_bigearthnet_archive import FIRST, SECOND, unpacked, write_patch
 from tests.support.frameworks import without_compiler
 from tests.support.launching import Finished, Launch, run_to_end
 from tests.support.paths import ROOT, SUPPORT
@@ -91,14 +91,35 @@ def test_the_search_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert (said.count(": F1 "), said.count("best: ")) == (2, 3)
 
 
+FILES = ("--train", "names.csv", "--test", "names.csv", "--pixels", "30", "--width", "4")
+TRAINING = ("--epochs", "2", "--warmup-epochs", "1", "--worker-batch", "1", "--base-batch", "2")
+
+
+def trained(folder: Path, archive: Path, *arguments: str) -> str:
+    """What the script says that two ranks train on an archive, with the patches of ``names.csv``."""
+    command = ("-m", "examples.bigearthnet.train", "--archive", str(archive), *FILES, *TRAINING, *arguments)
+    return python("farandole", "run", "-np", "2", sys.executable, *command, folder=folder).ok().stdout
+
+
 def test_the_script_trains_on_the_real_archive(tmp_path: Path) -> None:
-    for number, name in enumerate((FIRST, SECOND)):
+    archive, cache = unpacked(tmp_path), tmp_path / "cache"
+    names = sorted(patch.name for patch in archive.iterdir())
+    (tmp_path / "names.csv").write_text("\n".join(names))
+    cache.mkdir()
+    for staging in ((), ("--stage", str(cache), "--limit", "1MB")):
+        said = trained(tmp_path, archive, *staging)
+        assert re.search(r"2/2 loss [\d.]+ F1 [\d.]+", said)
+        assert re.search(r"micro-F1  [\d.]+ on test patches, after 4 steps of 2", said)
+        assert "workers   2 (real: 2 processes)" in said
+        assert re.search(r"input(-bound: \d+ % of the step waits| keeps up: )", said)
+        assert bool([*cache.rglob("*.sums")]) == bool(staging)
+
+
+def test_the_script_plays_workers_on_patches_of_real_size(tmp_path: Path) -> None:
+    names = [name[:-1] + str(number) for number in range(4) for name in (FIRST, SECOND)]
+    for number, name in enumerate(names):
         write_patch(tmp_path, name, ["Pastures", "Water bodies"], seed=number)
-    (tmp_path / "names.csv").write_text(f"{FIRST}\n{SECOND}\n")
-    files = ["--archive", ".", "--train", "names.csv", "--test", "names.csv", "--pixels", "30"]
-    training = ["--epochs", "2", "--warmup-epochs", "1", "--worker-batch", "1", "--base-batch", "2"]
-    command = ["run", "-np", "2", sys.executable, "-m", "examples.bigearthnet.train", *files, *training]
-    said = python("farandole", *command, folder=tmp_path).ok().stdout
-    assert re.search(r"2/2 loss [\d.]+ F1 [\d.]+", said)
-    assert re.search(r"micro-F1  [\d.]+ on test patches, after 2 steps of 2", said)
-    assert "workers   2 (real: 2 processes)" in said
+    (tmp_path / "names.csv").write_text("\n".join(names))
+    said = trained(tmp_path, tmp_path, "--workers", "4", "--stage", str(tmp_path), "--limit", "10MB")
+    assert re.search(r"micro-F1  [\d.]+ on test patches, after 4 steps of 4", said)
+    assert "workers   4 (accumulated: 2 processes)" in said

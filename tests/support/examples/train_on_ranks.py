@@ -11,14 +11,12 @@ from pathlib import Path
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.utils.data import DataLoader
 
 import farandole.torch as hvd
 from examples.bigearthnet.data import Data, synthetic
 from examples.bigearthnet.grouped import grouped, in_one_pass
 from examples.bigearthnet.metrics import MicroF1
-from examples.bigearthnet.sampling import Shares
-from examples.bigearthnet.training import Plan, make_optimizer, seeded_model, train
+from examples.bigearthnet.training import Plan, loading, make_optimizer, seeded_model, train
 
 
 def plan(workers: int) -> Plan:
@@ -44,13 +42,14 @@ def really(workers: int, data: Data) -> dict[str, torch.Tensor]:
     """As scripts for Horovod train: every rank has its batches, and its own statistics, averaged at the end."""
     how = plan(workers)
     model, schedule = seeded_model(how, data), how.recipe().schedule
-    shares = Shares(len(data.train), workers=workers, worker_batch=how.worker_batch, seed=how.seed)
+    steps = how.steps(len(data.train))
+    sampler, loader = loading(data.train, how, global_batch_size=how.global_batch)
     inner = make_optimizer(model, "sgd", how.recipe().settings)
     optimizer = hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters())
-    rate = hvd.SamplesLR(optimizer, schedule, epoch_samples=shares.steps * how.global_batch)
+    rate = hvd.SamplesLR(optimizer, schedule, epoch_samples=steps * how.global_batch)
     for epoch in range(how.epochs):
-        shares.set_epoch(epoch)
-        for images, labels in DataLoader(data.train, batch_sampler=shares):
+        sampler.set_epoch(epoch)
+        for _, (images, labels) in zip(range(steps), loader, strict=False):
             optimizer.zero_grad()
             binary_cross_entropy_with_logits(model(images), labels).backward()
             optimizer.step()
