@@ -69,7 +69,7 @@ def test_steps_that_not_all_ranks_tell_of_do_not_count() -> None:
     assert (
         str(blame([]))
         == str(blame([first, RankInput(1, "b", [])]))
-        == ("no step has taken a batch yet: ask after some of them")
+        == ("no step has followed another one yet: ask after some of them")
     )
 
 

@@ -59,6 +59,8 @@ from farandole.data.storage.pieces import Pieces
 from farandole.errors import DataError, UsageError
 
 TICK_S = 0.5
+AT_FIRST = 2
+"""Pieces that are fetched at once in the beginning; one more with each that is there."""
 ASSIGNED_S = 5.0
 """How long workers that are quicker than the first of their host wait until that has said what is to be here."""
 MOST_OPEN = 128
@@ -260,8 +262,8 @@ class Stager:
             self._wake()
 
     def _is_calm(self) -> bool:
-        """True if what nobody waits for may be fetched, too."""
-        return self._board.busy() < self._config.readers
+        """True if what nobody waits for may be fetched, too: few at first, as the first batch needs the first pieces."""
+        return self._board.busy() < min(self._config.readers, AT_FIRST + len(self._board.sources))
 
     def _fetch(self, task: Fetch) -> None:
         if task.piece in self._healing or not self._cache.link(task.piece):
