@@ -14,9 +14,8 @@ from typing import Any
 import xxhash
 
 import farandole.numpy as hvd
-from farandole.data.formats.arrays import arrays
+from farandole.data import arrays, stage
 from farandole.data.loading.batches import Batches
-from farandole.data.staging.stage import stage
 from farandole.elastic.worker.epoch_sampler import EpochSampler
 
 LOOK_AGAIN_S = 0.02

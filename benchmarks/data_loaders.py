@@ -116,8 +116,8 @@ class Ours(Loader):
     """``farandole.data``, by one way to the bytes."""
 
     def open(self) -> None:
-        from farandole.data.formats.arrays import arrays
-        from farandole.data.formats.images import images
+        from farandole.data import arrays
+        from farandole.data import images
         from farandole.data.loading.batches import Batches
 
         source = (images if self.data.is_encoded else arrays)(self.data.folder / "files")
@@ -147,7 +147,7 @@ class OursStaged(Ours):
     """Cache of this host, with checksums compared."""
 
     def through(self, source: Any) -> Any:
-        from farandole.data.staging.stage import stage
+        from farandole.data import stage
 
         return stage(source, cache=self.data.folder / "cache")
 

@@ -59,9 +59,11 @@ def main() -> None:
                 line = f"{state.epoch} {' '.join(map(str, mine))}\n"
                 state.sampler.cursor.advance(batch.samples)
                 state.step += 1
-                state.commit()
-                with (Path(out) / f"worker-{worker}").open("a") as file:
-                    file.write(line)
+                try:
+                    state.commit()
+                finally:  # it is committed, too, where others are to join now
+                    with (Path(out) / f"worker-{worker}").open("a") as file:
+                        file.write(line)
             state.epoch += 1
 
     train(Progress(epoch=0, step=0, sampler=EpochSampler(staged)))

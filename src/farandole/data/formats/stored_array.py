@@ -166,6 +166,24 @@ class ArraySource(Source, ABC):
                 self.store.read_into(self.manifest.paths[file], offset, array.reshape(-1).view(np.uint8).data)
         return True
 
+    def read_batch(self, indices: Sequence[int], columns: Sequence[Array]) -> bool:
+        """Read samples into arrays of one row for each, as ``read_into`` does, at the cost of one call."""
+        if not self._is_plain or self.decode is not None or len(self._layouts) != len(columns):
+            return False
+        for column, layout, dtype in zip(columns, self._layouts, self._dtypes, strict=True):
+            if column.shape[1:] != layout.row_shape or column.dtype != dtype or not column.flags.c_contiguous:
+                return False
+        requests = []
+        for column, place in zip(columns, self.manifest.fields, strict=True):
+            files, offsets, _ = place.locate(indices)
+            paths = {file: self.manifest.paths[file] for file in set(files.tolist())}
+            flat, nbytes = column.reshape(-1).view(np.uint8).data, column[:1].nbytes
+            for row, (file, offset) in enumerate(zip(files.tolist(), offsets.tolist(), strict=True)):
+                requests.append((paths[file], offset, flat[row * nbytes : (row + 1) * nbytes]))
+        if requests and len(requests[0][2]):
+            self.store.read_many(requests)
+        return True
+
     def _stored(self, number: int, extents: list[Extent], row: int) -> Array:
         layout, dtype = self._layouts[number], self._dtypes[number]
         file, offset, nbytes = extents[0]

@@ -56,6 +56,11 @@ class SampleLoader:
         with during("decode"):
             return bool(read(index, arrays))
 
+    def read_batch(self, indices: Sequence[int], columns: list[Any]) -> bool:
+        """Read samples into the columns of a batch; false where the data set cannot."""
+        read = None if self.steps else getattr(self.dataset, "read_batch", None)
+        return read is not None and bool(read(indices, columns))
+
     def _after(self, steps: int, epoch: int, index: int) -> Any:
         sample = self.dataset[index]
         for number, step in enumerate(self.steps[:steps]):

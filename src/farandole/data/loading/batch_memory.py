@@ -80,7 +80,7 @@ class _Part(ABC):
     def put(self, column: Any, row: int, value: Any) -> None:
         """Copy a sample's part into its row; raises ``_UnequalError`` if it has another form."""
 
-    def arrays(self, column: Any, row: int) -> list[Any] | None:
+    def arrays(self, column: Any, row: int | slice) -> list[Any] | None:
         """The row, as arrays to read into; None where something else is in it."""
         return None
 
@@ -122,7 +122,7 @@ class _ArrayPart(_Part):
             raise _UnequalError(self.path, f"{self.dtype} {self.shape}", f"{array.dtype} {array.shape}")
         column[row] = array
 
-    def arrays(self, column: Any, row: int) -> list[Any] | None:
+    def arrays(self, column: Any, row: int | slice) -> list[Any] | None:
         return [column[row, ...]]
 
 
@@ -185,7 +185,7 @@ class _NestedPart(_Part):
         for part, inner, key in zip(self._parts, column, self._keys, strict=True):
             part.put(inner, row, value[key])
 
-    def arrays(self, column: Any, row: int) -> list[Any] | None:
+    def arrays(self, column: Any, row: int | slice) -> list[Any] | None:
         found = [part.arrays(inner, row) for part, inner in zip(self._parts, column, strict=True)]
         return None if None in found else [array for each in found for array in each or ()]
 
@@ -225,7 +225,7 @@ class SampleRows:
         if self._part is None:
             with self._lock:
                 if self._part is None:
-                    self._lay_out(row, sample)
+                    self._lay_out(row, part_of(sample))
         assert self._part is not None
         try:
             self._part.put(self._column, row, sample)
@@ -240,14 +240,26 @@ class SampleRows:
         """The row's arrays and numbers, in the order of a sample, to read into; None where that cannot be."""
         return None if self._part is None else self._part.arrays(self._column, row)
 
+    @property
+    def form(self) -> Any:
+        """Form of the samples, for ``lay_out_as`` of another batch."""
+        return self._part
+
+    def lay_out_as(self, form: Any) -> list[Any] | None:
+        """Make room for samples of a known form; returns its columns, or None where something else is in them."""
+        with self._lock:
+            if self._part is None:
+                self._lay_out(0, form)
+        return self._part.arrays(self._column, slice(None)) if self._part is form else None
+
     def collated(self) -> Any:
         """The batch, when all rows are there; this then refers to it no more."""
         part, column, self._column = self._part, self._column, None
         assert part is not None
         return part.collated(column)
 
-    def _lay_out(self, row: int, sample: Any) -> None:
-        part, rows = part_of(sample), len(self.indices)
+    def _lay_out(self, row: int, part: _Part) -> None:
+        rows = len(self.indices)
         ends = [*accumulate(-(-size * rows // ALIGNMENT) * ALIGNMENT for size in part.sizes)]
         root: Any = self._memory.take(ends[-1]) if ends else None
         pieces = (root[begin:end] for begin, end in pairwise([0, *ends]))

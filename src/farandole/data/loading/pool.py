@@ -21,6 +21,7 @@ Each thread has a loader, which decodes there, or asks a process to.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -51,6 +52,13 @@ class Loader:
         if arrays is not None and self._read_into(self._epoch, index, arrays):
             return
         rows.put(row, self._load(self._epoch, index))
+
+    def put_all(self, rows: SampleRows, form: Any) -> bool:
+        """Load all samples of a batch of known form by one call of its data set; false where that cannot be."""
+        read = getattr(self._load, "read_batch", None)
+        if read is None or (columns := rows.lay_out_as(form)) is None:
+            return False
+        return bool(read(rows.indices, columns))
 
 
 LATE_S = 5.0
@@ -113,6 +121,9 @@ class _Work:
         self.doing: list[tuple[_Pending, int, ThreadTimes] | None] = [None] * threads
         """For each thread the batch and sample that it is at."""
         self.threads: list[threading.Thread] = []
+        self.form: Any = None
+        """Form of the samples, once a batch is there; None again where a batch cannot be read by one call."""
+        self.reads_batches = True
 
     def end(self) -> None:
         """End the threads; they finish the samples that they are at."""
@@ -130,6 +141,8 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
     times = mine()
     while (batch := work.tokens.get()) is not None:
         begin_s = time.monotonic()
+        if work.form is not None and _whole(work, batch, load, times):
+            continue
         while not work.has_ended and batch.error is None:
             try:
                 row = batch.left.popleft()
@@ -148,8 +161,33 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
             batch.done.append((end_s, times.take(), cpu_s))
             begin_s, work.sample_s = end_s, end_s - begin_s
             if len(batch.done) == len(batch.content.indices) or batch.error is not None:
+                work.form = batch.content.form if work.reads_batches else None
                 batch.ready.set()
         work.doing[number] = batch = None  # a batch that is done is its user's alone
+
+
+def _whole(work: _Work, batch: _Pending, load: Loader, times: ThreadTimes) -> bool:
+    """Load a batch that nobody has begun by one call; false, with its rows as they were, where that cannot be."""
+    rows: list[int] = []
+    with contextlib.suppress(IndexError):
+        while True:
+            rows.append(batch.left.popleft())
+    is_read, cpu_s, begin_s = False, time.thread_time(), time.monotonic()
+    if len(rows) == len(batch.content.indices):
+        try:
+            is_read = load.put_all(batch.content, work.form)
+            work.reads_batches = is_read
+        except Exception:  # sample by sample it is known which of them it is
+            is_read = False
+    if not is_read:
+        work.form = None if not work.reads_batches else work.form
+        batch.left.extend(rows)
+        return False
+    end_s, cpu_s = time.monotonic(), time.thread_time() - cpu_s
+    batch.done += [(end_s, times.take() if row == rows[-1] else {}, cpu_s / len(rows)) for row in rows]
+    work.sample_s = (end_s - begin_s) / len(rows)
+    batch.ready.set()
+    return True
 
 
 def _named(index: int, load: Loader, error: BaseException) -> DataError:

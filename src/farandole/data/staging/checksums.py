@@ -9,6 +9,7 @@ memory of another host or in its cache is found where the block is read.
 
 from __future__ import annotations
 
+import bisect
 from typing import final
 
 import numpy as np
@@ -27,6 +28,7 @@ class Checksums:
 
     def __init__(self, bounds: Integers, values: npt.NDArray[np.uint64]) -> None:
         self.bounds, self.values = bounds, values
+        self._places: list[int] = []
 
     @classmethod
     def unknown(cls, bounds: Integers) -> Checksums:
@@ -38,13 +40,20 @@ class Checksums:
 
     def covering(self, begin: int, end: int) -> tuple[int, int]:
         """First block, and the one after the last, that hold the bytes from ``begin`` to ``end``."""
-        first = int(np.searchsorted(self.bounds, begin, side="right")) - 1
-        last = int(np.searchsorted(self.bounds, end, side="left"))
-        return min(first, len(self) - 1), max(last, min(first, len(self) - 1) + 1)
+        places = self.places
+        first = min(bisect.bisect_right(places, begin) - 1, len(places) - 2)
+        return first, max(bisect.bisect_left(places, end), first + 1)
+
+    @property
+    def places(self) -> list[int]:
+        """The bounds as a list, in which a single place is found sooner."""
+        if not self._places:
+            self._places = self.bounds.tolist()
+        return self._places
 
     def nbytes(self, first: int, last: int) -> int:
         """Bytes of the blocks from ``first`` to before ``last``."""
-        return int(self.bounds[last] - self.bounds[first])
+        return self.places[last] - self.places[first]
 
     def note(self, first: int, last: int, data: memoryview) -> None:
         """Take the values of blocks from their bytes."""
@@ -82,8 +91,8 @@ class Checksums:
         return cls(bounds, np.frombuffer(text[:-8], np.uint64).copy())
 
     def _value(self, block: int, first: int, data: memoryview) -> int:
-        begin, end = (int(self.bounds[each] - self.bounds[first]) for each in (block, block + 1))
-        return int(xxhash.xxh3_64_intdigest(data[begin:end]))
+        places = self.places
+        return int(xxhash.xxh3_64_intdigest(data[places[block] - places[first] : places[block + 1] - places[first]]))
 
 
 def checksums_of(manifest: Manifest, pieces: Pieces, store: ByteStore) -> npt.NDArray[np.uint64]:

@@ -144,6 +144,7 @@ class StagedLayout(Layout):
                 self._window = min(self._window, STREAM_WINDOW)
         if least := self._too_small(entries):
             raise DataError(least)
+        self._store.is_stream = bool(self._plan.streamed.any())
         assigned = Assign(session_number() * 2**20 + generation, entries)
         if self._is_leader:
             self._store.link.assign(assigned)

@@ -12,9 +12,11 @@ last reader has let go of it.
 
 from __future__ import annotations
 
+import bisect
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, final
 
 from farandole.data.staging.cache import CachedPiece, CacheFolder
@@ -27,7 +29,8 @@ from farandole.data.storage.pieces import Pieces
 from farandole.data.storage.waits import during
 from farandole.errors import DataError
 
-MOST_OPEN = 64
+MOST_OPEN = 512
+"""Pieces that a process keeps open, each a descriptor: with fewer, a random order opens one for most samples."""
 ATTEMPTS = 3
 """How often a piece is fetched again that is damaged each time."""
 
@@ -46,6 +49,9 @@ class StagedFiles(ByteStore):
         self._open: OrderedDict[int, CachedPiece] = OrderedDict()
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
+        self._begins, self._bounds = self.pieces.begins.tolist(), self.pieces.bounds.tolist()
+        self.is_stream = True
+        """True if the stager must be told which pieces are in use: some of them do not stay."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (self.link.config.index, self.link, self._folder)
@@ -64,6 +70,19 @@ class StagedFiles(ByteStore):
             for begin in range(max(place, first), stop, READ_BYTES):
                 part = buffer[begin - place : min(stop, begin + READ_BYTES) - place]
                 self._read(piece, begin - first, part)
+
+    def read_many(self, requests: Sequence[tuple[str, int, memoryview]]) -> None:
+        left = []
+        with during("disk", requests[0][0] if requests else "", sum(len(each[2]) for each in requests)):
+            for request in requests:
+                path, offset, buffer = request
+                place = self._begins[self._number(path)] + offset
+                piece = bisect.bisect_right(self._bounds, place) - 1
+                cached = self._open.get(piece)
+                if cached is None or not _read_verified(cached, place - self._bounds[piece], buffer):
+                    left.append(request)
+        for path, offset, buffer in left:
+            self.read_into(path, offset, buffer)
 
     def local_path(self, path: str) -> str | None:
         """The file of a piece where that is the whole of ``path``, and here."""
@@ -127,7 +146,8 @@ class StagedFiles(ByteStore):
                 self._open[piece] = cached
                 if len(self._open) > MOST_OPEN:
                     self._open.popitem(last=False)
-            self.link.ask(Opened(piece))
+            if self.is_stream:
+                self.link.ask(Opened(piece))
         return cached
 
     def _ask(self, piece: int, begin: int, buffer: memoryview) -> bool:
@@ -156,8 +176,10 @@ class StagedFiles(ByteStore):
 def _read_verified(cached: CachedPiece, begin: int, buffer: memoryview) -> bool:
     """Fill ``buffer`` from ``begin`` on with the blocks around it verified; false if they are damaged."""
     sums = cached.checksums
+    if begin + len(buffer) > sums.places[-1]:
+        return False
     first, last = sums.covering(begin, begin + len(buffer))
-    start, nbytes = int(sums.bounds[first]), sums.nbytes(first, last)
+    start, nbytes = sums.places[first], sums.nbytes(first, last)
     is_exact = start == begin and nbytes == len(buffer)
     data = buffer if is_exact else memoryview(bytearray(nbytes))
     try:

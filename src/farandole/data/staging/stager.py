@@ -262,7 +262,7 @@ class Stager:
             self._wake()
 
     def _is_calm(self) -> bool:
-        """True if what nobody waits for may be fetched, too: few at first, as the first batch needs the first pieces."""
+        """True if what nobody waits for may be fetched: few at first, as the first batch needs the first pieces."""
         return self._board.busy() < min(self._config.readers, AT_FIRST + len(self._board.sources))
 
     def _fetch(self, task: Fetch) -> None:

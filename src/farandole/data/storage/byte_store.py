@@ -17,7 +17,8 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from farandole.data.storage.waits import during
@@ -45,6 +46,11 @@ class ByteStore(ABC):
 
         Raises ``DataError`` naming file and offset for a file that is shorter or cannot be read.
         """
+
+    def read_many(self, requests: Sequence[tuple[str, int, memoryview]]) -> None:
+        """Fill several buffers, each from a path and an offset, as ``read_into`` does."""
+        for path, offset, buffer in requests:
+            self.read_into(path, offset, buffer)
 
     def read(self, path: str, offset: int = 0, nbytes: int = -1) -> bytearray:
         """Bytes of a file from ``offset`` on; ``nbytes=-1``: all that follow."""
@@ -116,7 +122,20 @@ class SharedFiles(ByteStore):
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         with during("shared storage", path, len(buffer)):
-            self._twice(path, offset, lambda fd: read_fully(fd, path, offset, buffer))
+            self._twice(path, offset, partial(_fill, path=path, offset=offset, buffer=buffer))
+
+    def read_many(self, requests: Sequence[tuple[str, int, memoryview]]) -> None:
+        files: dict[str, _OpenFile] = {}
+        with during("shared storage", requests[0][0] if requests else "", sum(len(each[2]) for each in requests)):
+            for path, offset, buffer in requests:
+                try:
+                    if (file := files.get(path)) is None:
+                        file = files[path] = self._opened(path)
+                    if os.preadv(file.fd, [buffer], offset) == len(buffer):
+                        continue
+                except OSError:
+                    files.pop(path, None)
+                self._twice(path, offset, partial(_fill, path=path, offset=offset, buffer=buffer))
 
     def version(self, path: str) -> tuple[int, int] | None:
         found = self._twice(path, 0, os.fstat)
@@ -169,6 +188,10 @@ class _OpenFile:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound: modules go first when Python ends
         if self.fd >= 0:
             close(self.fd)
+
+
+def _fill(fd: int, path: str, offset: int, buffer: memoryview) -> None:
+    read_fully(fd, path, offset, buffer)
 
 
 def read_fully(fd: int, path: str, offset: int, buffer: memoryview) -> None:
