@@ -14,8 +14,9 @@ from tests.support.runtime.waits_after_a_fault import ROUNDS, WAYS
 
 SCRIPT = SUPPORT / "runtime" / "waits_after_a_fault.py"
 NO_WAITS = {
-    "Adasum", "Average", "Compression", "HorovodInternalError", "Max", "Min", "NoiseScale", "ProcessSet", "Product", "data",
-    "Sum", "ccl_built", "checkpoint_due", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
+    "Adasum", "Average", "Compression", "HorovodInternalError", "Max", "Min", "NoiseScale", "ProcessSet", "Product",
+    "Sum", "ccl_built", "checkpoint_due", "cross_rank", "cross_size", "cuda_built", "data", "ddl_built",
+    "global_process_set",
     "gloo_built", "gloo_enabled", "is_homogeneous", "is_initialized", "local_rank", "local_size", "log", "mpi_built",
     "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "rocm_built", "shutdown", "size",
     "start_timeline", "statistics", "stop_timeline",

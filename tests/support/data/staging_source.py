@@ -129,3 +129,9 @@ def kill_stager(source: Source) -> None:
     pid = stager_of(source)
     os.kill(pid, signal.SIGKILL)
     until_gone([pid])
+
+
+def staged_bytes(index: int, samples: int = 50, nbytes: int = 20_000) -> bytes:
+    """The sample that ``made`` writes there."""
+    content = np.random.default_rng(index // samples).integers(0, 256, samples * nbytes, np.uint8)
+    return content[index % samples * nbytes :][:nbytes].tobytes()

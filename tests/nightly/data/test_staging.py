@@ -76,31 +76,6 @@ def flip(path: Path, offset: int) -> None:
         file.write(bytes([value ^ 8]))
 
 
-def test_alone_each_byte_is_read_once_and_a_warm_start_reads_none(tmp_path: Path, cache: str) -> None:
-    source = made(tmp_path / "set")
-    staged = stage(source, cache=cache, limit="1GB")
-    with ended(staged):
-        assert same(staged, source)
-        found = statistics(staged)
-        assert (found.shared_bytes, found.held_bytes, found.healed) == (source.manifest.nbytes, found.wanted_bytes, 0)
-        names = {path.name for path in Path(found.folder).iterdir()}
-        pieces = len(store_of(staged).pieces)
-        own = {f"{piece:08x}{end}" for piece in range(pieces) for end in ("", ".sums")}
-        assert names == {".farandole-cache", *own}
-    again = stage(source, cache=cache, limit="1GB")
-    with ended(again):
-        shutil.rmtree(tmp_path / "set")
-        for index in range(len(source)):
-            assert bytes(again[index]) == bytes(staged_bytes(index))
-        assert statistics(again).shared_bytes == 0
-
-
-def staged_bytes(index: int, samples: int = 50, nbytes: int = 20_000) -> bytes:
-    """The sample that ``made`` writes there."""
-    content = np.random.default_rng(index // samples).integers(0, 256, samples * nbytes, np.uint8)
-    return content[index % samples * nbytes :][:nbytes].tobytes()
-
-
 def test_a_limit_below_two_pieces_is_refused_with_the_least_that_works(tmp_path: Path, cache: str) -> None:
     source = made(tmp_path / "set", files=3, samples=100, nbytes=41_000)
     with pytest.raises(DataError, match=r"room for 1000000 bytes .* limit=(\d+) or more") as caught:
@@ -143,27 +118,6 @@ def used(folder: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += path.stat().st_size if not path.name.endswith(".sums") else 0
     return total
-
-
-def test_a_flipped_bit_in_the_cache_is_found_and_healed(tmp_path: Path, cache: str) -> None:
-    source = made(tmp_path / "set")
-    staged = stage(source, cache=cache, limit="1GB")
-    with ended(staged):
-        assert same(staged, source)
-        flip(piece_file(staged, 0), 123_456)
-        assert same(staged, source)
-        assert statistics(staged).healed == 1
-        store_of(staged).close()
-        flip(piece_file(staged, 0).with_suffix(".sums"), 20)
-        assert same(staged, source)
-        store_of(staged).close()
-        os.truncate(piece_file(staged, 1), 1000)
-        assert same(staged, source)
-        store_of(staged).close()
-        for path in Path(statistics(staged).folder).iterdir():
-            path.unlink()  # by a program that cleans /tmp
-        assert same(staged, source)
-        assert statistics(staged).held_bytes == source.manifest.nbytes
 
 
 def test_what_a_failure_of_the_host_leaves_is_not_believed(tmp_path: Path, cache: str) -> None:
@@ -242,21 +196,6 @@ def test_a_file_that_changes_meanwhile_is_named(tmp_path: Path, cache: str, chan
         )
         with pytest.raises(DataError, match=words):
             staged[0]
-
-
-def test_a_killed_stager_is_started_again_and_nothing_is_lost(tmp_path: Path, cache: str) -> None:
-    source = made(tmp_path / "set", files=8)
-    staged = stage(source, cache=cache, limit="1GB")
-    with ended(staged):
-        for index in range(0, len(source), 40):
-            if index % 200 == 0:
-                kill_stager(staged)
-                store_of(staged).close()
-            assert bytes(staged[index]) == bytes(source[index])
-        assert same(staged, source)
-        kill_stager(staged)
-        assert statistics(staged).held_bytes == source.manifest.nbytes
-        assert statistics(staged).shared_bytes == 0
 
 
 def test_two_jobs_use_one_cache_at_the_same_time(tmp_path: Path, cache: str) -> None:

@@ -1,0 +1,109 @@
+"""Staging by a real stager on one host: each byte once, healed bits, a killed stager. More of it is nightly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.data.staging.stage import stage
+from tests.support.data.staging_source import (
+    Raw,
+    ended,
+    kill_stager,
+    made,
+    same,
+    staged_bytes,
+    stagers,
+    statistics,
+    store_of,
+)
+from tests.support.paths import SUPPORT
+
+MIB = 2**20
+ELASTIC = SUPPORT / "data" / "staging_elastic_worker.py"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> str:
+    return str(tmp_path / "cache")
+
+
+@pytest.fixture(autouse=True)
+def _no_stager_is_left(tmp_path: Path) -> Any:
+    yield
+    left = stagers(tmp_path)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "a stager is left"
+
+
+def piece_file(source: Raw, piece: int) -> Path:
+    return Path(statistics(source).folder) / f"{piece:08x}"
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        value = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([value ^ 8]))
+
+
+def test_alone_each_byte_is_read_once_and_a_warm_start_reads_none(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        assert same(staged, source)
+        found = statistics(staged)
+        assert (found.shared_bytes, found.held_bytes, found.healed) == (source.manifest.nbytes, found.wanted_bytes, 0)
+        names = {path.name for path in Path(found.folder).iterdir()}
+        pieces = len(store_of(staged).pieces)
+        own = {f"{piece:08x}{end}" for piece in range(pieces) for end in ("", ".sums")}
+        assert names == {".farandole-cache", *own}
+    again = stage(source, cache=cache, limit="1GB")
+    with ended(again):
+        shutil.rmtree(tmp_path / "set")
+        for index in range(len(source)):
+            assert bytes(again[index]) == bytes(staged_bytes(index))
+        assert statistics(again).shared_bytes == 0
+
+
+def test_a_flipped_bit_in_the_cache_is_found_and_healed(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        assert same(staged, source)
+        flip(piece_file(staged, 0), 123_456)
+        assert same(staged, source)
+        assert statistics(staged).healed == 1
+        store_of(staged).close()
+        flip(piece_file(staged, 0).with_suffix(".sums"), 20)
+        assert same(staged, source)
+        store_of(staged).close()
+        os.truncate(piece_file(staged, 1), 1000)
+        assert same(staged, source)
+        store_of(staged).close()
+        for path in Path(statistics(staged).folder).iterdir():
+            path.unlink()  # by a program that cleans /tmp
+        assert same(staged, source)
+        assert statistics(staged).held_bytes == source.manifest.nbytes
+
+
+def test_a_killed_stager_is_started_again_and_nothing_is_lost(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=8)
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        for index in range(0, len(source), 40):
+            if index % 200 == 0:
+                kill_stager(staged)
+                store_of(staged).close()
+            assert bytes(staged[index]) == bytes(source[index])
+        assert same(staged, source)
+        kill_stager(staged)
+        assert statistics(staged).held_bytes == source.manifest.nbytes
+        assert statistics(staged).shared_bytes == 0
