@@ -116,8 +116,7 @@ class Ours(Loader):
     """``farandole.data``, by one way to the bytes."""
 
     def open(self) -> None:
-        from farandole.data import arrays
-        from farandole.data import images
+        from farandole.data import arrays, images
         from farandole.data.loading.batches import Batches
 
         source = (images if self.data.is_encoded else arrays)(self.data.folder / "files")

@@ -12,20 +12,17 @@ import pytest
 
 from farandole.data.staging.stage import stage
 from tests.support.data.staging_source import (
-    Raw,
     ended,
+    flip,
     kill_stager,
     made,
+    piece_file,
     same,
     staged_bytes,
     stagers,
     statistics,
     store_of,
 )
-from tests.support.paths import SUPPORT
-
-MIB = 2**20
-ELASTIC = SUPPORT / "data" / "staging_elastic_worker.py"
 
 
 @pytest.fixture
@@ -40,18 +37,6 @@ def _no_stager_is_left(tmp_path: Path) -> Any:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "a stager is left"
-
-
-def piece_file(source: Raw, piece: int) -> Path:
-    return Path(statistics(source).folder) / f"{piece:08x}"
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        value = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([value ^ 8]))
 
 
 def test_alone_each_byte_is_read_once_and_a_warm_start_reads_none(tmp_path: Path, cache: str) -> None:

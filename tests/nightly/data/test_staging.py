@@ -34,8 +34,10 @@ from tests.support.data.staging_source import (
     Raw,
     end,
     ended,
+    flip,
     kill_stager,
     made,
+    piece_file,
     same,
     source_of,
     stager_of,
@@ -62,18 +64,6 @@ def _no_stager_is_left(tmp_path: Path) -> Any:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "a stager is left"
-
-
-def piece_file(source: Raw, piece: int) -> Path:
-    return Path(statistics(source).folder) / f"{piece:08x}"
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        value = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([value ^ 8]))
 
 
 def test_a_limit_below_two_pieces_is_refused_with_the_least_that_works(tmp_path: Path, cache: str) -> None:

@@ -135,3 +135,17 @@ def staged_bytes(index: int, samples: int = 50, nbytes: int = 20_000) -> bytes:
     """The sample that ``made`` writes there."""
     content = np.random.default_rng(index // samples).integers(0, 256, samples * nbytes, np.uint8)
     return content[index % samples * nbytes :][:nbytes].tobytes()
+
+
+def piece_file(source: Raw, piece: int) -> Path:
+    """File of a piece in the cache."""
+    return Path(statistics(source).folder) / f"{piece:08x}"
+
+
+def flip(path: Path, offset: int) -> None:
+    """Flip a bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        value = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([value ^ 8]))
