@@ -17,25 +17,12 @@ from typing import Any
 from farandole.data.formats.source import Source, load_index, made_once
 from farandole.data.storage.listing import Where, list_files
 from farandole.data.storage.manifest import Manifest
+from farandole.data.tools.command import FORMATS
 from farandole.errors import UsageError
 
 Reader = Callable[..., Source]
 
-MODULES = {
-    "tfrecord": "tfrecord",
-    "hdf5": "hdf5",
-    "netcdf": "netcdf",
-    "zarr": "zarr_store",
-    "geotiff": "geotiff",
-    "tar": "tar",
-    "files": "files",
-    "images": "images",
-    "arrays": "arrays",
-    "fits": "fits",
-    "grib": "grib",
-    "parquet": "parquet",
-    "array_record": "array_record",
-}
+MODULES = {name: name for name in FORMATS} | {"zarr": "zarr_store"}
 """Module of each format below ``farandole.data.formats``; its function has the name of the format."""
 
 BAKED = ("hdf5", "netcdf", "zarr", "arrays")
