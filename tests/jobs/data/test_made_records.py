@@ -154,11 +154,11 @@ class TestTar:
         source = tar(tmp_path)
         content[2048 + 512] ^= 1
         records_in(tmp_path, **{"x.tar": bytes(content)})
-        with pytest.raises(DataError, match=r"x\.tar: sample 1 .* fails its checksum"):
+        with pytest.raises(DataError, match=r"x\.tar: sample 1 .* bad checksum"):
             source.on(SharedFiles())[1]
         for damaged, sentence in (
             (b"", "is empty"),
-            (b"no tar" * 200, "checksum"),
+            (b"no tar" * 200, "cannot be read as tar"),
             (packed(self.files)[:600], "cut off"),
         ):
             records_in(tmp_path, **{"x.tar": damaged})

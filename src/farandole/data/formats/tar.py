@@ -3,23 +3,24 @@
     source = tar("/lustre/set")                                  # {"__key__": "a/0001", "jpg": b"...", "json": b"..."}
     source = tar("/lustre/BigEarthNet.tar", group="folder")      # {"__key__": "S2A_..._45", "B01.tif": b"...", ...}
 
-The index reads headers (POSIX, GNU and pax); a sample is one run of bytes, whose headers say what is in it.
+Python's tarfile reads the headers (POSIX, GNU and pax); a sample is one run of bytes, whose headers say what is in it.
 """
 
 from __future__ import annotations
 
-import os
+import io
+import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, final
 
-from farandole.data.formats.reading import Index
+from farandole.data.formats.reading import Index, translated
 from farandole.data.formats.records import Extent, Read, RecordsSource
 from farandole.data.formats.source import Decode
 from farandole.data.storage.listing import Where
 from farandole.errors import DataError, UsageError
 
-BLOCK, MOST_NAME = 512, 2**20
-FILES, EMPTY = b"\x0007", b"3456D"
+BLOCK, MOST_READ = tarfile.BLOCKSIZE, 2**20
+KNOWN = (*tarfile.REGULAR_TYPES, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, b"D")
 """Types of members: ordinary files; devices, folders, pipes and lists of folders, which have no sample's bytes."""
 REFUSED = {
     b"1": "a hard link: pack it anew with --hard-dereference",
@@ -57,6 +58,7 @@ class TarSource(RecordsSource):
 
     def record(self, data: bytes, where: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        data += bytes(-len(data) % BLOCK)
         for member in members(lambda at, count: data[at : at + count], len(data), where):
             key, extension = split(member.name, self.manifest.details["group"])
             if key:
@@ -114,91 +116,65 @@ def _grouped(found: Iterable[TarMember], group: str, path: str) -> list[Extent]:
     return extents
 
 
+@final
+class _Parts(io.RawIOBase):
+    """File of ``size`` bytes, of which ``read`` gives parts."""
+
+    def __init__(self, read: Read, size: int) -> None:
+        self._read, self._size, self._at = read, size, 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        assert whence == io.SEEK_SET, whence
+        self._at = offset
+        return offset
+
+    def read(self, size: int = -1) -> bytes:
+        part = self._read(self._at, min(size, self._size - self._at)) if self._at < self._size else b""
+        self._at += len(part)
+        return part
+
+
 def members(read: Read, size: int, path: str) -> Iterator[TarMember]:
     """Files of an archive of ``size`` bytes, of which ``read`` gives parts. Raises ``DataError`` for damage."""
-    at, first, said = 0, 0, dict[str, bytes]()
-    while at < size and (block := read(at, BLOCK)).strip(b"\0"):
-        where = f"{path}: the member at byte {at}"
-        if not _is_header(block):
-            raise DataError(
-                f"{where} has a header that fails its checksum: the archive is damaged, or none; copy it again"
-            )
-        kind, nbytes, begin = block[156:157], _number(block[124:136], where), at + BLOCK
-        if kind in b"LKxg":
-            said |= _extension(kind, read(begin, min(nbytes, MOST_NAME + 1)), where)
-        else:
-            name = os.fsdecode(said.get("path") or _name(block))
-            nbytes = _body(kind, int(said.get("size", nbytes)), name, said, where)
-            if begin + nbytes > size:
-                raise DataError(
-                    f"{where}, {name!r}, is cut off: {nbytes} bytes, of which {size - begin} are there; copy it again"
-                )
-            if kind in FILES and not name.endswith("/"):
-                yield TarMember(name, first, begin, nbytes)
-            said = {}
-        at = begin + -(-nbytes // BLOCK) * BLOCK
-        first = first if said else at
-    while at < size:  # what stands behind the end mark would be left out in silence by other readers, too
-        if (part := read(at, MOST_NAME)).strip(b"\0"):
+    if not size:
+        return
+    with translated(path, "tar"), tarfile.open(fileobj=_Parts(read, size), mode="r:") as archive:
+        for member in archive:
+            where = f"{path}: the member at byte {member.offset}, {member.name!r},"
+            is_sparse = member.issparse() or any(key.startswith("GNU.sparse.") for key in member.pax_headers)
+            kind = b"S" if is_sparse else member.type
+            if kind in REFUSED or kind not in KNOWN:
+                raise DataError(f"{where} is {REFUSED.get(kind, f'of the type {kind!r}, which is not read')}")
+            if member.offset_data + member.size > size:
+                raise DataError(f"{where} is cut off: {member.size} bytes are said to follow; copy the archive again")
+            if {*archive.pax_headers} & {"path", "size"}:
+                raise DataError(f"{where} has a name or size for all members: pack it anew")
+            if member.isreg():
+                yield TarMember(member.name, member.offset, member.offset_data, member.size)
+        _check_end(read, archive.offset, size, path)
+
+
+def _check_end(read: Read, at: int, size: int, path: str) -> None:
+    """Refuse what stands behind the last member: a damaged header, or another archive, ends the list in silence."""
+    if at < size and (block := read(at, BLOCK)).strip(b"\0") and not _is_header(block):
+        raise DataError(
+            f"{path}: the member at byte {at} has a header that fails its checksum: copy the archive again"
+        )
+    while at < size:
+        if (part := read(at, MOST_READ)).strip(b"\0"):
             raise DataError(
                 f"{path}: bytes follow the end mark at {at}: archives were joined; use tar --concatenate, or list each"
             )
         at += len(part)
 
 
-def _body(kind: bytes, nbytes: int, name: str, said: Mapping[str, bytes], where: str) -> int:
-    """Number of bytes after the header of a member, whose type may be refused."""
-    if kind == b"S" or any(key.startswith("GNU.sparse.") for key in said):
-        kind = b"S"
-    if kind in REFUSED or kind not in FILES + EMPTY:
-        raise DataError(f"{where}, {name!r}, is {REFUSED.get(kind, f'of the type {kind!r}, which is not read')}")
-    return nbytes if kind in FILES + b"D" and not (kind == b"\0" and name.endswith("/")) else 0
-
-
 def _is_header(block: bytes) -> bool:
-    """True if the checksum of a header is right; old archives have that of signed bytes."""
-    stored = block[148:156].strip(b"\0 ")
-    if len(block) < BLOCK or not stored.isdigit():
+    """True if tarfile can read a header."""
+    try:
+        tarfile.TarInfo.frombuf(block, tarfile.ENCODING, "surrogateescape")
+    except tarfile.HeaderError:
         return False
-    rest = block[:148] + b" " * 8 + block[156:BLOCK]
-    total, told = sum(rest), _octal(stored)
-    return told == total or told == total - 256 * sum(byte > 127 for byte in rest)
-
-
-def _octal(digits: bytes) -> int:
-    return int(digits, 8) if digits.isdigit() and not {*digits} & {*b"89"} else -1
-
-
-def _number(field: bytes, where: str) -> int:
-    """Number in a header: octal digits, or big-endian bytes after 0x80, as GNU has it for large ones."""
-    digits = field.strip(b"\0 ") or b"0"
-    found = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _octal(digits)
-    if found < 0:
-        raise DataError(f"{where} has {field!r} as its size: the archive is damaged")
-    return found
-
-
-def _name(block: bytes) -> bytes:
-    name = block[:100].partition(b"\0")[0]
-    prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
-    return prefix + b"/" + name if prefix else name
-
-
-def _extension(kind: bytes, data: bytes, where: str) -> dict[str, bytes]:
-    """Content of a header before a member: GNU's long names, or records such as ``17 path=a/b.jpg`` (pax)."""
-    if len(data) > MOST_NAME:
-        raise DataError(f"{where} has a name of more than {MOST_NAME} bytes: the archive is damaged")
-    if kind in b"LK":
-        return {"path" if kind == b"L" else "linkpath": data.rstrip(b"\0")}
-    found, at = dict[str, bytes](), 0
-    while at < len(data) and data[at]:
-        digits = data[at : at + 20].partition(b" ")[0]
-        end = at + int(digits) if digits.isdigit() else at
-        key, equals, value = data[at + len(digits) + 1 : end - 1].partition(b"=")
-        if not equals or end > len(data) or data[end - 1 : end] != b"\n":
-            raise DataError(f"{where} has a damaged extended header (pax): copy the archive again")
-        found[os.fsdecode(key)] = value
-        at = end
-    if not found.get("size", b"0").isdigit() or (kind == b"g" and {*found} & {"path", "size"}):
-        raise DataError(f"{where} has an extended header with a size that is none, or for all members: pack it anew")
-    return found if kind == b"x" else {}
+    return True
