@@ -8,23 +8,17 @@ In an elastic job give it, as ``SampledBatches``, to one ``fit`` of one epoch, w
 
 from __future__ import annotations
 
-import math
-import sys
 import threading
 from typing import Any, final
-
-import keras
-import numpy as np
-import numpy.typing as npt
 
 from farandole.data.loading.batches import Batches
 from farandole.data.loading.pool import LoadedBatches
 from farandole.data.loading.report import input_log
-from farandole.errors import UsageError
+from farandole.keras.elastic import EpochDataset
 
 
 @final
-class BatchesDataset(keras.utils.PyDataset):
+class BatchesDataset(EpochDataset):
     """Batches of this rank that are left of an epoch, loaded ahead by the threads or processes of ``batches``.
 
     >>> model.fit(BatchesDataset(batches), shuffle=False)
@@ -34,17 +28,12 @@ class BatchesDataset(keras.utils.PyDataset):
     """
 
     def __init__(self, batches: Batches) -> None:
-        super().__init__()
-        self.sampler, self._batches = batches.sampler, batches
-        size = self.sampler.num_replicas
-        self.batch_size = batches.batch_size or max(1, batches.global_batch_size // size)
+        size = batches.sampler.num_replicas
+        super().__init__(batches.sampler, batches.batch_size or max(1, batches.global_batch_size // size))
+        self._batches = batches
         self._lock = threading.Lock()  # Keras asks from threads of the backend, one after the other
         self._loaded: LoadedBatches | None = None
         self._next = 0
-        self._share_out()
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.indices) / self.batch_size)
 
     def __getitem__(self, index: int) -> Any:
         with self._lock:
@@ -57,28 +46,6 @@ class BatchesDataset(keras.utils.PyDataset):
             input_log.handed_out(place, len(self.rows(index)) * self.sampler.num_replicas, self._loaded.last)
             return batch
 
-    def rows(self, index: int) -> npt.NDArray[np.int64]:
-        """Numbers of the samples of a batch."""
-        return self.indices[index * self.batch_size : (index + 1) * self.batch_size]
-
-    @property
-    def is_current(self) -> bool:
-        """True if the sampler is where it was when the epoch began."""
-        return self.begin == self._position
-
-    @property
-    def _position(self) -> tuple[int, int, int]:
-        return self.sampler.epoch, self.sampler.processed_num, self.sampler.num_replicas
-
-    def on_epoch_begin(self) -> None:
-        """See ``PyDataset``."""
-        if getattr(sys._getframe(1).f_locals.get("self"), "shuffle", False):
-            self._close()
-            raise UsageError(
-                "fit() shuffles batches by default, and these are loaded ahead, in an order that is random already: "
-                "call fit(..., shuffle=False)"
-            )
-
     def on_epoch_end(self) -> None:
         """See ``PyDataset``."""
         with self._lock:
@@ -89,12 +56,8 @@ class BatchesDataset(keras.utils.PyDataset):
                 self.sampler.set_epoch(self.sampler.epoch + 1)
                 self._share_out()
 
-    def _share_out(self) -> None:
-        # Now, as Keras asks for batches ahead while the sampler moves on.
-        self.indices: npt.NDArray[np.int64] = np.fromiter(self.sampler, np.int64)
-        self.begin = self._position
-
     def _close(self) -> None:
+        """See ``EpochDataset``."""
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None

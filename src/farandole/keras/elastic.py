@@ -316,8 +316,60 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self._state.epoch += 1
 
 
+class EpochDataset(keras.utils.PyDataset):
+    """Rows of what is left of a sampler's epoch, in batches; subclasses load them.
+
+    Raises ``UsageError`` if nothing is left, and in a ``fit`` that shuffles the batches, which is its default.
+    """
+
+    def __init__(self, sampler: ElasticSampler, batch_size: int, **others: Any) -> None:
+        super().__init__(**others)
+        self.sampler, self.batch_size = sampler, batch_size
+        self._share_out()
+        if not len(self.indices):
+            raise UsageError(
+                f"nothing is left of epoch {sampler.epoch}: call sampler.set_epoch() with the next one, and put "
+                "UpdateEpochStateCallback before CommitStateCallback, so that its number is committed"
+            )
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.indices) / self.batch_size)
+
+    def rows(self, index: int) -> npt.NDArray[np.int64]:
+        """Indices of the samples of a batch."""
+        return self.indices[index * self.batch_size : (index + 1) * self.batch_size]
+
+    @property
+    def is_current(self) -> bool:
+        """True if the sampler is where it was when the rows were shared out."""
+        return self.begin == self._position
+
+    @property
+    def _position(self) -> tuple[int, int, int]:
+        return self.sampler.epoch, self.sampler.processed_num, self.sampler.num_replicas
+
+    def _share_out(self) -> None:
+        # Now, as Keras asks for batches ahead, and in other threads, while the sampler moves on.
+        self.indices: npt.NDArray[np.int64] = np.fromiter(self.sampler, np.int64)
+        self.begin = self._position
+
+    def on_epoch_begin(self) -> None:
+        """See ``PyDataset``."""
+        # No order but this one can be noted: batches are asked for ahead, in threads and processes, and a callback is
+        # told how many were trained on, not which. Keras tells a data set nothing of it, but its caller here knows.
+        if getattr(sys._getframe(1).f_locals.get("self"), "shuffle", False):
+            self._close()
+            raise UsageError(
+                f"fit() shuffles the batches of {type(self).__name__}, as it does by default, and the sampler could "
+                "not tell which are done: call fit(..., shuffle=False). The samples are in random order already"
+            )
+
+    def _close(self) -> None:
+        """End what loads batches ahead."""
+
+
 @final
-class SampledBatches(keras.utils.PyDataset):
+class SampledBatches(EpochDataset):
     """Batches of what is left of a sampler's epoch, for one ``fit`` of one epoch.
 
     >>> batches = hvd.elastic.SampledBatches(sampler, lambda rows: (x[rows], y[rows]), batch_size=32)
@@ -332,45 +384,11 @@ class SampledBatches(keras.utils.PyDataset):
     def __init__(
         self, sampler: ElasticSampler, load: Callable[[npt.NDArray[np.int64]], Any], batch_size: int = 32, **others: Any
     ) -> None:
-        super().__init__(**others)
-        # Now, as Keras asks for batches ahead, and in other threads, while the sampler moves on.
-        self.indices: npt.NDArray[np.int64] = np.fromiter(sampler, np.int64)
-        self.sampler, self.batch_size, self._load = sampler, batch_size, load
-        self.begin = self._position
-        if not len(self.indices):
-            raise UsageError(
-                f"nothing is left of epoch {sampler.epoch}: call sampler.set_epoch() with the next one, and put "
-                "UpdateEpochStateCallback before CommitStateCallback, so that its number is committed"
-            )
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.indices) / self.batch_size)
+        super().__init__(sampler, batch_size, **others)
+        self._load = load
 
     def __getitem__(self, index: int) -> Any:
         return self._load(self.rows(index))
-
-    def rows(self, index: int) -> npt.NDArray[np.int64]:
-        """Indices of the samples of a batch."""
-        return self.indices[index * self.batch_size : (index + 1) * self.batch_size]
-
-    @property
-    def is_current(self) -> bool:
-        """True if the sampler is where it was when these batches were made."""
-        return self.begin == self._position
-
-    @property
-    def _position(self) -> tuple[int, int, int]:
-        return self.sampler.epoch, self.sampler.processed_num, self.sampler.num_replicas
-
-    def on_epoch_begin(self) -> None:
-        """See ``PyDataset``."""
-        # No order but this one can be noted: batches are asked for ahead, in threads and processes, and a callback is
-        # told how many were trained on, not which. Keras tells a data set nothing of it, but its caller here knows.
-        if getattr(sys._getframe(1).f_locals.get("self"), "shuffle", False):
-            raise UsageError(
-                "fit() shuffles the batches of SampledBatches, as it does by default, and the sampler could not tell "
-                "which are done: call fit(..., shuffle=False). The samples are in random order already"
-            )
 
 
 @final
@@ -382,7 +400,7 @@ class RecordSamplesCallback(_CountingCallback):
     Raises ``UsageError`` in a second epoch with the same batches.
     """
 
-    def __init__(self, batches: SampledBatches) -> None:
+    def __init__(self, batches: EpochDataset) -> None:
         super().__init__()
         self._batches = batches
 

@@ -34,6 +34,8 @@ try:
     model.fit(BatchesDataset(batches), verbose=0)
 except ValueError as error:
     assert "call fit(..., shuffle=False)" in str(error)
+else:
+    raise AssertionError("fit() has shuffled batches that are loaded ahead")
 assert not [thread for thread in threading.enumerate() if thread.name.startswith("farandole-load")]
 print("done")
 """
