@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -22,6 +24,7 @@ from examples.bigearthnet.data import Data, Items
 from examples.bigearthnet.metrics import MicroF1
 from examples.bigearthnet.model import resnet
 from farandole.largebatch import Cosine, Recipe, recipe
+from farandole.testing.ledger import Ledger
 from farandole.torch import optim
 
 TEST_BATCH = 256
@@ -109,40 +112,56 @@ def seeded_model(plan: Plan, data: Data) -> torch.nn.Module:
     return resnet(classes=data.classes, width=plan.width)
 
 
-def train(model: torch.nn.Module, plan: Plan, data: Data, after_epoch: AfterEpoch | None = None) -> Outcome:
-    """Train as ``plan`` says. All ranks call it together, after ``hvd.init()``, and get the same losses and scores."""
+def train(
+    model: torch.nn.Module, plan: Plan, data: Data, after_epoch: AfterEpoch | None = None, ledger: Path | None = None
+) -> Outcome:
+    """Train as ``plan`` says. All ranks call it together, after ``hvd.init()``, and get the same losses and scores.
+
+    In an elastic job ranks may come and go, as long as their number divides that of the workers. ``ledger``: folder
+    into which each rank writes the samples that it trained on.
+    """
     begin = time.perf_counter()
     found, steps = plan.recipe(), plan.steps(len(data.train))
     sampler, loader = loading(data.train, plan, global_batch_size=plan.global_batch)
-    test_sampler, test_loader = loading(data.test, plan, batch_size=TEST_BATCH)
     optimizer: Any = hvd.DistributedOptimizer(
         make_optimizer(model, plan.optimizer, {**found.settings, **plan.settings}),
         named_parameters=model.named_parameters(),
         virtual_workers=hvd.VirtualWorkers(plan.workers, model, seed=plan.seed),
     )
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     schedule = hvd.SamplesLR(optimizer, found.schedule, epoch_samples=steps * plan.global_batch)
-    losses, scores = [], []
-    for epoch in range(plan.epochs):
-        sampler.set_epoch(epoch)
-        test_sampler.set_epoch(epoch)
-        total = torch.zeros(())
-        for _, (images, labels) in zip(range(steps), loader, strict=False):  # this rank's part of each step
-            parts = zip(images.split(plan.worker_batch), labels.split(plan.worker_batch), strict=True)
-            for _, (x, y) in zip(optimizer.shards(plan.global_batch), parts, strict=True):
-                loss = binary_cross_entropy_with_logits(model(x), y)
-                loss.backward()
-                total += loss.detach()
-            optimizer.step()
-            schedule.step()
-        losses.append(float(hvd.allreduce(total / (steps * plan.workers // hvd.size()), name="loss")))
-        scores.append(micro_f1(model, test_loader))
-        if after_epoch is not None:
-            after_epoch(epoch + 1, losses[-1], scores[-1])
+    state: Any = hvd.elastic.TorchState(
+        model, optimizer, sampler=sampler, schedule=schedule, epoch=0, losses=[], scores=[]
+    )
+
+    @hvd.elastic.run
+    def train_on(state: Any) -> None:
+        plan.steps(len(data.train))  # raises if the ranks there are now cannot share the workers
+        test_sampler, test_loader = loading(data.test, plan, batch_size=TEST_BATCH)
+        while state.epoch < plan.epochs:
+            sampler.set_epoch(state.epoch)
+            total, left = torch.zeros(()), steps - sampler.processed_num // plan.global_batch
+            for _, (images, labels) in zip(range(left), loader, strict=False):  # this rank's part of each step
+                parts = zip(images.split(plan.worker_batch), labels.split(plan.worker_batch), strict=True)
+                for _, (x, y) in zip(optimizer.shards(plan.global_batch), parts, strict=True):
+                    loss = binary_cross_entropy_with_logits(model(x), y)
+                    loss.backward()
+                    total += loss.detach()
+                optimizer.step()
+                schedule.step()
+                state.commit()
+            mean = total / max(1, left * plan.workers // hvd.size())  # of the steps since ranks have last changed
+            state.losses = [*state.losses, float(hvd.allreduce(mean, name="loss"))]
+            test_sampler.set_epoch(state.epoch)
+            state.scores = [*state.scores, micro_f1(model, test_loader)]
+            state.epoch += 1
+            if after_epoch is not None:
+                after_epoch(state.epoch, state.losses[-1], state.scores[-1])
+
+    with closing(Ledger(ledger, state)) if ledger else nullcontext():
+        train_on(state)
     kind = "real" if plan.workers == hvd.size() else "accumulated"
     seconds = time.perf_counter() - begin
-    return Outcome(losses, scores, plan.epochs * steps, found.peak_lr, kind, hvd.size(), seconds)
+    return Outcome(state.losses, state.scores, plan.epochs * steps, found.peak_lr, kind, hvd.size(), seconds)
 
 
 def loading(items: Items, plan: Plan, **size: int) -> tuple[hvd.elastic.ElasticSampler, hvd.elastic.DataLoader]:

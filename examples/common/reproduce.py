@@ -107,7 +107,13 @@ class Application:
     def show(self, results: Results) -> None:
         """Print the table and the findings."""
         console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-        table = Table("", "figure", "mean ± 95 %", "of the seeds", title=f"{self.name}: {len(results)} seeds")
+        table = Table(
+            "",
+            "figure",
+            "mean ± 95 %",
+            "of the seeds",
+            title=f"{self.name}, {len(results)} seed{'s' * (len(results) > 1)}",
+        )
         for figure, cells in self.rows(results):
             table.add_row(figure.kind, *cells)
         console.print(table)
