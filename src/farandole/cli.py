@@ -29,6 +29,8 @@ COMMANDS = {
     "plan": "farandole.launch.leases.plan_command",
     "data": "farandole.data.tools.command",
     "search": "farandole.search.command",
+    "predict": "farandole.predict.command",
+    "models": "farandole.models.command",
     "check": "farandole.launch.tools.check",
     "bench": "farandole.launch.tools.bench",
     "horovodrun": "farandole.launch.command.horovodrun",
@@ -45,6 +47,7 @@ Data-parallel deep learning, in the words of Horovod.
   farandole plan --trace sacct.txt        what a training on leases would do
   farandole data plan /lustre/set ...     who would read which data, and when
   farandole search train.py space.toml    search for hyper-parameters
+  farandole predict runs/one runs/two     how a training would scale
   farandole runs list                     runs that were recorded
   farandole check                         what is usable here, and why not
   farandole bench                         how fast the engines are here

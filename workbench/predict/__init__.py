@@ -1,0 +1,1 @@
+"""Simulated steps beside the formulas of ``farandole predict``."""
