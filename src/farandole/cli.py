@@ -49,6 +49,7 @@ Data-parallel deep learning, in the words of Horovod.
   farandole search train.py space.toml    search for hyper-parameters
   farandole predict runs/one runs/two     how a training would scale
   farandole runs list                     runs that were recorded
+  farandole models list                   models with a fact sheet
   farandole check                         what is usable here, and why not
   farandole bench                         how fast the engines are here
   farandole horovod install               let 'import horovod' mean Farandole

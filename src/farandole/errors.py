@@ -17,6 +17,7 @@
     ├── ControlError (RuntimeError)        the control plane refused or lost a peer
     ├── CheckpointError (RuntimeError)     a checkpoint could not be written, or the one asked for is not whole
     ├── DataError (RuntimeError)           a file of a data set is damaged, cannot be read, or has what no reader reads
+    ├── ModelError (RuntimeError)          the folder of a model does not verify, or its weights are of another model
     └── RemoteError (RuntimeError)         the user's function raised on a worker
 
     HostsUpdatedInterrupt (BaseException)  no error: workers are to come or go, and the state is safe
@@ -122,6 +123,11 @@ class CheckpointError(FarandoleError, RuntimeError):
 @final
 class DataError(FarandoleError, RuntimeError):
     """A file of a data set is damaged, cannot be read, or has something that no reader reads; the text names it."""
+
+
+@final
+class ModelError(FarandoleError, RuntimeError):
+    """The folder of a model does not verify, or its weights are of another model; the text says which part."""
 
 
 @final

@@ -158,11 +158,11 @@ def finish(folder: Path, manifest: CheckpointManifest, back_to: int | None = Non
     body = msgspec.json.encode(manifest)
     head = hashlib.blake2b(body, digest_size=16).hexdigest().encode()
     write_shard(folder, MANIFEST, lambda file: _write(file, head + b"\n" + body))
-    _sync(folder)  # before the rename: after a power failure there may be no name whose files are not all there
+    sync_folder(folder)  # before the rename: after a power failure there may be no name whose files are not all there
     if back_to is not None:
         _leave_branch(folder.parent, back_to, manifest.step)
     writer = writer_of(folder.parent, manifest.step)
-    if _exchange(folder, writer):  # the same step again: what is newer counts
+    if exchange(folder, writer):  # the same step again: what is newer counts
         former: Path | None = folder
     else:
         former = _set_aside(writer)  # ``rename`` replaces no folder that is not empty
@@ -172,7 +172,7 @@ def finish(folder: Path, manifest: CheckpointManifest, back_to: int | None = Non
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             discard(folder)  # another process has written the same step since the line above, and its checkpoint stays
-    _sync(folder.parent)  # before the caller removes older ones, or says that this one is written
+    sync_folder(folder.parent)  # before the caller removes older ones, or says that this one is written
     if former is not None:
         discard(former)  # last: until here a crash leaves the files of both
     return writer
@@ -192,7 +192,7 @@ def _leave_branch(root: Path, back_to: int, written: int) -> None:
     for step in reversed(later):  # the newest last: a crash before that leaves it the newest
         with contextlib.suppress(FileNotFoundError):  # another process has moved it, or removed it
             os.rename(writer_of(root, step), writer_of(branch, step))
-    _sync(branch)
+    sync_folder(branch)
     logger.warning(
         "checkpoint: training has gone back to step %d in %s: its checkpoints of steps %d to %d are in %s from now on",
         back_to, root, later[-1], later[0], branch,
@@ -283,7 +283,7 @@ def _set_aside(folder: Path) -> Path | None:
         return None
 
 
-def _exchange(new: Path, old: Path) -> bool:
+def exchange(new: Path, old: Path) -> bool:
     """Swap the names of two folders in one step, of which no crash sees a half; False where that cannot be had."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux with glibc 2.28 or later
     if renameat2 is None:
@@ -330,7 +330,7 @@ def _write(file: BinaryIO, data: bytes) -> None:
     file.write(data)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Flush a folder to the disk: names of files outlive a power failure only then."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

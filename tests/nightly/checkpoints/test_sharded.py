@@ -116,7 +116,7 @@ def _meeting(rank: int, told: Path, named: Path) -> Callable[[], None]:
 
     Rank 0 waits for rank 1 to come out of the writing, or to begin to remove files; there rank 1 waits for rank 0.
     """
-    sync, gather, unlink, flushed = folder._sync, Writer.gather, os.unlink, list[Path]()
+    sync, gather, unlink, flushed = folder.sync_folder, Writer.gather, os.unlink, list[Path]()
 
     def slow_sync(folder: Path) -> None:
         flushed.append(folder)
@@ -142,7 +142,7 @@ def _meeting(rank: int, told: Path, named: Path) -> Callable[[], None]:
             named.read_bytes()
 
     if rank == 0:
-        folder._sync = slow_sync
+        folder.sync_folder = slow_sync
     elif rank == 1:
         os.unlink = slow_unlink
     else:

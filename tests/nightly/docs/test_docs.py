@@ -6,6 +6,7 @@ A fenced block says after its language what it is:
     python run=2 mxnet  the same, run in the environment of MXNet; skipped where `make mxnet` has made none
     bash run            commands, run in an empty folder beside a copy of examples/
     bash run spark      the same, where Spark is installed
+    bash run models     the same, where the libraries of farandole.models are
     text output         lines that what ran just before (the page's program, or the commands above) must have printed
 
 Other Python blocks must compile, and what they import from here must exist. Links between pages must lead somewhere.
@@ -131,14 +132,19 @@ def test_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
         (bin_ / name).write_text(f'#!/bin/sh\nexec {sys.executable} {command}"$@"\n')
         (bin_ / name).chmod(0o755)
     path = {"PATH": f"{bin_}:{os.environ['PATH']}"}
-    has_spark = find_spec("pyspark") is not None and shutil.which("java") is not None
-    runs = {"run", "run spark"} if has_spark else {"run"}
-    for block in blocks(page):
-        if block.language == "bash" and block.role in runs:
+    there = {
+        "run": True,
+        "run spark": find_spec("pyspark") is not None and shutil.which("java") is not None,
+        "run models": find_spec("safetensors") is not None and find_spec("huggingface_hub") is not None,
+    }
+    chosen = [block for block in blocks(page) if block.language == "bash" and block.role in there]
+    for block in chosen:
+        if there[block.role]:
             finished = run_to_end(["bash", "-euo", "pipefail", "-c", block.text], tmp_path, 240.0, path)
             check_output(finished.ok(), expected_after(page, [block]))
-    if any(block.role == "run spark" for block in blocks(page)) and not has_spark:
-        pytest.skip("all but the blocks of Spark was run, which is not installed: make spark")
+    for name, make in (("run spark", "make spark"), ("run models", "make science")):
+        if not there[name] and any(block.role == name for block in chosen):
+            pytest.skip(f"all but the blocks of '{name}' was run, for which packages are missing: {make}")
 
 
 @by_name
