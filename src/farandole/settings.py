@@ -362,6 +362,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             group="what is recorded",
         ),
     ] = False
+    mllog: Annotated[
+        str,
+        Knob(
+            "write a log of the training, of the form that MLPerf has, to this file, which must not be there yet",
+            ("--mllog",),
+            group="what is recorded",
+            job_wide=True,
+        ),
+    ] = ""
     live_stay_s: Annotated[
         Seconds,
         Knob(

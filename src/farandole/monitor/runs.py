@@ -60,6 +60,7 @@ examples:
   farandole runs plot runs/a runs/b --name loss --out loss.png
   farandole runs open runs/a
   farandole runs open runs/a runs/b
+  farandole runs mllog-check result_0.txt
 """
 
 
@@ -86,6 +87,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     told.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run; of several curves are over each other")
     told.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where (default: 127.0.0.1:0)")
     told.set_defaults(main=_open)
+    told = verbs.add_parser("mllog-check", help="check a log of MLPerf", usage="farandole runs mllog-check FILE")
+    told.add_argument("file", metavar="FILE", help="of farandole run --mllog; exit status 1 if it breaks a rule")
+    told.add_argument("--submission", action="store_true", help="also what a submission must say of itself")
+    told.set_defaults(main=_check_mllog)
 
 
 def loaded(folder: str | os.PathLike[str]) -> Hub:
@@ -125,6 +130,16 @@ def trial_curves(folder: str | os.PathLike[str]) -> dict[str, dict[int, Series]]
 
 
 # -- the verbs --------------------------------------------------------------------------------------------------------
+
+
+def _check_mllog(args: argparse.Namespace) -> int:
+    from farandole.monitor.mllog_rules import broken
+
+    found = broken(Path(args.file).read_bytes(), args.submission)
+    for each in found:
+        print(f"{each.rule}: {each.text}")
+    print(f"{args.file}: {f'{len(found)} rules are broken' if found else 'all rules are kept'}")
+    return 1 if found else 0
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -36,6 +36,8 @@ def await_staged(data: Source, *, title: str = "staging") -> None:
         raise UsageError("await_staged() of data that are not staged: make them with hvd.data.stage(...)")
     many = is_initialized() and current().topology.size > 1
     is_leader = not many or current().topology.local_rank == 0
+    if many:
+        current().mllog("staging_start", None, {})
     shown = Bar(title) if not many or current().topology.rank == 0 else None
     while True:
         mine = _state(store) if is_leader else HostState()
@@ -50,6 +52,8 @@ def await_staged(data: Source, *, title: str = "staging") -> None:
         if slowest.waits_s > store.link.config.give_up_s:
             raise DataError(f"staging has stopped: {slowest.words}; is the shared storage well?")
         time.sleep(EVERY_S)
+    if many:
+        current().mllog("staging_stop", None, {})
     if shown is not None:
         shown.close()
 

@@ -27,6 +27,7 @@ from farandole.launch.hosts.horovod_site import HOROVOD_SITE
 from farandole.launch.hosts.placement import read_hosts, where
 from farandole.launch.hosts.starters import LauncherName, Means
 from farandole.launch.job.launcher import Launcher
+from farandole.runtime.session import mllog
 from farandole.settings import Settings
 
 EXAMPLES = """\
@@ -162,6 +163,9 @@ def job(args: argparse.Namespace, command: list[str], settings: Settings) -> pla
 def run_job(job: plan.Job | ElasticJob) -> int:
     """Run a job to its end in this process, say how it ended if that was not well, and return its exit status."""
     asked = job.job if isinstance(job, ElasticJob) else job
+    log = asked.settings.mllog
+    if log:
+        mllog.begin(log)
     if asked.settings.horovod:
         _say_which_horovod()
     if isinstance(job, ElasticJob):
@@ -170,6 +174,8 @@ def run_job(job: plan.Job | ElasticJob) -> int:
         result = ElasticLauncher(job).run()
     else:
         result = Launcher(job, owns_process=True).run()
+    if log:
+        mllog.complete(log, result.status)
     if result.words:
         print(f"farandole: {result.words}", file=sys.stderr)
     return result.status

@@ -51,6 +51,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "log",
+    "mllog",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
@@ -135,6 +136,22 @@ def log(step: int | None = None, samples: int | None = None, **values: Any) -> N
     if events.listeners or events.subscribers:  # here: between the work of a step, each call of Python costs 0.5 us
         with contextlib.suppress(NotInitializedError):
             training.log(step, samples, values, current("log()").topology.rank)
+
+
+def mllog(key: str, value: Any = None, **metadata: Any) -> None:
+    """Write a line to the log of MLPerf that ``farandole run --mllog FILE`` asks for; rank 0 does.
+
+    >>> hvd.mllog("train_samples", len(x)), hvd.mllog("global_batch_size", 256), hvd.mllog("seed", 3)
+    >>> hvd.mllog("epoch_start", epoch_num=1)
+    >>> hvd.mllog("epoch_stop", epoch_num=1)
+    >>> hvd.mllog("eval_accuracy", accuracy, epoch_num=1)
+
+    A ``key`` that ends in ``_start`` or ``_stop`` begins or ends an interval; ``value`` is a number, a text, or
+    nothing; ``metadata`` are further fields. ``init_start``, ``init_stop``, ``run_start``, ``staging_start``,
+    ``staging_stop``, ``number_of_nodes`` and ``run_stop`` come by themselves, the last one where the script has not
+    said it. Without ``--mllog``, and on other ranks, nothing happens. Raises ``NotInitializedError`` before ``init``.
+    """
+    current("mllog()").mllog(key, value, metadata)
 
 
 def checkpoint_due() -> bool:

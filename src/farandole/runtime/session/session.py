@@ -28,7 +28,7 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from farandole import events
@@ -68,6 +68,7 @@ from farandole.runtime.session.control_thread import INTERACTIVE_LOOK_S, WAITS_L
 from farandole.runtime.session.engine_pool import EnginePool
 from farandole.runtime.session.link import Link
 from farandole.runtime.session.metric_sender import MetricSender
+from farandole.runtime.session.mllog import MLLog
 from farandole.runtime.session.planned_collective import CONSEQUENCES
 from farandole.runtime.session.planned_lanes import PlannedLanes
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, Registry
@@ -134,6 +135,8 @@ class Session:
         except BaseException as error:  # Ctrl-C, too: the other ranks wait in their init() for this one
             self._give_up_start(error)
             raise
+
+    _mllog: MLLog | None = None
 
     is_aside = False
     """True where another session of this process goes on afterwards (``init.aside``)."""
@@ -365,6 +368,11 @@ class Session:
         """Follow rank 0's timeline; called by the control thread."""
         self._recorder.record(path, mark_cycles)
 
+    def mllog(self, key: str, value: Any, metadata: Mapping[str, Any]) -> None:
+        """Write a line to the log of MLPerf, on rank 0 of a job that has one."""
+        if self._mllog is not None:
+            self._mllog.write(key, value, metadata)
+
     def change(self, reason: str) -> None:
         """Note why a change of the membership is due; called by the control thread."""
         self.change_due = reason
@@ -459,6 +467,10 @@ class Session:
             events.logger.info("%s", text)
             if self.settings.timeline not in ("", DYNAMIC):
                 self.set_timeline(path_of(self.settings.timeline, self.generation))
+            if self.settings.mllog and not self.provisional:
+                self._mllog = MLLog(self.settings.mllog)
+                self._closing.append(self._mllog.close)
+                self._mllog.introduce(self.topology.hosts)
 
     def _perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[CallResult]]:
         if not order.signatures[0].dtypes:  # agreed on, and nothing to move
