@@ -55,7 +55,8 @@ def main() -> None:
                 console.print(f"{'━' * epoch}{'╌' * (plan.epochs - epoch)} {epoch:2}/{plan.epochs} {said}")
 
         data = load(options)
-        outcome = train(seeded_model(plan, data), plan, data, after_epoch, options.ledger)
+        keep = {"checkpoints": options.checkpoints, "ledger": options.ledger}
+        outcome = train(seeded_model(plan, data), plan, data, after_epoch, **keep)
     console.print(f"micro-F1  {outcome.f1:.4f} on test patches, after {outcome.steps} steps of {plan.global_batch}")
     if plan.loaders:  # on all ranks, which make the report together
         console.print(str(hvd.data.report()))
@@ -109,7 +110,8 @@ def arguments() -> argparse.Namespace:
         metavar="CACHE",
         help="folder of each host (without: $TMPDIR)",
     )
-    add("--ledger", type=Path, help="folder for a record of which rank trained on which samples, for tests")
+    add("--checkpoints", default="", metavar="FOLDER", help="write one after each epoch, and go on from the newest")
+    add("--ledger", default="", metavar="FOLDER", help="write down which rank has trained on which samples")
     add("--limit", help="size of each cache, one of training and one of test patches: 200GB (default: what is free)")
     return parser.parse_args()
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -23,13 +22,12 @@ import farandole.torch as hvd
 from examples.bigearthnet.data import Data, Items
 from examples.bigearthnet.metrics import MicroF1
 from examples.bigearthnet.model import resnet
+from examples.common.training import SEED_STRIDE, restore
 from farandole.largebatch import Cosine, Recipe, recipe
 from farandole.testing.ledger import Ledger
 from farandole.torch import optim
 
 TEST_BATCH = 256
-SEED_STRIDE = 1_000_003
-"""A sampler draws the order of an epoch from its seed + the epoch: so far apart, no two trainings share one."""
 
 AfterEpoch = Callable[[int, float, float], None]
 """Is told, on every rank: how many epochs have passed, the mean training loss of the last one, F1 on the test data."""
@@ -113,55 +111,79 @@ def seeded_model(plan: Plan, data: Data) -> torch.nn.Module:
 
 
 def train(
-    model: torch.nn.Module, plan: Plan, data: Data, after_epoch: AfterEpoch | None = None, ledger: Path | None = None
+    model: torch.nn.Module,
+    plan: Plan,
+    data: Data,
+    after_epoch: AfterEpoch | None = None,
+    *,
+    checkpoints: str = "",
+    ledger: str = "",
 ) -> Outcome:
     """Train as ``plan`` says. All ranks call it together, after ``hvd.init()``, and get the same losses and scores.
 
-    In an elastic job ranks may come and go, as long as their number divides that of the workers. ``ledger``: folder
-    into which each rank writes the samples that it trained on.
+    In an elastic job ranks may come and go, as long as their number divides that of the workers. ``checkpoints``: a
+    folder to write one into after each epoch, and to go on from; ``ledger``: a folder in which each rank writes down
+    the samples that it trained on.
     """
-    begin = time.perf_counter()
-    found, steps = plan.recipe(), plan.steps(len(data.train))
+    begin, found, steps = time.perf_counter(), plan.recipe(), plan.steps(len(data.train))
     sampler, loader = loading(data.train, plan, global_batch_size=plan.global_batch)
-    optimizer: Any = hvd.DistributedOptimizer(
-        make_optimizer(model, plan.optimizer, {**found.settings, **plan.settings}),
-        named_parameters=model.named_parameters(),
-        virtual_workers=hvd.VirtualWorkers(plan.workers, model, seed=plan.seed),
-    )
+    optimizer = distributed(model, plan)
     schedule = hvd.SamplesLR(optimizer, found.schedule, epoch_samples=steps * plan.global_batch)
     state: Any = hvd.elastic.TorchState(
         model, optimizer, sampler=sampler, schedule=schedule, epoch=0, losses=[], scores=[]
     )
+    with ExitStack() as stack:
+        saving = stack.enter_context(hvd.Checkpoints(checkpoints)) if checkpoints else None
+        if saving is not None:
+            restore(saving, state)
+        if ledger:
+            stack.enter_context(closing(Ledger(ledger, state)))
 
-    @hvd.elastic.run
-    def train_on(state: Any) -> None:
-        plan.steps(len(data.train))  # raises if the ranks there are now cannot share the workers
-        test_sampler, test_loader = loading(data.test, plan, batch_size=TEST_BATCH)
-        while state.epoch < plan.epochs:
-            sampler.set_epoch(state.epoch)
-            total, left = torch.zeros(()), steps - sampler.processed_num // plan.global_batch
-            for _, (images, labels) in zip(range(left), loader, strict=False):  # this rank's part of each step
-                parts = zip(images.split(plan.worker_batch), labels.split(plan.worker_batch), strict=True)
-                for _, (x, y) in zip(optimizer.shards(plan.global_batch), parts, strict=True):
-                    loss = binary_cross_entropy_with_logits(model(x), y)
-                    loss.backward()
-                    total += loss.detach()
-                optimizer.step()
-                schedule.step()
-                state.commit()
-            mean = total / max(1, left * plan.workers // hvd.size())  # of the steps since ranks have last changed
-            state.losses = [*state.losses, float(hvd.allreduce(mean, name="loss"))]
-            test_sampler.set_epoch(state.epoch)
-            state.scores = [*state.scores, micro_f1(model, test_loader)]
-            state.epoch += 1
-            if after_epoch is not None:
-                after_epoch(state.epoch, state.losses[-1], state.scores[-1])
+        @hvd.elastic.run
+        def train_on(state: Any) -> None:
+            plan.steps(len(data.train))  # raises if the ranks there are now cannot share the workers
+            while state.epoch < plan.epochs:
+                loss = train_epoch(model, plan, optimizer, schedule, loader, state)
+                state.losses = [*state.losses, loss]
+                state.scores = [*state.scores, micro_f1(model, data.test, plan)]
+                state.epoch += 1
+                if after_epoch is not None:
+                    after_epoch(state.epoch, state.losses[-1], state.scores[-1])
+                if saving is not None:
+                    saving.save(state.epoch, state.state_dict())
 
-    with closing(Ledger(ledger, state)) if ledger else nullcontext():
         train_on(state)
     kind = "real" if plan.workers == hvd.size() else "accumulated"
     seconds = time.perf_counter() - begin
     return Outcome(state.losses, state.scores, plan.epochs * steps, found.peak_lr, kind, hvd.size(), seconds)
+
+
+def distributed(model: torch.nn.Module, plan: Plan) -> Any:
+    """The optimizer of a plan, for all of its workers."""
+    return hvd.DistributedOptimizer(
+        make_optimizer(model, plan.optimizer, {**plan.recipe().settings, **plan.settings}),
+        named_parameters=model.named_parameters(),
+        virtual_workers=hvd.VirtualWorkers(plan.workers, model, seed=plan.seed),
+    )
+
+
+def train_epoch(
+    model: torch.nn.Module, plan: Plan, optimizer: Any, schedule: Any, loader: hvd.elastic.DataLoader, state: Any
+) -> float:
+    """Train on what is left of the epoch of ``state``; the mean loss since ranks have last changed."""
+    state.sampler.set_epoch(state.epoch)
+    left = plan.steps(state.sampler.cursor.length) - state.sampler.processed_num // plan.global_batch
+    total = torch.zeros(())
+    for _, (images, labels) in zip(range(left), loader, strict=False):  # this rank's part of each step
+        parts = zip(images.split(plan.worker_batch), labels.split(plan.worker_batch), strict=True)
+        for _, (x, y) in zip(optimizer.shards(plan.global_batch), parts, strict=True):
+            loss = binary_cross_entropy_with_logits(model(x), y)
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        schedule.step()
+        state.commit()
+    return float(hvd.allreduce(total / max(1, left * plan.workers // hvd.size()), name="loss"))
 
 
 def loading(items: Items, plan: Plan, **size: int) -> tuple[hvd.elastic.ElasticSampler, hvd.elastic.DataLoader]:
@@ -187,11 +209,11 @@ def make_optimizer(model: torch.nn.Module, name: str, settings: Mapping[str, Any
 
 
 @torch.no_grad()
-def micro_f1(model: torch.nn.Module, test_loader: hvd.elastic.DataLoader) -> float:
+def micro_f1(model: torch.nn.Module, test: Items, plan: Plan) -> float:
     """F1 on the test data, of which every rank looks at its part."""
     model.eval()
     score = MicroF1()
-    for images, labels in test_loader:
+    for images, labels in loading(test, plan, batch_size=TEST_BATCH)[1]:
         score.add(model(images), labels)
     model.train()
     return score.result()

@@ -161,8 +161,7 @@ class Application:
             "farandole": farandole.__version__,
             "machine": platform.machine(),
         }
-        said = {"made_by": made_by, "seeds": {str(seed): asdict(each) for seed, each in results.items()}}
-        (folder / "results.json").write_text(json.dumps(said, indent=1) + "\n")
+        (folder / "results.json").write_text(results_json(results, made_by))
         (folder / "table.md").write_text(self.markdown(results) + "\n")
         self.draw(results, folder / "picture.png")
         print("written: " + "   ".join(str(folder / name) for name in ("results.json", "table.md", "picture.png")))
@@ -187,6 +186,20 @@ class Application:
         parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2")
         parser.add_argument("--out", type=Path, default=Path("out"), help="folder (default: %(default)s)")
         return parser.parse_args()
+
+
+def results_json(results: Results, made_by: Mapping[str, str]) -> str:
+    """Results as JSON, a line for each seed, numbers with five digits."""
+    seeds = ",\n".join(f'"{seed}": {json.dumps(_rounded(asdict(each)))}' for seed, each in results.items())
+    return f'{{"made_by": {json.dumps(made_by)},\n"seeds": {{\n{seeds}\n}}}}\n'
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> float:
