@@ -96,7 +96,8 @@ def test_what_was_half_written_is_swept_and_foreign_files_are_not(tmp_path: Path
 
 def test_clean_deletes_what_no_job_uses(tmp_path: Path) -> None:
     manifest = manifest_of([5])
-    index = Path(keep_index(str(tmp_path), manifest))
+    name, mapped = keep_index(str(tmp_path), manifest)
+    index = Path(name)
     used = CacheFolder.take(str(tmp_path), f"{manifest.digest}-400000")
     idle = CacheFolder.take(str(tmp_path), DIGEST)
     fill(used, 1)
@@ -113,17 +114,27 @@ def test_clean_deletes_what_no_job_uses(tmp_path: Path) -> None:
     used.close()
     clean(str(tmp_path))
     assert not used.folder.exists()
+    assert index.exists(), "somebody has it mapped, whose stager may be yet to start"
+    del mapped
+    clean(str(tmp_path))
     assert not index.exists()
 
 
 def test_an_index_that_is_damaged_is_written_again(tmp_path: Path) -> None:
     manifest = manifest_of([5, 6])
-    path = Path(keep_index(str(tmp_path), manifest))
+    path = Path(keep_index(str(tmp_path), manifest)[0])
     whole = path.read_bytes()
     for wrong in (b"", whole[:-1], bytes(len(whole)), manifest_of([7]).encode()):
         path.write_bytes(wrong)
-        assert keep_index(str(tmp_path), manifest) == str(path)
+        assert keep_index(str(tmp_path), manifest)[0] == str(path)
         assert path.read_bytes() == whole
+
+
+def test_an_index_with_checksums_is_another_file(tmp_path: Path) -> None:
+    manifest = manifest_of([5, 6])
+    keep_index(str(tmp_path), manifest)
+    found = [keep_index(str(tmp_path), manifest.with_sums(np.array([value], np.uint64)))[1] for value in (7, 8)]
+    assert [each.sum_of(0) for each in found] == [7, 8]
 
 
 def test_the_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

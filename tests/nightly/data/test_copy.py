@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farandole.control.entry import entry_command
 from farandole.data.staging.checksums import Checksums
 from farandole.data.staging.mirror import ASIDE, MirrorFolder
 from farandole.data.storage.fields import Field
 from farandole.data.storage.listing import FileEntry, list_files
 from farandole.data.storage.manifest import Manifest
 from farandole.data.storage.pieces import Pieces
+from farandole.data.tools.copy import MODULE
 from farandole.errors import DataError
+from tests.support.data.staging_source import stagers
+from tests.support.waiting import until
 
 FILES = {"a.bin": 5_000_000, "sub/deep/b.bin": 70_000, "sub/c.bin": 1, "empty": 0, "sub/empty": 0, ".hidden/d": 9}
 SCRIPT = """
@@ -70,6 +76,28 @@ def test_a_script_finds_the_files_and_a_second_run_reads_none(launch: Any, sourc
         (source / name).chmod(0)
     again = launch(2, SCRIPT, options=["--stage", f"{source}={target}"], arguments=[str(target)]).ok()
     assert again.lines() == run.lines()
+
+
+def test_a_worker_that_comes_later_does_not_take_the_copies_of_an_earlier_run(source: Path, tmp_path: Path) -> None:
+    """As on a host that joins an elastic job, and has been in another one when the files were others."""
+    target = tmp_path / "dst"
+
+    def then(run: str) -> subprocess.CompletedProcess[str]:
+        words = [*entry_command(MODULE), "then", run, f"{source}={target}", "--", "true"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        until(lambda: not stagers(target), "for the stager to end")
+        return done
+
+    assert then("one").returncode == 0
+    assert copied(source, target)
+    (source / "sub" / "c.bin").write_bytes(b"x")
+    assert then("one").returncode == 0, "it is known in this run"
+    other = then("two")
+    assert other.returncode
+    assert f"{target}/sub/c.bin is there already, and is no copy" in other.stderr
+    shutil.rmtree(target)
+    assert then("two").returncode == 0
+    assert (target / "sub" / "c.bin").read_bytes() == b"x"
 
 
 def test_what_is_in_the_way_is_named_and_stays(launch: Any, source: Path, tmp_path: Path) -> None:

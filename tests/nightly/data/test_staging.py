@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import numpy as np
 import pytest
 
 from farandole.data.staging import stage as stage_module
-from farandole.data.staging.checksums import Checksums
+from farandole.data.staging.checksums import checksums_of
 from farandole.data.staging.layout import StagedLayout
 from farandole.data.staging.stage import stage
 from farandole.data.storage.fields import Field
 from farandole.data.storage.listing import list_files
 from farandole.data.storage.manifest import Manifest
+from farandole.data.storage.pieces import Pieces
 from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.errors import DataError
 from farandole.runtime.collectives.objects import allgather_object
@@ -129,36 +131,72 @@ def test_what_a_failure_of_the_host_leaves_is_not_believed(tmp_path: Path, cache
         assert not list(folder.glob("*.new"))
 
 
-def test_a_flipped_bit_at_the_source_is_named_where_the_index_has_sums(tmp_path: Path, cache: str) -> None:
-    source = made(tmp_path / "set")
-    pieces = store_pieces(source)
-    sums = []
-    for piece in range(len(pieces)):
-        found = Checksums.unknown(pieces.blocks(piece))
-        data = b"".join(
-            Path(source.manifest.paths[file]).read_bytes()[offset : offset + nbytes]
-            for file, offset, nbytes in pieces.extents(piece)
-        )
-        found.note(0, len(found), memoryview(data))
-        sums.append(found.whole())
-    indexed = Raw(source.manifest.with_sums(np.array(sums, np.uint64)))
-    path = Path(source.manifest.paths[5])
+def indexed(source: Raw) -> Raw:
+    """The same samples, with checksums as an index has them."""
+    return Raw(source.manifest.with_sums(checksums_of(source.manifest, Pieces.of(source.manifest), source.store)))
+
+
+def flip_unseen(path: Path, offset: int) -> None:
+    """Flip a bit as a disk does: nobody has written."""
     status = path.stat()
-    flip(path, 500_000)
+    flip(path, offset)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    staged = stage(indexed, cache=cache, limit="1GB")
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """A stager that starts in the block cannot write files of more than a megabyte."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_flipped_bit_at_the_source_is_named_where_the_index_has_sums(
+    tmp_path: Path, cache: str, is_full: bool
+) -> None:
+    source = made(tmp_path / "set", files=10)
+    with_sums = indexed(source)
+    path = Path(source.manifest.paths[8])
+    flip_unseen(path, 500_000)
+    with full_disk() if is_full else contextlib.nullcontext():
+        staged = stage(with_sums, cache=cache, limit="1GB")
     with ended(staged):
-        assert bytes(staged[0]) == bytes(source[0])
+        assert same(staged, source, [0, 249])
+        assert (statistics(staged).held_bytes == 0) == is_full
         with pytest.raises(
             DataError, match=rf"{path.parent}.* from byte 0 on\) cannot be had .* checksum in the index"
         ):
-            staged[299]
+            staged[499]
 
 
-def store_pieces(source: Raw) -> Any:
-    from farandole.data.storage.pieces import Pieces
+def test_a_cache_from_before_the_index_is_compared_with_it(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    with_sums = indexed(source)
+    path = Path(source.manifest.paths[0])
+    flip_unseen(path, 500_000)
+    early = stage(source, cache=cache, limit="100GB")  # the index cuts pieces of 64 MiB
+    with ended(early):
+        assert same(early, source), "nobody can know"
+    flip_unseen(path, 500_000)
+    staged = stage(with_sums, cache=cache, limit="1GB")
+    with ended(staged):
+        assert statistics(staged).held_bytes == source.manifest.nbytes
+        assert same(staged, source)
+        assert statistics(staged).healed == 1
 
-    return Pieces.of(source.manifest)
+
+def test_no_library_gets_the_path_of_what_may_go_again(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=8, samples=100, nbytes=42_000)
+    paths = source.manifest.paths[:]
+    for limit, is_stream in (("1GB", False), ("22MB", True)):
+        staged = stage(source, cache=cache, limit=limit)
+        with ended(staged):
+            found = [store_of(staged).local_path(path) for path in paths]
+            assert all((each is None) == is_stream for each in found)
 
 
 @pytest.mark.parametrize("change", ["grown", "shorter", "other", "gone"])
@@ -222,12 +260,8 @@ def test_jobs_with_other_pieces_do_not_mix_them_up(tmp_path: Path, cache: str) -
 
 def test_a_full_disk_is_no_matter_of_the_user(tmp_path: Path, cache: str) -> None:
     source = made(tmp_path / "set", files=4, samples=100, nbytes=41_000)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # as the stager inherits it
+    with full_disk():
         staged = stage(source, cache=cache, limit="1GB")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     with ended(staged):
         assert same(staged, source)
         assert statistics(staged).held_bytes == 0

@@ -11,17 +11,28 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farandole import data
+from farandole.data.staging import stage as stage_module
 from farandole.data.staging.checksums import checksums_of
+from farandole.data.staging.plan_journal import replay
+from farandole.data.staging.stage import stage
 from farandole.data.storage.listing import FileEntry
 from farandole.data.storage.manifest import Manifest
 from farandole.data.storage.pieces import Pieces
-from tests.support.data.staging_source import Raw, source_of, write
+from farandole.elastic.worker.epoch_sampler import EpochSampler
+from farandole.runtime.collectives.objects import allgather_object
+from farandole.runtime.session.init import init, shutdown
+from farandole.testing.jobs import run_job
+from farandole.testing.rank import RankContext
+from tests.support import waiting
+from tests.support.cluster.running import kill_on
+from tests.support.data.staging_source import Raw, source_of, stagers, write
 from tests.support.data.staging_worker import NBYTES, SAMPLES
 from tests.support.paths import SUPPORT
 from tests.support.patience import PATIENCE_S
@@ -29,6 +40,8 @@ from workbench.cluster import HEAD, Cluster, UnavailableError
 from workbench.cluster.shared_folder import SharedFolder
 
 WORKER = SUPPORT / "data" / "staging_worker.py"
+ELASTIC = SUPPORT / "data" / "staging_elastic_worker.py"
+SHORT = ("--host-timeout", "3", "--blacklist-cooldown-range", "0.5", "2")
 ROOT = SUPPORT.parents[1]
 FILES = 24
 BYTES = FILES * SAMPLES * NBYTES
@@ -50,12 +63,39 @@ class Hosts:
         self.out.mkdir()
         [self.folder] = {storage.mount(host, cluster) for host in cluster.nodes}
 
-    def start(self, limit: str = "1GB", epochs: int = 2, *more: str, options: tuple[str, ...] = ()) -> Any:
-        hosts = ",".join(f"{node}:1" for node in self.cluster.nodes)
-        command = [sys.executable, "-m", "farandole", "run", "-H", hosts, "--start-timeout", "60", *options]
-        command += ["env", f"PYTHONPATH={ROOT}", sys.executable, str(WORKER)]
+    def start(self, limit: str = "1GB", epochs: int = 2, *more: str, full: str = "") -> Any:
+        command = ["env", f"PYTHONPATH={ROOT}", f"FULL={full}", sys.executable, str(WORKER)]
         command += [str(self.folder), str(self.cache), str(self.out), limit, str(epochs), *more]
-        return self.cluster.popen(HEAD, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return self.run(self.cluster.nodes, *command)
+
+    def run(self, nodes: Sequence[str], *command: str, options: tuple[str, ...] = ()) -> Any:
+        hosts = ",".join(f"{node}:1" for node in nodes)
+        started = [sys.executable, "-m", "farandole", "run", "-H", hosts, "--start-timeout", "60", *options, *command]
+        return self.cluster.popen(HEAD, started, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def train(self, nodes: Sequence[str], limit: str, *options: str) -> Any:
+        """Start an elastic job that trains until ``stop``."""
+        command = [sys.executable, str(ELASTIC), str(self.folder), str(self.cache), str(self.out), limit]
+        return self.run(nodes, *command, options=("--min-np", "1", *SHORT, *options))
+
+    def stop(self, job: Any) -> None:
+        """End that job, in which each sample must have been committed once in each epoch but the last."""
+        (self.out / "end").touch()
+        said, _ = job.communicate(timeout=2 * PATIENCE_S)
+        assert job.returncode == 0, said
+        epochs: dict[int, list[int]] = {}
+        for path in self.out.glob("worker-*"):
+            for line in path.read_text().splitlines():
+                epoch, *samples = map(int, line.split())
+                epochs.setdefault(epoch, []).extend(samples)
+        *whole, last = [sorted(epochs[epoch]) for epoch in sorted(epochs)]
+        assert all(each == list(range(FILES * SAMPLES)) for each in whole)
+        assert len(set(last)) == len(last)
+
+    def held(self, *nodes: str) -> dict[str, int]:
+        """Bytes of each piece in the caches of hosts."""
+        found = [path for node in nodes for path in (self.cache / node).glob("*/*/????????") if path.is_file()]
+        return {path.name: path.stat().st_size for path in found}
 
     def finish(self, job: Any) -> dict[int, dict[str, Any]]:
         said, _ = job.communicate(timeout=2 * PATIENCE_S)
@@ -207,8 +247,84 @@ def test_a_lie_of_the_storage_to_one_host_is_found(hosts: Hosts) -> None:
     assert "differs from the checksum in the index" in said
 
 
+def test_what_has_no_room_on_one_host_is_kept_by_another(hosts: Hosts) -> None:
+    found = hosts.finish(hosts.start("11MB", 3, full="node2"))  # one copy of each piece
+    check(found, hosts.root, 3)
+    [full] = [each for each in found.values() if each["host"] == "node2"]
+    assert (full["held"], full["received"] > 0) == (0, True)
+    assert hosts.storage.bytes() <= 1.01 * BYTES
+
+
+def test_a_host_that_is_told_to_leave_hands_over_what_only_it_has(hosts: Hosts) -> None:
+    nodes = ["node1", "node2", "node3"]
+    job = hosts.train(nodes, "15500kB", "--elastic-journal", str(hosts.out / "journal"))  # one copy
+    until(lambda: sum(hosts.held(*nodes).values()) == BYTES, "for all to be staged")
+    assert 0 < sum(hosts.held("node3").values()) < BYTES
+    kill_on(hosts.cluster, "node3", "agent", "-TERM")
+    until(lambda: sum(hosts.held("node1", "node2").values()) == BYTES, "for node3 to hand over")
+    hosts.stop(job)
+    assert hosts.storage.bytes() == BYTES
+    with (hosts.out / "journal.data").open("rb") as lines:
+        plans = [{each.name: each.leaving for each in record.hosts} for record, _ in replay(lines)]
+    assert {"node1": False, "node2": False, "node3": True} in plans
+
+
+@pytest.mark.parametrize(("limit", "copies"), [("1GB", 3), ("15500kB", 1)])
+def test_a_host_is_killed_and_comes_again(hosts: Hosts, limit: str, copies: int) -> None:
+    nodes = ["node1", "node2", "node3"]
+    job = hosts.train(nodes, limit)
+    until(lambda: sum(sum(hosts.held(node).values()) for node in nodes) == copies * BYTES, "for all to be staged")
+    lost = sum(hosts.held("node3").values()) if copies == 1 else 0
+    hosts.cluster.kill("node3")
+    shutil.rmtree(hosts.cache / "node3")
+    until(lambda: sum(hosts.held("node1", "node2").values()) == BYTES, "for others to read what is lost")
+    assert hosts.storage.bytes() <= 1.01 * BYTES + lost
+    hosts.cluster.boot("node3")
+    hosts.storage.mount("node3", hosts.cluster)
+    until(lambda: sum(hosts.held("node3").values()) >= copies // 3 * BYTES, "for node3 to get copies")
+    until(lambda: hosts.held("node3"), "for node3 to get copies")
+    hosts.stop(job)
+    assert hosts.storage.bytes() <= 1.01 * BYTES + lost
+
+
 def listed(source: Raw, folder: Path) -> list[FileEntry]:
     """The files as hosts see them."""
     sizes, times = source.manifest.sizes.tolist(), source.manifest.mtimes_ns.tolist()
     names = [folder / Path(path).name for path in source.manifest.paths]
     return [FileEntry(str(each), *more) for each, *more in zip(names, sizes, times, strict=True)]
+
+
+def reads_all(_: RankContext, folder: str, cache: str) -> list[int]:
+    """Samples that a rank has read of many small files in an epoch, each with the right bytes."""
+    init()
+    try:
+        staged = stage(data.files(folder), cache=cache, limit="1GB")
+        sampler = EpochSampler(staged)
+        mine = []
+        for batch in list(sampler.cursor.batches(global_batch_size=500)):
+            sampler.cursor.hand_out(batch)
+            mine += sampler.cursor.own_indices()
+            sampler.cursor.advance(batch.samples)
+        assert all(staged[index] == b"%d" % index * 500 for index in mine)
+        allgather_object(0, name="all have read")
+        return mine
+    finally:
+        shutdown()
+        stage_module._say_good_bye()
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_small_files_are_listed_once_and_opened_once_by_any_number_of_ranks(tmp_path: Path, size: int) -> None:
+    (tmp_path / "set").mkdir()
+    for number in range(4000):
+        (tmp_path / "set" / f"{number:04}").write_bytes(b"%d" % number * 500)
+    try:
+        with SharedFolder(tmp_path / "set") as storage:
+            folder = storage.mount("here")
+            found = run_job(reads_all, size, str(folder), str(tmp_path / "cache"))
+            assert sorted(index for mine in found for index in mine) == list(range(4000))
+            assert (storage.listings(), storage.opens()) == (1, 4000)
+            assert storage.bytes() == sum(path.stat().st_size for path in (tmp_path / "set").iterdir())
+            waiting.until(lambda: not stagers(tmp_path), "for the stager to end")
+    except UnavailableError as reason:
+        pytest.skip(str(reason))

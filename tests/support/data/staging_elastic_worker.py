@@ -1,6 +1,7 @@
-"""A worker of an elastic job that trains on staged data: ``python staging_elastic_worker.py SET CACHE OUT``.
+"""A worker of an elastic job that trains on staged data: ``staging_elastic_worker.py SET CACHE OUT [LIMIT]``.
 
-Each committed step is a line in ``OUT/WORKER``: epoch and samples. Worker 1 kills itself in step 4, once.
+Each committed step is a line in ``OUT/worker-N``: epoch and samples. Worker 1 kills itself in step 4, once. With a
+``LIMIT``, of a cache for each host, no worker does, and epochs go on until there is ``OUT/end``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
-from tests.support.data.staging_source import source_of, statistics
+from tests.support.data.staging_source import source_of, staged_bytes, statistics
 
 EPOCHS = 2
 
@@ -36,26 +37,29 @@ class Progress(ObjectState):
 
 def main() -> None:
     """Train."""
-    folder, cache, out = sys.argv[1:]
+    folder, cache, out, *limit = sys.argv[1:]
     init()
+    cache = str(Path(cache) / current().topology.host) if limit else cache
     source = source_of(Path(folder), 50, 20_000)
-    staged = stage(source, cache=cache, limit="1GB")
+    staged = stage(source, cache=cache, limit=limit[0] if limit else "1GB")
+    ends = np.zeros(16, np.int64)
 
     @run
     def train(state: Progress) -> None:
         worker = os.environ["FARANDOLE_WORKER_ID"]
-        while state.epoch < EPOCHS:
+        while not ends[0] if limit else state.epoch < EPOCHS:
             state.sampler.set_epoch(state.epoch)
             for batch in list(state.sampler.cursor.batches(global_batch_size=24)):
                 state.sampler.cursor.hand_out(batch)
                 mine = state.sampler.cursor.own_indices()
                 for index in mine:
-                    assert bytes(staged[index]) == bytes(source[index])
+                    assert bytes(staged[index]) == staged_bytes(index)
                 mark = Path(out) / "killed"
-                if worker == "1" and state.step == 4 and not mark.exists():
+                if worker == "1" and state.step == 4 and not mark.exists() and not limit:
                     mark.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
-                NumpyCalls().allreduce("step", np.ones(16, np.int64), ReduceOp.SUM)
+                ends[:] = (Path(out) / "end").exists()
+                NumpyCalls().allreduce("step", ends, ReduceOp.SUM)
                 line = f"{state.epoch} {' '.join(map(str, mine))}\n"
                 state.sampler.cursor.advance(batch.samples)
                 state.step += 1
@@ -64,6 +68,8 @@ def main() -> None:
                 finally:  # it is committed, too, where others are to join now
                     with (Path(out) / f"worker-{worker}").open("a") as file:
                         file.write(line)
+                if limit and ends[0]:
+                    return
             state.epoch += 1
 
     train(Progress(epoch=0, step=0, sampler=EpochSampler(staged)))

@@ -7,6 +7,7 @@ staged = stage(source, cache=str(tmp_path / "cache"), limit="1GB")
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,8 +37,7 @@ def write(folder: Path, files: int, samples: int, nbytes: int) -> None:
     """Write files of ``samples`` samples of ``nbytes`` bytes each."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(files):
-        content = np.random.default_rng(number).integers(0, 256, samples * nbytes, np.uint8)
-        (folder / f"{number:03}.bin").write_bytes(content.tobytes())
+        (folder / f"{number:03}.bin").write_bytes(content_of(number, samples * nbytes))
 
 
 def source_of(folder: Path, samples: int, nbytes: int) -> Raw:
@@ -133,8 +133,13 @@ def kill_stager(source: Source) -> None:
 
 def staged_bytes(index: int, samples: int = 50, nbytes: int = 20_000) -> bytes:
     """The sample that ``made`` writes there."""
-    content = np.random.default_rng(index // samples).integers(0, 256, samples * nbytes, np.uint8)
-    return content[index % samples * nbytes :][:nbytes].tobytes()
+    return content_of(index // samples, samples * nbytes)[index % samples * nbytes :][:nbytes]
+
+
+@functools.lru_cache
+def content_of(file: int, nbytes: int) -> bytes:
+    """Bytes of a file that ``write`` writes."""
+    return np.random.default_rng(file).integers(0, 256, nbytes, np.uint8).tobytes()
 
 
 def piece_file(source: Raw, piece: int) -> Path:

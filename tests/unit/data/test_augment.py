@@ -16,6 +16,7 @@ from farandole.data.loading.augment import (
     GaussianNoise,
     MixUp,
     Normalize,
+    Roll,
     Rotate,
     Rotate90,
     SampleLoader,
@@ -68,6 +69,11 @@ def test_flips_are_independent_along_each_axis() -> None:
     expected = {np.flip(CUBE, axes).tobytes() for n in range(4) for axes in itertools.combinations(range(3), n)}
     assert {*found} == expected
     assert 0.3 < found.count(CUBE.tobytes()) / 400 < 0.55
+
+
+def test_rolls_are_all_shifts_around_the_end() -> None:
+    found = {Roll((0, 1))(IMAGE, generator(0, 0, sample)).tobytes() for sample in range(600)}
+    assert found == {np.roll(IMAGE, shift, (0, 1)).tobytes() for shift in itertools.product(range(8), range(8))}
 
 
 def test_crops_are_parts_at_random_places_or_in_the_centre() -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data.staging.board import SHARED
-from farandole.data.staging.host_plan import HostPlan, pieces_in, planned
+from farandole.data.staging.board import SHARED, Board
+from farandole.data.staging.host_plan import TAKERS, HostPlan, pieces_in, planned
 from farandole.data.staging.protocol import Assign, HostEntry
 from tests.support.data.staging_hosts import entry
 
 
-def assignments(seed: int, hosts: int, pieces: int) -> list[HostPlan]:
+def assignments(seed: int, hosts: int, pieces: int, leaving: tuple[str, ...] = ()) -> list[HostPlan]:
     chance = random.Random(seed)
     sizes = np.array([chance.randint(1, 50) for _ in range(pieces)], np.int64)
     names = [f"node{number}" for number in range(hosts)]
@@ -23,7 +24,8 @@ def assignments(seed: int, hosts: int, pieces: int) -> list[HostPlan]:
         for name in names
     ]
     chance.shuffle(entries)
-    return [HostPlan(Assign(1, entries), name, sizes) for name in names]
+    entries = [msgspec.structs.replace(each, leaving=each.name in leaving) for each in entries]
+    return [HostPlan(Assign(1, entries), name, sizes) for name in names if name not in leaving]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 12))
@@ -62,3 +64,43 @@ def test_bits_say_what_is_held() -> None:
 def test_data_without_bytes_have_a_plan() -> None:
     found = planned([HostEntry("node1", 0, []), HostEntry("node2", 100, [])], np.array([0], np.int64))
     assert len(found.sizes) == 1
+
+
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(1, 12))
+def test_a_host_that_leaves_is_asked_once_for_what_only_it_has(seed: int, hosts: int, pieces: int) -> None:
+    names = [f"node{number}" for number in range(hosts)]
+    ours = assignments(seed, hosts, pieces, leaving=("node0",))
+    held = {name: pieces_in(each.holds, pieces) for each in ours[0].request.hosts for name in [each.name]}
+    for piece in range(pieces):
+        askers = [each for each in ours if "node0" in each.route(piece)]
+        is_last = held["node0"][piece] and not any(held[name][piece] for name in names[1:])
+        assert len(askers) == is_last
+        for each in askers:
+            assert each.route(piece)[0] == "node0"
+            board = Board(each.plan.sizes, each.capacity)
+            each.tell(board, range(pieces))
+            task = board.take(0.0)
+            assert task is None or task.source == "node0", "these come first"
+            each.gone.add("node0")
+            assert "node0" not in each.route(piece)
+            each.gone.clear()
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 12))
+def test_pieces_without_room_go_where_there_is_some(seed: int, hosts: int, pieces: int) -> None:
+    names = [f"node{number}" for number in range(hosts)]
+    ours = assignments(seed, hosts, pieces)
+    for piece in range(pieces):
+        found = {name: each.elsewhere(piece) for name, each in zip(names, ours, strict=True)}
+        chain = {name for name, each in zip(names, ours, strict=True) if each._chain(piece).count(name)}
+        takers = {name: [other for other in route[:-1] if other not in chain] for name, route in found.items()}
+        for name, route in found.items():
+            assert route[-1] == SHARED
+            assert route[: len(chain - {name})].count(name) == 0
+            assert {*route[: len(chain - {name})]} == chain - {name}
+            for other in names:
+                assert [each for each in takers[name] if each != other] == [
+                    each for each in takers[other] if each != name
+                ], "all ask the same one first"
+        if hosts <= TAKERS and not ours[0].plan.streamed.any():
+            assert {*takers[names[0]], *chain, names[0]} == {*names}

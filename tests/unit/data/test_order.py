@@ -6,6 +6,7 @@ import math
 import pickle
 from collections.abc import Callable
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,3 +165,32 @@ def test_wrong_places_and_pieces_are_refused() -> None:
     for bounds in ([], [1, 2], [0, 3, 2]):
         with pytest.raises(UsageError, match="bounds must be"):
             WindowOrder(bounds, 1)
+
+
+def losses(order: SampleOrder, stored: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
+    """Loss on a test set of softmax regression after an epoch over samples as they are ``stored``."""
+    chance = np.random.default_rng(5)
+    centres = chance.normal(size=(40, 16))
+    labels = np.repeat(np.arange(40), 100)
+    noise, others = chance.normal(size=(2, 4000, 16)) * 1.5
+    samples, tests, weights = (centres[labels] + noise)[stored], centres[labels] + others, np.zeros((16, 40))
+
+    def likelihoods(inputs: Any) -> Any:
+        raised = np.exp((scores := inputs @ weights) - scores.max(axis=1, keepdims=True))
+        return raised / raised.sum(axis=1, keepdims=True)
+
+    for begin in range(0, 4000, 40):
+        rows = order[begin : begin + 40]
+        inputs, right = samples[rows], labels[stored][rows]
+        weights -= 0.2 / 40 * inputs.T @ (likelihoods(inputs) - np.eye(40)[right])
+    return float(-np.log(likelihoods(tests)[np.arange(4000), labels]).mean())
+
+
+def test_a_window_after_packing_at_random_trains_as_a_full_shuffle() -> None:
+    """Pieces of one class each, as sorted files have them, do not; an order of packed files is one of their own."""
+    by_class, bounds = np.arange(4000), np.arange(0, 4001, 100)
+    full = [losses(ExactOrder(4000, seed, 0), by_class) for seed in range(6)]
+    packed = [losses(WindowOrder(bounds, 1, seed), ExactOrder(4000, seed + 9, 0)[:]) for seed in range(6)]
+    in_classes = losses(WindowOrder(bounds, 1, 0), by_class)
+    assert abs(np.mean(packed) - np.mean(full)) <= 3 * (np.std(full) + np.std(packed)) / math.sqrt(6)
+    assert in_classes > max(full) + 10 * np.std(full)

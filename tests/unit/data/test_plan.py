@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from farandole.data.planning.placement import level_for
 from farandole.data.planning.plan import HostSpec, StagingPlan, plan
+from farandole.data.staging.host_plan import planned
+from farandole.data.staging.protocol import HostEntry
 from farandole.errors import UsageError
 
 
@@ -206,6 +208,8 @@ def test_half_of_the_data_streams() -> None:
     assert streams.max() - streams.min() <= 1
     kept = plan(sizes, [HostSpec(f"n{number}", 8000) for number in range(4)], reserve=128)
     assert kept.streamed_bytes == 32_000 + 4 * 128
+    entries = [HostEntry(f"n{number}", 8000, []) for number in range(4)]
+    assert planned(entries, sizes).shared_bytes(4) <= 1.02 * 2.5 * 64_000
     none = plan(sizes, [HostSpec("a", 0), HostSpec("b", 0)])
     assert none.streamed.all()
     assert np.bincount(none.reads).tolist() == [500, 500]

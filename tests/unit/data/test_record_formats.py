@@ -187,10 +187,10 @@ def test_a_damaged_archive_is_refused_or_its_members_are_right(data: st.DataObje
 
 def test_every_flipped_byte_of_a_header_is_found() -> None:
     data = archive([("a/1.jpg", b"x" * 700), ("a/1.cls", b"3")], tarfile.GNU_FORMAT)
-    for at in (*range(512), *range(1536, 2048)):
+    for at in {*range(512), *range(1536, 2048)} - {155, 1691}:  # which stand behind the NUL of a checksum
         broken = bytearray(data)
         broken[at] ^= 0x15
-        with pytest.raises(DataError, match=f"byte {at // 512 * 512}"):
+        with pytest.raises(DataError, match="x.tar: the member at byte 1536" if at >= 512 else "x.tar cannot be read"):
             extents(bytes(broken))
 
 

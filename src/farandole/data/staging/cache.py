@@ -28,6 +28,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import final
 
+import xxhash
+
 from farandole.data.staging.checksums import Checksums
 from farandole.data.storage.byte_store import read_fully
 from farandole.data.storage.fields import Integers
@@ -39,6 +41,9 @@ MARK = ".farandole-cache"
 
 INDEX = ".index"
 """End of the name of a manifest, beside the folder of its data set."""
+
+ATTEMPTS = 3
+"""How often a manifest is written that somebody deletes at the same time."""
 
 _PIECE = re.compile(r"[0-9a-f]{8}")
 _OURS = re.compile(r"[0-9a-f]{8}(\.sums)?(\.[0-9]+\.new)?")
@@ -72,17 +77,21 @@ def require_own(folder: Path, cure: str, owners: Collection[int] = ()) -> None:
         raise DataError(f"{folder} belongs to another user, or others may write to it: {cure}")
 
 
-def keep_index(base: str, manifest: Manifest) -> str:
-    """Write a manifest beside the folder of its data set, for all processes of this host to map; returns its path."""
-    path = home_of(base) / f"{manifest.digest}{INDEX}"
-    try:
-        is_whole = Manifest.load(path).digest == manifest.digest
-    except DataError:  # there is none, or the host failed while it was written
-        is_whole = False
-    if not is_whole:
+def keep_index(base: str, manifest: Manifest) -> tuple[str, Manifest]:
+    """Write a manifest beside the folder of its data set, for all processes of this host to map.
+
+    Returns its path, and the manifest that is mapped: as long as that lives, ``clean`` leaves the file.
+    """
+    sums = f"-{xxhash.xxh3_64_hexdigest(manifest.sums.tobytes())}" if len(manifest.sums) else ""
+    path = home_of(base) / f"{manifest.digest}{sums}{INDEX}"
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(DataError):  # there is none, or the host failed while it was written
+            kept = Manifest.load(path, is_held=True)
+            if kept.digest == manifest.digest:
+                return str(path), kept
         manifest.save(path)
         path.chmod(0o600)
-    return str(path)
+    return str(path), Manifest.load(path, is_held=True)
 
 
 class OpenPiece(ABC):
@@ -121,8 +130,8 @@ class PieceFolder(ABC):
         """Pieces that are here."""
 
     @abstractmethod
-    def open(self, piece: int, bounds: Integers) -> OpenPiece | None:
-        """A piece for reading; ``None`` if it is not here, or its checksums are damaged."""
+    def open(self, piece: int, bounds: Integers, whole: int | None = None) -> OpenPiece | None:
+        """A piece for reading; ``None`` if it is not here, or its checksums are damaged, or not those of ``whole``."""
 
     @abstractmethod
     def has(self, piece: int) -> bool:
@@ -243,10 +252,10 @@ class CacheFolder(PieceFolder):
     def held(self) -> set[int]:
         return {int(name, 16) for name in os.listdir(self.folder) if _PIECE.fullmatch(name)}
 
-    def open(self, piece: int, bounds: Integers) -> CachedPiece | None:
+    def open(self, piece: int, bounds: Integers, whole: int | None = None) -> CachedPiece | None:
         path = self.path(piece)
         try:
-            sums = Checksums.decode(bounds, path.with_name(f"{path.name}.sums").read_bytes())
+            sums = Checksums.decode(bounds, path.with_name(f"{path.name}.sums").read_bytes(), whole)
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # there is none, or the disk has lost it
             return None
@@ -332,8 +341,10 @@ def clean(base: str) -> int:
             os.close(lock)
     kept = {folder.name.partition("-")[0] for folder in home.iterdir() if folder.is_dir()}
     for index in [*home.glob(f"*{INDEX}"), *home.glob(f".*{INDEX}.*.new")]:
-        if index.name.startswith(".") or index.stem not in kept:
-            index.unlink()
+        if index.name.startswith(".") or index.stem.partition("-")[0] not in kept:
+            with contextlib.suppress(OSError), index.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else it is mapped: its stager may be yet to start
+                index.unlink()
     return freed
 
 

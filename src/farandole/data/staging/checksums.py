@@ -84,11 +84,12 @@ class Checksums:
         return values + xxhash.xxh3_64_digest(values)
 
     @classmethod
-    def decode(cls, bounds: Integers, text: bytes) -> Checksums | None:
-        """Checksums from their bytes; ``None`` if these are damaged, or of other blocks."""
+    def decode(cls, bounds: Integers, text: bytes, whole: int | None = None) -> Checksums | None:
+        """Checksums from their bytes; ``None`` if these are damaged, of other blocks, or not those of ``whole``."""
         if len(text) != 8 * len(bounds) or xxhash.xxh3_64_digest(text[:-8]) != text[-8:]:
             return None
-        return cls(bounds, np.frombuffer(text[:-8], np.uint64).copy())
+        found = cls(bounds, np.frombuffer(text[:-8], np.uint64).copy())
+        return found if whole is None or whole == found.whole() else None
 
     def _value(self, block: int, first: int, data: memoryview) -> int:
         places = self.places

@@ -9,11 +9,13 @@ Data that do not fit into all caches together are taken by windows in every epoc
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
 from typing import final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +23,7 @@ from farandole.data.planning.order import ExactOrder, SampleOrder, WindowOrder
 from farandole.data.planning.plan import StagingPlan
 from farandole.data.planning.shares import share_out
 from farandole.data.staging.host_plan import STREAM_WINDOW, pieces_in, planned
+from farandole.data.staging.plan_journal import SUFFIX, note
 from farandole.data.staging.protocol import Assign, FirstUses, HostEntry
 from farandole.data.staging.staged_files import StagedFiles
 from farandole.elastic.worker.layout import Layout
@@ -40,6 +43,7 @@ class StagedLayout(Layout):
         self._kind = ""
         self._plan: StagingPlan | None = None
         self._hosts: tuple[str, ...] = ()
+        self._entries: list[HostEntry] = []
         self._agreed: tuple[int, int] | None = None
         self._bounds: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None] | None = None
 
@@ -91,17 +95,21 @@ class StagedLayout(Layout):
         if generation == self._agreed:
             return
         mine = self._entry() if here.topology.local_rank == 0 else ""
-        told = allgather_object((self._store.manifest.digest, mine), name="farandole.data.stage")
-        if len({digest for digest, _ in told}) > 1:
-            other = next(rank for rank, (digest, _) in enumerate(told) if digest != told[0][0])
+        told = allgather_object(
+            (self._store.manifest.digest, mine, self._left(here.topology.hosts)), name="farandole.data.stage"
+        )
+        if len({digest for digest, *_ in told}) > 1:
+            other = next(rank for rank, (digest, *_) in enumerate(told) if digest != told[0][0])
             raise DataError(
                 f"rank {other} on {here.topology.hosts[other]} stages other files than rank 0, or the same in another "
                 f"version: {self._store.manifest.root} must be one folder that all hosts see, and not change"
             )
-        found = [entry for _, entry in told]
+        found = [entry for _, entry, _ in told]
         if errors := [each for each in found if isinstance(each, str) and each]:
             raise DataError(errors[0])
-        self._take(here.generation, [each for each in found if isinstance(each, HostEntry)], here.topology.hosts)
+        entries = [each for each in found if isinstance(each, HostEntry)]
+        left = {each.name: each for *_, some in told for each in some}
+        self._take(here.generation, [*entries, *left.values()], here.topology.hosts)
         self._agreed = generation
 
     @property
@@ -121,7 +129,19 @@ class StagedLayout(Layout):
         if isinstance(entry, str):
             raise DataError(entry)
         if self._plan is None or self._hosts != (entry.name,):
-            self._take(0, [entry], (entry.name,))
+            self._take(0, [entry, *self._left((entry.name,))], (entry.name,))
+
+    def _left(self, hosts: Sequence[str]) -> list[HostEntry]:
+        """Hosts that have been left since the plan before, which one of the hosts of that tells.
+
+        Their workers were told to leave, and their stagers give what nobody else has; after a fault none does.
+        """
+        known = sorted(each.name for each in self._entries if each.name in hosts)
+        if self._plan is None or not Layout.is_planned or known[:1] != [self._store.link.config.host]:
+            return []
+        columns = {name: np.packbits(self._plan.copies[:, at]).tobytes() for at, name in enumerate(self._plan.names)}
+        left = [each for each in self._entries if each.name not in hosts and not each.leaving]
+        return [msgspec.structs.replace(each, holds=columns[each.name], leaving=True) for each in left]
 
     def _entry(self) -> HostEntry | str:
         """This host, as the others are to see it; or what is wrong with it."""
@@ -137,7 +157,7 @@ class StagedLayout(Layout):
 
     def _take(self, generation: int, entries: list[HostEntry], hosts: tuple[str, ...]) -> None:
         sizes = self._store.pieces.sizes
-        self._plan, self._hosts = planned(entries, sizes), hosts
+        self._plan, self._hosts, self._entries = planned(entries, sizes), hosts, entries
         if not self._kind:
             self._kind = STREAM if bool(self._plan.streamed.any()) else ARRIVAL
             if self._kind == STREAM:
@@ -145,6 +165,9 @@ class StagedLayout(Layout):
         if least := self._too_small(entries):
             raise DataError(least)
         self._store.is_stream = bool(self._plan.streamed.any())
+        if is_initialized() and current().topology.rank == 0 and (journal := current().settings.elastic_journal):
+            with contextlib.suppress(OSError):  # the training goes on without
+                note(f"{journal}{SUFFIX}", generation, entries, self._plan)
         assigned = Assign(session_number() * 2**20 + generation, entries)
         if self._is_leader:
             self._store.link.assign(assigned)
@@ -153,7 +176,8 @@ class StagedLayout(Layout):
 
     def _too_small(self, entries: list[HostEntry]) -> str:
         largest = int(self._store.pieces.sizes.max(initial=0))
-        small = [entry for entry in entries if entry.capacity < min(2 * largest, int(self._store.pieces.sizes.sum()))]
+        least = min(2 * largest, int(self._store.pieces.sizes.sum()))
+        small = [entry for entry in entries if entry.capacity < least and not entry.leaving]
         if not small:
             return ""
         return (

@@ -66,11 +66,11 @@ class MirrorFolder(PieceFolder):
     def held(self) -> set[int]:
         return set(self._whole)
 
-    def open(self, piece: int, bounds: Integers) -> OpenPiece | None:
+    def open(self, piece: int, bounds: Integers, whole: int | None = None) -> OpenPiece | None:
         if piece not in self._whole:
             return None
         try:
-            sums = Checksums.decode(bounds, self._sums(piece).read_bytes())
+            sums = Checksums.decode(bounds, self._sums(piece).read_bytes(), whole)
         except FileNotFoundError:
             return None
         return None if sums is None else _MirroredPiece(self, piece, sums)

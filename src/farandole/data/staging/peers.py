@@ -152,7 +152,13 @@ class PeerReader:
         self._sockets: dict[tuple[str, ...], zmq.Socket[bytes]] = {}
 
     def blocks(
-        self, addresses: Sequence[str], piece: int, runs: Sequence[tuple[int, int]], give_up_s: float
+        self,
+        addresses: Sequence[str],
+        piece: int,
+        runs: Sequence[tuple[int, int]],
+        give_up_s: float,
+        *,
+        stays: bool = False,
     ) -> Iterator[tuple[int, int, memoryview, bytes]]:
         """Runs of blocks of a piece in their order, each with its bytes and the checksums of the whole piece.
 
@@ -161,7 +167,7 @@ class PeerReader:
         socket, asked = self._socket(tuple(addresses)), 0
         for number, (first, last) in enumerate(runs):
             while asked < len(runs) and asked < number + IN_FLIGHT:
-                socket.send(encode_get(Get(piece, *runs[asked], self._host, self._data)))
+                socket.send(encode_get(Get(piece, *runs[asked], self._host, self._data, stays)))
                 asked += 1
             got, data = self._answer(tuple(addresses), piece, first, give_up_s)
             yield first, last, data, got.sums

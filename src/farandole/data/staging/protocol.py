@@ -33,6 +33,7 @@ class StagerConfig(msgspec.Struct, frozen=True):
     makes copies of the files there, in place of a cache. ``patience_s`` is how long a read
     of shared storage may stand still before another host is asked, ``give_up_s`` how long whoever needs a piece waits,
     ``linger_s`` how long a stager lives without workers. ``port`` is the one that others know from before, if any.
+    With ``hands_over`` a stager that is told to end while workers are there gives others what only it has.
     """
 
     cache: str
@@ -50,16 +51,21 @@ class StagerConfig(msgspec.Struct, frozen=True):
     give_up_s: float = 600.0
     linger_s: float = 10.0
     readers: int = 8
+    hands_over: bool = False
 
 
 @final
 class HostEntry(msgspec.Struct, frozen=True):
-    """One host of an assignment: its name, room in its cache, addresses of its stager, and pieces it had (bits)."""
+    """One host of an assignment: its name, room in its cache, addresses of its stager, and pieces it had (bits).
+
+    One that is ``leaving`` has no worker any more, and gives what nobody else has as long as it may.
+    """
 
     name: str
     capacity: int
     addresses: list[str]
     holds: bytes = b""
+    leaving: bool = False
 
 
 @final
@@ -168,6 +174,7 @@ class Get(msgspec.Struct, frozen=True, array_like=True):
     """A stager asks another one for blocks of a piece, which that one fetches if it has not got it.
 
     ``data`` says of which data set, cut how: at an address that it had, another stager of the job may listen by now.
+    What ``stays``, as the asker is not to have it, is refused where others would have to go for it.
     """
 
     piece: int
@@ -175,6 +182,7 @@ class Get(msgspec.Struct, frozen=True, array_like=True):
     last: int
     asker: str
     data: str
+    stays: bool = False
 
 
 @final

@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import xxhash
 
+from farandole.cluster.detect import detect
+from farandole.control.keys import JobKeys
 from farandole.data.formats.source import Source, raise_everywhere
 from farandole.data.staging.cache import keep_index
 from farandole.data.staging.layout import StagedLayout
@@ -91,7 +93,9 @@ def _store(manifest: Manifest, base: str, room: int, mirror: str, waits_s: tuple
     host, keys, settings = "localhost", None, Settings()
     if is_initialized():
         host, keys, settings = current().topology.host, current().keys, current().settings
-    index = keep_index(base, manifest)
+        if current().provisional:  # it has no link of its own yet, and its stager is to ask those of the others
+            keys = JobKeys.from_secret(detect().key)
+    index, kept = keep_index(base, manifest)
     secret = keys.client.public if keys is not None else os.urandom(16)
     config = StagerConfig(
         cache=base,
@@ -106,13 +110,14 @@ def _store(manifest: Manifest, base: str, room: int, mirror: str, waits_s: tuple
         most_bytes=most,
         patience_s=waits_s[0],
         give_up_s=waits_s[1],
+        hands_over=settings.is_elastic,
     )
     link = StagerLink(config)
     if not links:
         atexit.unregister(_say_good_bye)
         atexit.register(_say_good_bye)
     links.add(link)
-    return StagedFiles(Manifest.load(index), link)
+    return StagedFiles(kept, link)
 
 
 def parse_bytes(text: str | int | None) -> int:

@@ -85,7 +85,9 @@ class StagedFiles(ByteStore):
             self.read_into(path, offset, buffer)
 
     def local_path(self, path: str) -> str | None:
-        """The file of a piece where that is the whole of ``path``, and here."""
+        """The file of a piece where that is the whole of ``path``, and here; none of a stream, which may go again."""
+        if self.is_stream:
+            return None
         file = self._number(path)
         spanned = self.pieces.spanned(file, 0, int(self.manifest.sizes[file]))
         if len(spanned) != 1 or int(self.pieces.sizes[spanned[0]]) != int(self.manifest.sizes[file]):
@@ -138,7 +140,7 @@ class StagedFiles(ByteStore):
             if piece in self._open:
                 self._open.move_to_end(piece)
                 return self._open[piece]
-        cached = self._cache.open(piece, self.pieces.blocks(piece))
+        cached = self._cache.open(piece, self.pieces.blocks(piece), self.manifest.sum_of(piece))
         if cached is not None:
             with self._lock:
                 for other in [other for other, each in self._open.items() if each.is_dropped()]:
@@ -194,4 +196,4 @@ def _read_verified(cached: CachedPiece, begin: int, buffer: memoryview) -> bool:
 
 
 def _opened(index: str, link: StagerLink, folder: str) -> StagedFiles:
-    return StagedFiles(Manifest.load(index), link, folder)
+    return StagedFiles(Manifest.load(index, is_held=True), link, folder)

@@ -22,7 +22,7 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
@@ -32,9 +32,8 @@ from farandole.data.staging.cache import CacheFolder, NewPiece, OpenPiece, Piece
 from farandole.data.staging.checksums import Checksums
 from farandole.data.staging.host_plan import HostPlan
 from farandole.data.staging.mirror import MirrorFolder
-from farandole.data.staging.peers import PeerReader, PeerServer, SentBlocks
+from farandole.data.staging.peers import PeerServer, SentBlocks
 from farandole.data.staging.protocol import (
-    CHUNK_BYTES,
     Answer,
     Ask,
     Assign,
@@ -53,7 +52,8 @@ from farandole.data.staging.protocol import (
     receive_request,
     send,
 )
-from farandole.data.staging.stored_pieces import StoredPieces, readable
+from farandole.data.staging.sources import PieceSources
+from farandole.data.staging.stored_pieces import readable
 from farandole.data.storage.manifest import Manifest
 from farandole.data.storage.pieces import Pieces
 from farandole.errors import DataError, UsageError
@@ -61,12 +61,12 @@ from farandole.errors import DataError, UsageError
 TICK_S = 0.5
 AT_FIRST = 2
 """Pieces that are fetched at once in the beginning; one more with each that is there."""
+QUIET_S = 3.0
+"""How long a host that is to be left waits for others to come for what only it has."""
 ASSIGNED_S = 5.0
 """How long workers that are quicker than the first of their host wait until that has said what is to be here."""
 MOST_OPEN = 128
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-READ_BYTES = 2**20
-"""Bytes that are asked of shared storage at once; after each it is seen to move, however slow it is."""
 
 
 @final
@@ -76,10 +76,11 @@ class Stager:
     def __init__(self, config: StagerConfig, manifest: Manifest, clock: Callable[[], float] = time.monotonic) -> None:
         self._config, self._manifest, self._clock = config, manifest, clock
         self._pieces = Pieces.of(manifest, config.most_bytes)
+        self._sources = PieceSources(config, manifest, self._pieces)
         self._cache: PieceFolder = (
             MirrorFolder(config.mirror, self._pieces, manifest)
             if config.mirror
-            else CacheFolder.take(config.cache, f"{config.digest}-{config.most_bytes:x}")
+            else CacheFolder.take(config.cache, self._sources.data)
         )
         held = (piece for piece in self._cache.held() if piece < len(self._pieces))
         self._board = Board(self._pieces.sizes, 0, held)
@@ -89,13 +90,18 @@ class Stager:
         self._idle, self._begun_s = 0, clock()
         self._open: dict[int, OpenPiece] = {}
         self._healing: set[int] = set()
-        self._stored = StoredPieces(manifest, self._pieces)
-        self._data = f"{config.digest}-{config.most_bytes:x}"
-        self._local = threading.local()
-        self.shared_bytes = self.received_bytes = self.healed = 0
+        self.healed = 0
+        self._owed: set[int] | None = None
+        """Pieces that others are to get before this host leaves; ``None``: it stays."""
+        self._asked_s = 0.0
         self._server: PeerServer | None = None
         if config.keys is not None:
             self._server = PeerServer(config.keys, self._look, config.ports, config.interface, config.port)
+
+    @property
+    def hands_over(self) -> bool:
+        """True if other hosts may be left when this one is told to end."""
+        return self._config.hands_over
 
     def start_reader(self) -> None:
         """Start one more reader."""
@@ -116,6 +122,16 @@ class Stager:
                 self._demand(task.piece)
         if late:
             self._wake()  # others need not wait for shared storage here
+
+    def leave(self) -> None:
+        """Hand over what only this host has: it is to be left. Called in the main thread, by a signal: without lock."""
+        if self._owed is None:
+            self._owed = self._assignment.sole & self._board.held if self._assignment is not None else set()
+
+    def is_owing(self, since_s: float) -> bool:
+        """True while others still come for what only this host has, after its workers have left at ``since_s``."""
+        with self._changed:
+            return bool(self._owed) and self._clock() < max(since_s, self._asked_s) + QUIET_S
 
     def close(self) -> None:
         """Free the lock of the cache, and the port."""
@@ -169,7 +185,7 @@ class Stager:
                 self._assignment = HostPlan(request, self._config.host, self._pieces.sizes)
             except DataError as error:
                 return Failed(str(error))
-            self._board.limit = self._assignment.capacity
+            self._board.limit, self._owed = self._assignment.capacity, None
             self._assignment.tell(self._board, self._order)
             self._changed.notify_all()
         self._wake()
@@ -185,7 +201,7 @@ class Stager:
                 answer = self._await(need.piece, until_s)
                 if need.piece not in self._board.crowded:
                     return answer, b""
-        return self._far(need, assignment)
+        return self._far(need, assignment.elsewhere(need.piece) if assignment is not None else [SHARED])
 
     def _await(self, piece: int, until_s: float) -> Answer:
         """Wait, with the lock, for a piece that is to be here."""
@@ -196,31 +212,26 @@ class Stager:
             elif state is PieceState.ABSENT:  # it was here, and has gone again before this thread could look
                 self._demand(piece)
             if state is PieceState.FAILED:
-                return Failed(self._words(piece, self._board.error_of(piece)))
+                return Failed(self._sources.words(piece, self._board.error_of(piece)))
             if self._clock() >= until_s:
-                return Failed(self._words(piece, f"no source gave it within {self._config.give_up_s:g} s"))
+                return Failed(self._sources.words(piece, f"no source gave it within {self._config.give_up_s:g} s"))
             self._changed.wait(TICK_S)
         source = self._board.sources.get(piece)
         wait = "disk" if source is None else "shared storage" if source == SHARED else "peer"
         return InCache(str(self._cache.folder), wait)
 
-    def _far(self, need: Need, assignment: HostPlan | None) -> tuple[Answer, memoryview | bytes]:
-        """Blocks of a piece that is another host's to hold."""
-        checksums = Checksums.unknown(self._pieces.blocks(need.piece))
+    def _far(self, need: Need, route: Sequence[str]) -> tuple[Answer, memoryview | bytes]:
+        """Blocks of a piece that is another host's to hold, or has no room here."""
         reasons = []
-        for host in assignment.route(need.piece) if assignment is not None else (SHARED,):
+        for host in route:
             try:
-                if host == SHARED:
-                    data = self._from_storage(need.piece, checksums, need.first, need.last)
-                    return Blocks(checksums.encode(), "shared storage"), data
-                runs, addresses = [(need.first, need.last)], assignment.addresses(host) if assignment else []
-                found = self._peers().blocks(addresses, need.piece, runs, self._config.give_up_s)
-                for _, _, data, sums in found:
-                    self._count(received=len(data))
-                    return Blocks(sums, f"peer {host}"), data
+                checksums = Checksums.unknown(self._pieces.blocks(need.piece))
+                part = need.first, need.last
+                [(_, data)] = self._sources.blocks(need.piece, host, self._at(host), checksums, part)
+                return Blocks(checksums.encode(), f"peer {host}" if host else "shared storage"), data
             except (DataError, OSError) as error:
                 reasons.append(readable(f"{host or 'shared storage'}: {error}"))
-        return Failed(self._words(need.piece, "; ".join(reasons))), b""
+        return Failed(self._sources.words(need.piece, "; ".join(reasons))), b""
 
     def _statistics(self) -> Statistics:
         now, sizes = self._clock(), self._pieces.sizes
@@ -234,13 +245,13 @@ class Stager:
             self._board.limit,
             wanted_bytes=min(self._board.limit, int(sizes[list(kept)].sum())),
             held_bytes=int(sizes[list(kept & self._board.held)].sum()),
-            shared_bytes=self.shared_bytes,
-            received_bytes=self.received_bytes,
+            shared_bytes=self._sources.shared_bytes,
+            received_bytes=self._sources.received_bytes,
             sent_bytes=self._server.sent_bytes if self._server is not None else 0,
             healed=self.healed,
             folder=str(self._cache.folder),
-            error=next((self._words(*each) for each in errors), ""),
-            reading=[(*self._stored.place(task.piece), seconds) for task, seconds in self._board.running(now)],
+            error=next((self._sources.words(*each) for each in errors), ""),
+            reading=[(*self._sources.place(task.piece), seconds) for task, seconds in self._board.running(now)],
         )
 
     # -- readers -------------------------------------------------------------------------------------------------------
@@ -258,22 +269,26 @@ class Stager:
                 is_crowded = isinstance(error, OSError) and error.errno in NO_ROOM
                 with self._changed:
                     self._board.failed(task, readable(str(error)), is_crowded=is_crowded)
+                    if self._assignment is not None and not is_crowded:
+                        self._assignment.gone.add(task.source)
                     self._changed.notify_all()
             self._wake()
 
     def _is_calm(self) -> bool:
         """True if what nobody waits for may be fetched: few at first, as the first batch needs the first pieces."""
-        return self._board.busy() < min(self._config.readers, AT_FIRST + len(self._board.sources))
+        return self._owed is None and self._board.busy() < min(
+            self._config.readers, AT_FIRST + len(self._board.sources)
+        )
 
     def _fetch(self, task: Fetch) -> None:
         if task.piece in self._healing or not self._cache.link(task.piece):
             checksums = Checksums.unknown(self._pieces.blocks(task.piece))
             writer = self._begin(task, checksums)
             try:
-                if task.source == SHARED:
-                    self._read_shared(task, checksums, writer.write)
-                else:
-                    self._receive(task, checksums, writer.write)
+                for first, data in self._sources.blocks(task.piece, task.source, self._at(task.source), checksums):
+                    writer.write(first, data)
+                    with self._changed:
+                        self._board.moved(task, self._clock())
                 writer.finish()
             except BaseException:
                 writer.cancel()
@@ -302,66 +317,27 @@ class Stager:
                     if self._board.room_for(task.piece) is None:
                         raise
 
-    def _read_shared(self, task: Fetch, checksums: Checksums, write: Callable[[int, memoryview], None]) -> None:
-        for first, last in checksums.runs(READ_BYTES):
-            write(first, self._from_storage(task.piece, checksums, first, last))
-            self._moved(task)
-        self._require_indexed(task.piece, checksums)
-
-    def _require_indexed(self, piece: int, checksums: Checksums) -> None:
-        if len(self._manifest.sums) and int(self._manifest.sums[piece]) != checksums.whole():
-            raise DataError("it differs from the checksum in the index: the file is damaged, or has changed since")
-
-    def _from_storage(self, piece: int, checksums: Checksums, first: int, last: int) -> memoryview:
-        """Blocks of a piece from shared storage, whose checksums are noted."""
-        data = self._stored.read(piece, checksums.bounds, first, last)
-        checksums.note(first, last, data)
-        self._count(shared=len(data))
-        return data
-
-    def _receive(self, task: Fetch, checksums: Checksums, write: Callable[[int, memoryview], None]) -> None:
-        assignment = self._assignment
-        if assignment is None:
-            raise DataError("no plan says where it is")
-        found = self._peers().blocks(
-            assignment.addresses(task.source),
-            task.piece,
-            checksums.runs(CHUNK_BYTES),
-            self._config.give_up_s,
-        )
-        for first, last, data, sums in found:
-            told = Checksums.decode(checksums.bounds, sums)
-            if told is None:
-                raise DataError(f"{task.source} sent other checksums: it has another version of the file")
-            checksums.values = told.values
-            if not checksums.verify(first, last, data):
-                self._peers().forget(assignment.addresses(task.source))
-                raise DataError(f"it arrived damaged from {task.source}")
-            self._count(received=len(data))
-            write(first, data)
-            self._moved(task)
-        self._require_indexed(task.piece, checksums)
-
-    def _moved(self, task: Fetch) -> None:
-        with self._changed:
-            self._board.moved(task, self._clock())
-
     # -- other hosts ---------------------------------------------------------------------------------------------------
 
     def _look(self, get: Get) -> SentBlocks | None:
         """Answer another stager, if the piece is here; ``None``: it is still to come."""
         host = self._config.host
-        if get.data != self._data or not 0 <= get.piece < len(self._pieces):
+        if get.data != self._sources.data or not 0 <= get.piece < len(self._pieces):
             return SentBlocks(bytearray(), b"", f"{host} stages other data at this address")
         with self._changed:
             if self._assignment is None:
                 return None
             if self._board.state_of(get.piece) is not PieceState.HELD:
-                if error := self._board.refusal(get.piece, get.asker, host):
+                if get.stays and not self._assignment.is_ours(get.piece) and self._board.room_for(get.piece) != []:
+                    return SentBlocks(bytearray(), b"", f"{host} has no room for it either")
+                asker = SHARED if get.stays else get.asker  # who is not to have it is asked for it by nobody
+                if error := self._board.refusal(get.piece, asker, host):
                     return SentBlocks(bytearray(), b"", error)
                 self._demand(get.piece)
                 return None
-            cached = self._opened(get.piece)
+            cached, self._asked_s = self._opened(get.piece), self._clock()
+            if self._owed and cached is not None and get.last == len(cached.checksums):
+                self._owed.discard(get.piece)
         content = None if cached is None else self._content(cached, get)
         if content is None:
             with self._changed:
@@ -386,7 +362,8 @@ class Stager:
 
     def _opened(self, piece: int) -> OpenPiece | None:
         if piece not in self._open:
-            if (cached := self._cache.open(piece, self._pieces.blocks(piece))) is None:
+            whole = self._manifest.sum_of(piece)
+            if (cached := self._cache.open(piece, self._pieces.blocks(piece), whole)) is None:
                 return None
             if len(self._open) >= MOST_OPEN:
                 self._open.pop(next(iter(self._open)))  # closed when nobody reads it any more
@@ -407,24 +384,10 @@ class Stager:
 
     # -- small things --------------------------------------------------------------------------------------------------
 
-    def _peers(self) -> PeerReader:
-        """Connections of the calling thread to other stagers."""
-        if not hasattr(self._local, "peers"):
-            if self._config.keys is None:
-                raise DataError("a job of one host has no other to ask")
-            self._local.peers = PeerReader(self._config.keys, self._config.host, self._data)
-        reader: PeerReader = self._local.peers
-        return reader
-
-    def _count(self, shared: int = 0, received: int = 0) -> None:
-        with self._changed:
-            self.shared_bytes += shared
-            self.received_bytes += received
+    def _at(self, host: str) -> list[str]:
+        """Addresses of the stager of another host; none of shared storage."""
+        return self._assignment.addresses(host) if self._assignment is not None else []
 
     def _wake(self) -> None:
         if self._server is not None:
             self._server.wake()
-
-    def _words(self, piece: int, why: str) -> str:
-        path, offset = self._stored.place(piece)
-        return f"piece {piece} ({path} from byte {offset} on) cannot be had on {self._config.host}: {why}"

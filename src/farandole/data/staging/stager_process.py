@@ -50,6 +50,14 @@ class Entrance:
         self._stager, self._listening, self._linger_s = stager, listening, linger_s
         self._lock, self._bell = threading.Lock(), os.eventfd(0, os.EFD_CLOEXEC)
         self._connections, self._alone_since, self._is_over = 0, time.monotonic(), False
+        self._leaves = False
+
+    def leave(self) -> None:
+        """Hand over what others have not, where SIGTERM comes to the workers, too; at another one, end at once."""
+        self._leaves = self._leaves or (self._connections > 0 and self._stager.hands_over)
+        if not self._leaves:
+            os._exit(0)
+        self._stager.leave()
 
     def serve(self) -> None:
         """Accept until nobody is connected any more."""
@@ -85,9 +93,9 @@ class Entrance:
 
     def _is_done(self) -> bool:
         with self._lock:
-            if self._connections:
+            if self._connections or (self._leaves and self._stager.is_owing(self._alone_since)):
                 return False
-            return self._is_over or time.monotonic() - self._alone_since > self._linger_s
+            return self._leaves or self._is_over or time.monotonic() - self._alone_since > self._linger_s
 
 
 def main() -> None:
@@ -95,7 +103,7 @@ def main() -> None:
     text = sys.stdin.buffer.read()
     try:
         config = msgspec.msgpack.decode(text, type=StagerConfig)
-        manifest = Manifest.load(config.index)
+        manifest = Manifest.load(config.index, is_held=True)
     except (msgspec.MsgspecError, DataError) as error:
         sys.exit(f"farandole: the stager got no config ({error}): a training script starts it, not you")
     listening = listen(config.name)
@@ -120,8 +128,10 @@ def main() -> None:
     os.close(silence)
     for _ in range(config.readers):
         stager.start_reader()
+    entrance = Entrance(stager, listening, config.linger_s)
+    signal.signal(signal.SIGTERM, lambda *_: entrance.leave())
     with contextlib.suppress(OSError):
-        Entrance(stager, listening, config.linger_s).serve()
+        entrance.serve()
     listening.close()  # whoever comes now finds nobody, and starts another one
     stager.close()
     os._exit(0)

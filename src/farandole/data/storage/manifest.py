@@ -11,6 +11,8 @@ hosts with many ranks hold it once. A writer writes aside and renames, so that a
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,6 +149,10 @@ class Manifest:
     def _front(self) -> tuple[str, bytes, dict[str, Any]]:
         return self.format, os.fsencode(self.root), self.details  # names of folders need not be Unicode
 
+    def sum_of(self, piece: int) -> int | None:
+        """Checksum of a piece; ``None`` where they were not asked for."""
+        return int(self.sums[piece]) if len(self.sums) else None
+
     def extents(self, sample: int) -> list[tuple[int, int, int]]:
         """File, offset and length of each part of a sample."""
         return [field.extent(sample) for field in self.fields]
@@ -197,10 +203,17 @@ class Manifest:
             raise DataError(f"{target} cannot be written ({error.strerror}): give another place") from error
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Manifest:
-        """The manifest in a file, which is mapped into memory. Raises ``DataError`` for one that is none."""
+    def load(cls, path: str | os.PathLike[str], *, is_held: bool = False) -> Manifest:
+        """The manifest in a file, which is mapped into memory. Raises ``DataError`` for one that is none.
+
+        With ``is_held`` this process has a shared ``flock`` of the file until the manifest is gone.
+        """
         try:
             with open(path, "rb") as file:
+                if is_held:
+                    fcntl.flock(file, fcntl.LOCK_SH)  # the mapping has a copy of the descriptor, and so the lock, too
+                    if not os.fstat(file.fileno()).st_nlink:
+                        raise FileNotFoundError(errno.ENOENT, "it was deleted just now")
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise DataError(f"{os.fspath(path)} cannot be read: {error}") from error

@@ -1,8 +1,9 @@
 """Copies of a folder on every host of a job, for scripts that only know paths: ``farandole run --stage SRC=DST``.
 
-    copy_to_hosts("/lustre/set", "/local/set")          # on one rank of each host
+    copy_to_hosts("/lustre/set", "/local/set", run="5f3a")          # on one rank of each host
 
-The launcher runs this on every host before the script; a worker on a host that joined later runs it alone.
+The launcher runs this on every host before the script; a worker on a host that joined later runs it alone. What lies
+there from an earlier run is compared with the files of today by their sizes and times, once in each run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from farandole.control.entry import entry_command
 from farandole.data.formats.source import Source, made_once
 from farandole.data.staging.mirror import ASIDE, aside_of
 from farandole.data.staging.progress import await_staged
-from farandole.data.staging.stage import stage
+from farandole.data.staging.stage import links, stage
 from farandole.data.storage.fields import Field
 from farandole.data.storage.listing import list_files, root_of
 from farandole.data.storage.manifest import Manifest
@@ -27,7 +28,7 @@ from farandole.runtime.session.init import init, is_initialized, shutdown
 
 MODULE = "farandole.data.tools.copy"
 DONE = "done"
-"""File below the folder of a copy: the digest of what is whole there."""
+"""File below the folder of a copy: the run for which all is there."""
 
 
 @final
@@ -49,7 +50,7 @@ def pair(text: str) -> tuple[str, str]:
     return os.path.expanduser(os.path.expandvars(source)), os.path.abspath(target)
 
 
-def copy_to_hosts(source: str, target: str) -> None:
+def copy_to_hosts(source: str, target: str, run: str) -> None:
     """Copy the files below ``source`` to ``target`` on the hosts of all ranks, each byte read by one of them.
 
     Raises ``DataError`` where a file cannot be read, or a foreign one is in the way.
@@ -61,22 +62,23 @@ def copy_to_hosts(source: str, target: str) -> None:
     aside_of(target)
     staged = stage(CopiedFiles(manifest), cache=str(Path(target) / ASIDE), mirror=target)
     await_staged(staged, title=f"{source} to {target}")
-    (Path(target) / ASIDE / DONE).write_text(manifest.digest)
+    (Path(target) / ASIDE / DONE).write_text(run)
 
 
-def is_done(target: str) -> bool:
-    """True if a whole copy lies there; that it is of today's files is the launcher's to see."""
-    return (Path(target) / ASIDE / DONE).exists()
+def is_done(target: str, run: str) -> bool:
+    """True if a whole copy lies there, and this run has compared it with the files of today."""
+    done = Path(target) / ASIDE / DONE
+    return done.exists() and done.read_text() == run
 
 
-def command_after(stages: list[str], command: list[str]) -> list[str]:
+def command_after(run: str, stages: list[str], command: list[str]) -> list[str]:
     """A worker's command that first makes sure of the copies, as on a host that joined the job later."""
-    return [*entry_command(MODULE), "then", *stages, "--", *command]
+    return [*entry_command(MODULE), "then", run, *stages, "--", *command]
 
 
 def main() -> None:
-    """Entry of both uses: ``all SRC=DST ...`` on the hosts of a job, ``then SRC=DST ... -- COMMAND`` in a worker."""
-    verb, *rest = sys.argv[1:]
+    """Entry: ``all RUN SRC=DST ...`` on the hosts of a job, ``then RUN SRC=DST ... -- COMMAND`` in a worker."""
+    verb, run, *rest = sys.argv[1:]
     stages, command = rest, list[str]()
     if "--" in rest:
         cut = rest.index("--")
@@ -85,24 +87,26 @@ def main() -> None:
         if verb == "all":
             init()
             for each in stages:
-                copy_to_hosts(*pair(each))
+                copy_to_hosts(*pair(each), run)
             shutdown()
             return
         for each in stages:
-            _ensure(*pair(each))
+            _ensure(*pair(each), run)
     except (DataError, UsageError) as error:
         sys.exit(f"farandole: {error}")
+    for link in list(links):
+        link.close()  # nobody does when the command is executed, and the next run would have to wait for the stager
     os.execvp(command[0], command)  # noqa: S606 (that is what it is for)
 
 
-def _ensure(source: str, target: str) -> None:
+def _ensure(source: str, target: str, run: str) -> None:
     """Copy alone what the other hosts had before this one came; one worker of the host does, the others wait."""
-    if is_done(target):
+    if is_done(target, run):
         return
     with open(aside_of(target) / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not is_done(target) and not is_initialized():
-            copy_to_hosts(source, target)
+        if not is_done(target, run) and not is_initialized():
+            copy_to_hosts(source, target, run)
 
 
 def listed(source: str, *, hidden: bool = True) -> Manifest:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 
 class Layout(ABC):
     """Order of the samples of an epoch, and the rows of a global batch of each rank; the same on all ranks."""
+
+    is_planned: ClassVar[bool] = False
+    """True if the generation before has ended by a change that was announced: who is missing was told to leave."""
 
     @property
     @abstractmethod

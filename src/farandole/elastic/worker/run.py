@@ -34,6 +34,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast, final
 
 from farandole import events
 from farandole.control.run_messages import Progressed
+from farandole.elastic.worker.layout import Layout
 from farandole.elastic.worker.state import State
 from farandole.errors import AbortError, CollectiveError, HostsUpdatedInterrupt, MismatchError, StartError
 from farandole.runtime.session.init import current, finish, is_initialized, rejoin, shutdown, withdraw
@@ -191,6 +192,7 @@ class _Turn:
         elif current("elastic.run").provisional:
             self._state._joined = True
             self._rejoin(notice)
+        Layout.is_planned = self._is_planned
         self._state.sync()
         self._state._joined = False
         if self._because:

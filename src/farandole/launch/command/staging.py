@@ -8,6 +8,7 @@ joins an elastic job later, or that a script or a file names, makes its copies w
 
 from __future__ import annotations
 
+import secrets
 import sys
 
 import msgspec
@@ -26,11 +27,11 @@ def stage_first(job: Job | ElasticJob, stages: list[str]) -> tuple[int, Job | El
     from farandole.data.tools.copy import MODULE, command_after  # the data extra
 
     asked = job.job if isinstance(job, ElasticJob) else job
-    status = 0
+    status, run = 0, secrets.token_hex(8)
     if hosts := _hosts(job):
         is_here = isinstance(job, ElasticJob) and not job.reaches_out
         copying = Job(
-            [*entry_command(MODULE), "all", *stages],
+            [*entry_command(MODULE), "all", run, *stages],
             hosts,
             _static(asked.settings),
             starter=None if is_here else job.starter,
@@ -41,7 +42,7 @@ def stage_first(job: Job | ElasticJob, stages: list[str]) -> tuple[int, Job | El
         if result.words:
             print(f"farandole: staging: {result.words}", file=sys.stderr)
         status = result.status
-    wrapped = msgspec.structs.replace(asked, command=command_after(stages, asked.command))
+    wrapped = msgspec.structs.replace(asked, command=command_after(run, stages, asked.command))
     return status, msgspec.structs.replace(job, job=wrapped) if isinstance(job, ElasticJob) else wrapped
 
 

@@ -1,0 +1,120 @@
+"""``PieceSources``: bytes of pieces from shared storage and from other hosts, compared, and counted.
+
+    for first, data in sources.blocks(3, "node2", addresses, checksums):
+        writer.write(first, data)
+
+What another host sends is compared with the checksums that come along, and these with the index, where that has any.
+It has one for each piece, of the checksums of all blocks. So what shared storage gives is compared when a piece is read
+whole; for the first part of a piece that is read past the cache all of it is read once, to know those of its blocks.
+
+Threads. Readers and threads of workers call at the same time; each has connections of its own to other stagers.
+``_lock`` guards the counters.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias, final
+
+from farandole.data.staging.board import SHARED
+from farandole.data.staging.checksums import Checksums
+from farandole.data.staging.peers import PeerReader
+from farandole.data.staging.protocol import CHUNK_BYTES, StagerConfig
+from farandole.data.staging.stored_pieces import StoredPieces
+from farandole.data.storage.manifest import Manifest
+from farandole.data.storage.pieces import Pieces
+from farandole.errors import DataError
+
+READ_BYTES = 2**20
+"""Bytes that are asked of shared storage at once; after each it is seen to move, however slow it is."""
+
+PeerBlocks: TypeAlias = tuple[int, int, memoryview, bytes]
+"""First block, the one after the last, their bytes, and the checksums of the piece."""
+
+DIFFERS = "it differs from the checksum in the index: the file is damaged, or has changed since"
+
+
+@final
+class PieceSources:
+    """Sources of the pieces of ``manifest``, as the stager with ``config`` asks them."""
+
+    def __init__(self, config: StagerConfig, manifest: Manifest, pieces: Pieces) -> None:
+        self._config, self._manifest, self._pieces = config, manifest, pieces
+        self.data = f"{config.digest}-{config.most_bytes:x}"
+        """Name of the data set, and of how it is cut."""
+        self._stored = StoredPieces(manifest, pieces)
+        self._known: dict[int, Checksums] = {}
+        self._local, self._lock = threading.local(), threading.Lock()
+        self.shared_bytes = self.received_bytes = 0
+
+    def blocks(
+        self,
+        piece: int,
+        source: str,
+        addresses: Sequence[str],
+        checksums: Checksums,
+        part: tuple[int, int] | None = None,
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Runs of blocks of a piece, or of a ``part`` of it, each with its first number; ``checksums`` are filled in.
+
+        Of a part another host is asked only if it has room to keep the piece: it will be asked for other parts.
+        Raises ``DataError`` where they cannot be had, or are not what they were.
+        """
+        if source != SHARED:
+            runs = [part] if part else checksums.runs(CHUNK_BYTES)
+            found = self.peers().blocks(addresses, piece, runs, self._config.give_up_s, stays=bool(part))
+            yield from self._compared(piece, source, addresses, checksums, found)
+            return
+        known = self._verified(piece) if part and len(self._manifest.sums) else None
+        for first, last in [part] if part else checksums.runs(READ_BYTES):
+            data = self._stored.read(piece, checksums.bounds, first, last)
+            checksums.note(first, last, data)
+            with self._lock:
+                self.shared_bytes += len(data)
+            if known is not None and not known.verify(first, last, data):
+                raise DataError(DIFFERS)
+            yield first, data
+        if not part and self._manifest.sum_of(piece) not in (None, checksums.whole()):
+            raise DataError(DIFFERS)
+
+    def place(self, piece: int) -> tuple[str, int]:
+        """Path and offset at which a piece begins, to be shown."""
+        return self._stored.place(piece)
+
+    def words(self, piece: int, why: str) -> str:
+        """Sentence about a piece that cannot be had."""
+        path, offset = self.place(piece)
+        return f"piece {piece} ({path} from byte {offset} on) cannot be had on {self._config.host}: {why}"
+
+    def peers(self) -> PeerReader:
+        """Connections of the calling thread to other stagers."""
+        if not hasattr(self._local, "peers"):
+            if self._config.keys is None:
+                raise DataError("a job of one host has no other to ask")
+            self._local.peers = PeerReader(self._config.keys, self._config.host, self.data)
+        reader: PeerReader = self._local.peers
+        return reader
+
+    def _verified(self, piece: int) -> Checksums:
+        if piece not in self._known:
+            checksums = Checksums.unknown(self._pieces.blocks(piece))
+            for _ in self.blocks(piece, SHARED, (), checksums):
+                pass
+            self._known[piece] = checksums
+        return self._known[piece]
+
+    def _compared(
+        self, piece: int, host: str, addresses: Sequence[str], checksums: Checksums, found: Iterable[PeerBlocks]
+    ) -> Iterator[tuple[int, memoryview]]:
+        for first, last, data, sums in found:
+            told = Checksums.decode(checksums.bounds, sums, self._manifest.sum_of(piece))
+            if told is None:
+                raise DataError(f"{host} sent other checksums: it has another version of the file")
+            checksums.values = told.values
+            if not checksums.verify(first, last, data):
+                self.peers().forget(addresses)
+                raise DataError(f"it arrived damaged from {host}")
+            with self._lock:
+                self.received_bytes += len(data)
+            yield first, data
