@@ -52,7 +52,7 @@ class BatchesDataset(EpochDataset):
             if self._next < len(self):  # Keras has looked at a batch to build the model, or has steps_per_epoch
                 return
             self._close()
-            if self.is_current:
+            if self.is_current and not self.is_recorded:
                 self.sampler.set_epoch(self.sampler.epoch + 1)
                 self._share_out()
 

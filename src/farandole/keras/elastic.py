@@ -325,6 +325,8 @@ class EpochDataset(keras.utils.PyDataset):
     def __init__(self, sampler: ElasticSampler, batch_size: int, **others: Any) -> None:
         super().__init__(**others)
         self.sampler, self.batch_size = sampler, batch_size
+        self.is_recorded = False
+        """True with a ``RecordSamplesCallback``: to build a model Keras may take all of a short epoch."""
         self._share_out()
         if not len(self.indices):
             raise UsageError(
@@ -403,6 +405,7 @@ class RecordSamplesCallback(_CountingCallback):
     def __init__(self, batches: EpochDataset) -> None:
         super().__init__()
         self._batches = batches
+        batches.is_recorded = True
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
