@@ -23,7 +23,7 @@ from farandole.runtime.session.process_sets import ProcessSet
 from farandole.settings import KNOBS, PREFIX, Settings
 
 DOCS = Path(__file__).resolve().parent
-STEPS = ("Flip", "Rotate90", "Rotate", "Crop", "GaussianNoise", "Normalize", "MixUp")
+STEPS = ("Flip", "Roll", "Rotate90", "Rotate", "Crop", "GaussianNoise", "Normalize", "MixUp")
 MARK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

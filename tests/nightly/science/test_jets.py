@@ -206,7 +206,7 @@ def test_the_table_is_made_and_says_that_its_events_are_those_of_the_toy(tmp_pat
     command = [sys.executable, "-m", "examples.jets", "--reproduce", "--quick", "--out", str(tmp_path)]
     found = without_compiler()
     environment = {**found, "TESTS_WITHOUT": f"{found.get('TESTS_WITHOUT', '')} pythia8mc"}
-    said = run_to_end(command, ROOT, 300.0, environment).ok().stdout
+    said = run_to_end(command, tmp_path, 300.0, environment).ok().stdout
     assert "baseline" in said
     assert "the network beats both baselines" in said
     assert f"{'NO ' if found else 'yes'}  the events are those of Pythia 8: made by" in said

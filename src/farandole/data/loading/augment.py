@@ -115,6 +115,20 @@ class Flip(Augmentation):
 
 
 @final
+class Roll(Augmentation):
+    """Shift by any number of cells along each of ``axes``, around the end: for what is periodic, as simulations are."""
+
+    def __init__(self, axes: Sequence[int] = (0, 1, 2), fields: Sequence[Field] | None = None) -> None:
+        self.axes, self.fields = tuple(axes), _fields(fields)
+
+    def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+        return [int(rng.integers(shape[axis])) for axis in self.axes]
+
+    def change(self, field: Field, array: Any, draw: Any, rng: np.random.Generator) -> Any:
+        return np.roll(array, draw, self.axes)
+
+
+@final
 class Rotate90(Augmentation):
     """Rotation by quarter turns, exact: one of 4 in a plane (two ``axes``), one of the 24 of a cube (three).
 
