@@ -25,6 +25,7 @@ from benchmarks import (
     elastic,
     footprint,
     hosts,
+    inference,
     large_batch,
     monitor,
     negotiated,
@@ -55,6 +56,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "search": search.run,
     "monitor": monitor.run,
     "data": data.run,
+    "inference": inference.run,
 }
 
 

@@ -1,0 +1,204 @@
+"""``predict``: a function of a trained model on every sample of a data set, by workers that come, go and die."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import cloudpickle
+
+from farandole.elastic.worker.run import run as elastic_run
+from farandole.elastic.worker.state import ObjectState
+from farandole.errors import AbortError, DataError, HostsUpdatedInterrupt, UsageError
+from farandole.inference.outputs import PredictionOutput, output_for
+from farandole.inference.plan import BlockPlan
+from farandole.inference.records import Answer, awaited, read_record
+from farandole.inference.worker import Work, digest
+from farandole.launch.function.function import run as run_function
+from farandole.runtime.session.init import current, init, is_initialized
+
+
+@final
+class Predictions(Mapping[str, Any]):
+    """Answers by field, each an array of all samples in their order, read where it is sliced.
+
+    found = opened("out.zarr")
+    found["mean"][10:20]                        # a numpy.memmap, zarr.Array or h5py.Dataset is behind it
+    """
+
+    def __init__(self, out: PredictionOutput) -> None:
+        self._output = out
+
+    @property
+    def path(self) -> Path:
+        """Folder or file of the output."""
+        return self._output.path
+
+    @property
+    def plan(self) -> BlockPlan:
+        """Plan by which they were computed."""
+        return self._output.plan
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._output.fields:
+            raise KeyError(f"{self.path} has the fields {', '.join(self._output.fields)}, and not {name!r}")
+        return self._output.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._output.fields)
+
+    def __len__(self) -> int:
+        return len(self._output.fields)
+
+    def __repr__(self) -> str:
+        """Text for people."""
+        return f"<predictions of {self.plan.samples} samples in {self.path}: {', '.join(self)}>"
+
+    def answers(self) -> list[Answer]:
+        """Records of the blocks, in their order: which process computed each, and how long that took."""
+        files = [self._output.folder / f"block-{block:06d}" for block in range(self.plan.blocks)]
+        return [found for each in files if (found := read_record(each, Answer)) is not None]
+
+    def verify(self) -> None:
+        """Compare all that is stored with the digests of what was computed; raises ``DataError`` for what differs."""
+        wrong = [
+            (block, name)
+            for block, answer in enumerate(self.answers())
+            for name, expected in answer.digests.items()
+            if digest(self[name][self.plan.rows(block).start : self.plan.rows(block).stop]) != expected
+        ]
+        if wrong:
+            block, name = wrong[0]
+            raise DataError(
+                f"{self.path}: {name!r} of samples {self.plan.rows(block)} is not what was computed, nor are "
+                f"{len(wrong) - 1} others: remove block-{block:06d} and finished from {self._output.folder}, and call "
+                "predict() again; of an HDF5 file remove all of that folder"
+            )
+
+
+def opened(path: str | os.PathLike[str]) -> Predictions:
+    """Open predictions that were made before.
+
+        opened("out.zarr")["prediction"][:10]
+
+    Raises ``DataError`` where there are none, or not all, with how many samples are answered.
+    """
+    where = Path(path)
+    plan = read_record(where.with_name(f"{where.name}.blocks") / "plan.json", BlockPlan)
+    if plan is None:
+        raise DataError(f"there are no predictions at {where}: farandole.inference.predict(..., output=...) makes them")
+    found = Predictions(output_for(where, plan))
+    if not found._output.is_finished:
+        done = sum(
+            len(plan.rows(block))
+            for block in range(plan.blocks)
+            if read_record(found._output.folder / f"block-{block:06d}", Answer) is not None
+        )
+        raise DataError(f"{where} has answers to {done} of {plan.samples} samples: the call that began it goes on")
+    return found
+
+
+def predict(
+    fn: Callable[..., Any],
+    data: Any,
+    output: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    batch_size: int = 64,
+    block_batches: int = 8,
+    seed: int = 0,
+    key: str = "",
+    threads: int = 4,
+    **knobs: Any,
+) -> Predictions:
+    """Call ``fn`` on every sample of ``data``, on ``workers``, and return the answers, which are in ``output``.
+
+        found = predict(model, farandole.data.hdf5("set", keys="x"), "out.zarr", workers=8, batch_size=256)
+        found["prediction"][:10]
+
+    ``data`` is an array, a source of ``farandole.data``, or whatever ``Batches`` takes. ``fn(batch)`` gets batches of
+    ``batch_size`` (NumPy; the last one may be smaller) and returns an array with a row for each sample, or a dict of
+    such arrays. With a parameter ``draw``, ``fn(batch, draw)``, it gets random numbers: see ``Draw``. The ``output`` is
+    ``NAME.zarr``, ``NAME.h5``, or a folder of ``.npy`` files.
+
+    ``block_batches`` batches are a block: computed by one worker, and written when it is done. The same call goes on
+    where another one was killed: no block that has its record is computed or written again, and a block that was under
+    way is begun anew. A worker that dies is replaced, while the others go on. Others may be started on the same
+    ``output`` at any time, and share the work. The bits do not depend on the workers, if ``fn`` gives the same for the
+    same batch and draw; libraries do on machines of one kind, with the same number of threads.
+
+    Without ``workers`` this process computes; in a job (after ``hvd.init()``) all ranks call it and compute together,
+    also in one whose workers come and go; there it must not be called inside of a function of ``hvd.elastic.run``.
+    ``knobs`` are those of ``farandole.run``, such as ``hosts=``. ``key`` names the model, its digest for instance.
+
+    Raises ``UsageError`` where ``output`` was begun with another plan or ``key``; what ``fn`` raises, from workers as
+    ``RemoteError``: what was answered until then stays.
+    """
+    plan = BlockPlan(len(data), batch_size, block_batches, seed, key).check()
+    out = output_for(Path(output), plan)
+    is_member = is_initialized()
+    if is_member and workers is not None:
+        raise UsageError(f"predict(workers={workers}) in a job: its ranks are the workers; leave workers= out")
+    if (workers is None and knobs) or (workers is not None and workers < 1):
+        raise UsageError(f"predict(workers={workers}, {', '.join(knobs)}): give workers= of at least 1")
+    _keep(plan, out)
+    if out.is_finished and not is_member:
+        return Predictions(out)
+    work = Work(plan, out, fn, data, threads)
+    if workers is not None:
+        knobs = {"np": workers, "min_np": 1, "max_np": workers, **knobs}
+        run_function(partial(_member, cloudpickle.dumps(work)), **knobs)
+    elif is_member:
+        _together(work)
+    else:
+        work.answer_all(0, 1, lambda: None)
+    return Predictions(out)
+
+
+def _keep(plan: BlockPlan, out: PredictionOutput) -> None:
+    """Write the plan down, or compare it with the one that is there."""
+    out.folder.mkdir(parents=True, exist_ok=True)
+    with awaited(out.folder / "plan.json", lambda: None) as lease:
+        found = lease.read(BlockPlan)
+        if found is None:
+            lease.write(plan)
+        elif found != plan:
+            raise UsageError(
+                f"{out.path} was begun with {plan.differences(found)}: call predict() as it was then, name another "
+                f"output, or remove both {out.path.name} and {out.folder.name} to begin anew"
+            )
+        elif out.is_finished and not out.path.exists():
+            raise UsageError(f"{out.path} was finished, and is gone: remove {out.folder.name}, too, to begin anew")
+
+
+def _member(pickled: bytes) -> int:
+    """Worker of an elastic job that ``predict`` has launched."""
+    init()  # first: to load a framework and a model may take longer than a worker has until it calls it
+    work: Work = pickle.loads(pickled)  # noqa: S301 (from the caller, over an authenticated channel)
+    return _together(work)
+
+
+def _together(work: Work) -> int:
+    """Compute as a rank of this job; in an elastic one also of those that come after it."""
+
+    def answer(_: ObjectState) -> int:
+        topology = current().topology
+        return work.answer_all(topology.rank, topology.size, _heed)
+
+    if current().settings.is_elastic:
+        return elastic_run(answer)(ObjectState())
+    topology = current().topology
+    return work.answer_all(topology.rank, topology.size, lambda: None)  # a rank that dies ends the job, or is let go
+
+
+def _heed() -> None:
+    """Leave the generation if it is over, or a change is due: no rank waits for another here, so nobody else would."""
+    session = current()
+    if session.end_reason:
+        raise AbortError(session.end_reason)
+    if session.change_due:
+        raise HostsUpdatedInterrupt
