@@ -138,7 +138,7 @@ test: bytecode ## run the gate: all that has to pass before a change lands (8 mi
 durations: ## run the gate, and record how long its files take
 	@$(MAKE) --no-print-directory test RECORD=--record-durations
 
-nightly: bytecode ## run what the gate leaves out, in slices of twelve minutes (SLICE=slurm, or SLICE=touched as CI does)
+nightly: bytecode ## run what the gate leaves out, in slices of twelve minutes (SLICE=slurm, SLICE=touched as CI does, SLICE=science for all tables of examples)
 	@$(BIN)/python -m workbench.nightly $(SLICE)
 
 prove: bytecode ## run tests 50 times under load, as all of tests/jobs have been (TEST=tests/jobs/native/test_fork.py)

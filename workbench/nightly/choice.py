@@ -28,10 +28,11 @@ def choose(slices: Mapping[str, Slice], change: Change) -> tuple[str, str]:
     >>> choose(slices, Change(0, {"docs/README.md": 3}))
     ('docs', 'the change touches docs/README.md')
 
-    A change that touches several is played by each in turn, as a change that touches none.
+    A change that touches several is played by each in turn, as a change that touches none. A slice that is about
+    nothing is played only by its name.
     """
     touched = {name: path for name, each in slices.items() if (path := _most_changed(name, each, change.lines))}
-    names = list(touched or slices)
+    names = list(touched or (name for name, each in slices.items() if each.about))
     chosen = names[change.at_s // TURN_S % len(names)]
     if chosen in touched:
         others = f", and it is its turn among {len(touched)} that it touches" if len(touched) > 1 else ""

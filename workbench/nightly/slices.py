@@ -19,7 +19,7 @@ class Slice(msgspec.Struct, frozen=True):
 
     Its own tests are those in ``tests/nightly/NAME``; ``also`` are commands that are run after them, ``needs`` a
     target of make that comes before, ``tools`` commands without which it cannot be played. ``about`` are the sources
-    that it puts to the test: paths of the repository, by how they begin.
+    that it puts to the test: paths of the repository, by how they begin; none: it is played by its name alone.
     """
 
     about: Sequence[str] = ()
@@ -41,6 +41,13 @@ def _whole(*tests: str) -> Sequence[str]:
     """Tests of the gate once more, with all packages that are installed to be found."""
     return ["env", "TESTS_WITH_ALL=1", sys.executable, "-m", "pytest", "-q", *(f"tests/frameworks/{t}" for t in tests)]
 
+
+def _reproduced(application: str) -> Sequence[str]:
+    """Train an application with one seed, and compare with its committed results."""
+    return [sys.executable, "-m", f"examples.{application}", "--reproduce", "--check"]
+
+
+APPLICATIONS = ("bigearthnet", "climate", "cosmoflow", "cosmogan", "hyperspectral", "jets", "timeseries")
 
 SLICES = {
     "hosts": _of("cluster/", "launch/agents/", "launch/hosts/", "engines/tcp", "/workbench/cluster/"),
@@ -96,6 +103,11 @@ SLICES = {
     "clusters": _of("launch/clusters/", "ray.py", "dask.py", "spark.py"),
     "docs": _of("launch/command/", "settings.py", "/docs/"),
     "examples": _of("largebatch/", "/examples/"),
+    "applications": _of("inference/", "models/", "predict/", "/workbench/predict/", "/examples/", needs="science"),
+    "science": Slice(  # not for the change of an hour: played by its name alone
+        also=[[sys.executable, "-m", "workbench.nightly", "applications"], *map(_reproduced, APPLICATIONS)],
+        needs="science",
+    ),
     "versions_mxnet": _of("mxnet/", needs="mxnet-environment"),
     **{
         f"versions_{name}": _of(room, also=[_module("versions", *each)])

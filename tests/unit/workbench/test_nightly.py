@@ -39,6 +39,11 @@ def test_a_change_that_touches_none_gets_the_next_in_turn() -> None:
     assert turns[0][1] == "the change touches none, and it is its turn"
 
 
+def test_a_slice_about_nothing_is_played_by_its_name_alone() -> None:
+    slices = {**THREE, "all": Slice()}
+    assert {choose(slices, Change(turn * TURN_S, {"README.md": 1}))[0] for turn in range(9)} == {"a", "b", "c"}
+
+
 def test_a_slices_own_tests_touch_it() -> None:
     assert choose(THREE, Change(0, {"tests/nightly/c/test_x.py": 1}))[0] == "c"
 
