@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -22,9 +21,8 @@ import farandole.torch as hvd
 from examples.bigearthnet.data import Data, Items
 from examples.bigearthnet.metrics import MicroF1
 from examples.bigearthnet.model import resnet
-from examples.common.training import SEED_STRIDE, restore
+from examples.common.training import SEED_STRIDE, kept
 from farandole.largebatch import Cosine, Recipe, recipe
-from farandole.testing.ledger import Ledger
 from farandole.torch import optim
 
 TEST_BATCH = 256
@@ -132,12 +130,7 @@ def train(
     state: Any = hvd.elastic.TorchState(
         model, optimizer, sampler=sampler, schedule=schedule, epoch=0, losses=[], scores=[]
     )
-    with ExitStack() as stack:
-        saving = stack.enter_context(hvd.Checkpoints(checkpoints)) if checkpoints else None
-        if saving is not None:
-            restore(saving, state)
-        if ledger:
-            stack.enter_context(closing(Ledger(ledger, state)))
+    with kept(hvd.Checkpoints, state, checkpoints, ledger) as (saving, _):
 
         @hvd.elastic.run
         def train_on(state: Any) -> None:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -24,9 +23,8 @@ from examples.climate.files import frequencies
 from examples.climate.labels import CLASSES
 from examples.climate.metrics import counts, iou
 from examples.climate.tiramisu import Tiramisu
-from examples.common.training import SEED_STRIDE, restore
+from examples.common.training import SEED_STRIDE, kept
 from farandole.largebatch import Cosine, Schedule
-from farandole.testing.ledger import Ledger
 from farandole.torch import optim
 
 MODELS: dict[str, type[nn.Module]] = {"tiramisu": Tiramisu, "deeplab": DeepLab}
@@ -127,12 +125,7 @@ def train(
     optimizer: Any = optim.GradientLag(distributed, plan.lag)
     rates = hvd.SamplesLR(optimizer, plan.schedule(), epoch_samples=len(states))
     state: Any = hvd.elastic.TorchState(model, optimizer, sampler=sampler, rates=rates, epoch=0, losses=[], iou=[])
-    with ExitStack() as stack:
-        saving = stack.enter_context(hvd.Checkpoints(checkpoints)) if checkpoints else None
-        if saving is not None:
-            restore(saving, state)
-        if ledger:
-            stack.enter_context(closing(Ledger(ledger, state)))
+    with kept(hvd.Checkpoints, state, checkpoints, ledger) as (saving, _):
 
         @hvd.elastic.run
         def train_on(state: Any) -> None:

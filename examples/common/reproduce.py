@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 import platform
+import re
 import statistics
 import sys
 import time
@@ -36,6 +37,7 @@ import farandole
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (0, 1, 2)
+MARK = re.compile(r"(<!-- table -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @final
@@ -164,7 +166,15 @@ class Application:
         (folder / "results.json").write_text(results_json(results, made_by))
         (folder / "table.md").write_text(self.markdown(results) + "\n")
         self.draw(results, folder / "picture.png")
+        if folder == self.folder:
+            self._rewrite_readme(results)
         print("written: " + "   ".join(str(folder / name) for name in ("results.json", "table.md", "picture.png")))
+
+    def _rewrite_readme(self, results: Results) -> None:
+        """Let README.md show the table, where it has a place for it."""
+        page = self.folder.parent / "README.md"
+        told = MARK.sub(lambda found: f"{found[1]}{self.markdown(results)}\n{found[2]}", page.read_text())
+        page.write_text(told)
 
     def markdown(self, results: Results) -> str:
         """The table and the findings for a page."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -18,6 +19,7 @@ from rich.progress import Progress
 from farandole import data
 from farandole.data import Source
 from farandole.errors import UsageError
+from farandole.testing.ledger import Ledger
 
 SEED_STRIDE = 1_000_003
 """A sampler draws the order of an epoch from its seed + the epoch: so far apart, no two trainings share one."""
@@ -65,11 +67,19 @@ def staged(source: Source, cache: str, limit: str | None) -> Source:
     return data.stage(source, cache, limit) if cache else source
 
 
-def restore(checkpoints: Any, state: Any) -> None:
-    """Let a state be that of the newest checkpoint, if there is one; a worker that joins others has none."""
-    found = checkpoints.restore()
-    if found is not None:
-        state.load_state_dict(found.state)
+@contextmanager
+def kept(kind: Any, state: Any, checkpoints: str, ledger: str) -> Iterator[tuple[Any, Ledger | None]]:
+    """Checkpoints to save into and a ledger, each only if its folder is given.
+
+    ``kind``: the framework's ``Checkpoints``. The state becomes that of the newest one, if there is any; a worker that
+    joins others has none.
+    """
+    with ExitStack() as stack:
+        saving = stack.enter_context(kind(checkpoints)) if checkpoints else None
+        found = saving.restore() if saving is not None else None
+        if found is not None:
+            state.load_state_dict(found.state)
+        yield saving, stack.enter_context(closing(Ledger(ledger, state))) if ledger else None
 
 
 @final

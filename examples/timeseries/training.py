@@ -8,7 +8,6 @@ params = train(windows, Plan(epochs=15, seed=0), after_epoch=print)
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,13 +16,12 @@ import numpy as np
 import optax
 
 import farandole.jax as hvd
-from examples.common.training import SEED_STRIDE, restore
+from examples.common.training import SEED_STRIDE, kept
 from examples.timeseries.data import Windows
 from examples.timeseries.lorenz96 import Array
 from examples.timeseries.model import Params, forecast, initial, loss_of
 from farandole.jax.checkpoints import Checkpoints
 from farandole.jax.elastic import ElasticSampler, JaxState, run
-from farandole.testing.ledger import Ledger
 
 COMMIT_EVERY = 20
 """Steps; what a fault costs is at most so many."""
@@ -60,11 +58,7 @@ def train(
     state: Any = JaxState(params=params, opt_state=optimizer.init(params), sampler=sampler, epoch=0, losses=[])
 
     step = _compiled(optimizer)
-    with ExitStack() as stack:
-        saving = stack.enter_context(Checkpoints(checkpoints)) if checkpoints else None
-        writing = stack.enter_context(closing(Ledger(ledger, state))) if ledger else None
-        if saving is not None:
-            restore(saving, state)
+    with kept(Checkpoints, state, checkpoints, ledger) as (saving, writing):
 
         @run
         def elastic(state: Any) -> None:
