@@ -25,7 +25,7 @@ EPOCHS = [
         ("eval_stop", None, {"epoch_num": epoch}),
     )
 ]
-GOOD = [
+GOOD: list[tuple[str, Any, dict[str, Any]]] = [
     ("submission_benchmark", "deepcam", {}), ("submission_division", "open", {}), ("submission_org", "a", {}),
     ("submission_platform", "b", {}), ("submission_status", "onprem", {}), ("cache_clear", True, {}),
     ("init_start", None, {}), ("number_of_nodes", 1, {}), ("train_samples", 512, {}), ("eval_samples", 64, {}),

@@ -59,6 +59,11 @@ class Window:
         self._asked = at
         return self._bytes[begin : begin + nbytes]
 
+    def whole(self) -> bytes:
+        """All bytes of the file; after a first part was asked for, the others are read."""
+        known = self._bytes if not self._begin else b""
+        return known + bytes(self._store.read(self._path, len(known), self._size - len(known)))
+
 
 @final
 class ThreadCache:

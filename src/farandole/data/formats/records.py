@@ -116,7 +116,7 @@ class RecordsSource(Source):
         head = read(0, 512)
         is_compressed = not cls.is_plain(head) and compression_of(head) != ""
         if is_compressed:
-            data = unpacked(store.read(entry.path, 0, entry.size), entry.path, cls.most_unpacked)
+            data = unpacked(read.whole(), entry.path, cls.most_unpacked)
             inside = cls.extents(lambda at, count: data[at : at + count], len(data), entry.path, details)
             extents = [(0, entry.size) for _ in inside]
         else:

@@ -160,9 +160,7 @@ def members(read: Read, size: int, path: str) -> Iterator[TarMember]:
 def _check_end(read: Read, at: int, size: int, path: str) -> None:
     """Refuse what stands behind the last member: a damaged header, or another archive, ends the list in silence."""
     if at < size and (block := read(at, BLOCK)).strip(b"\0") and not _is_header(block):
-        raise DataError(
-            f"{path}: the member at byte {at} has a header that fails its checksum: copy the archive again"
-        )
+        raise DataError(f"{path}: the member at byte {at} has a header that fails its checksum: copy the archive again")
     while at < size:
         if (part := read(at, MOST_READ)).strip(b"\0"):
             raise DataError(
