@@ -15,6 +15,7 @@ from examples.cosmoflow.data import Sizes, augmentation, in_memory, record, volu
 from farandole.data.loading.augment import SampleLoader
 from farandole.errors import DataError
 from tests.support.data.real_files import path_of
+from tests.support.examples.continued import STAGED, continues
 from tests.support.examples.killed import trained_with_a_kill
 from tests.support.frameworks import without_compiler
 from tests.support.launching import Launch, run_to_end
@@ -113,16 +114,15 @@ def test_each_volume_counts_once_when_a_worker_is_killed(tmp_path: Path) -> None
 
 
 def test_a_training_goes_on_from_its_checkpoint_and_from_a_stage(made: Path, tmp_path: Path) -> None:
-    train = [sys.executable, "-m", "examples.cosmoflow.train", "--data", str(made), "--checkpoints", "kept"]
-    run = [sys.executable, "-m", "farandole", "run", "-np"]
-    staged = ["--stage", "cache", "--limit", "1GB"]
-    first = run_to_end([*run, "2", *train, "--epochs", "1", *staged], tmp_path, 200.0, LEAN).ok()
-    second = run_to_end([*run, "1", *train, "--epochs", "2", *staged], tmp_path, 200.0, LEAN).ok()
-    assert "1/1 mean absolute error" in first.stdout
-    assert "1/2 mean absolute error" not in second.stdout
-    assert "2/2 mean absolute error" in second.stdout
-    assert "test error" in second.stdout
-    assert any((tmp_path / "cache").iterdir())
+    continues(
+        "examples.cosmoflow.train",
+        ["--data", str(made)],
+        tmp_path,
+        says="mean absolute error",
+        ends="test error",
+        first=STAGED,
+        environment=LEAN,
+    )
 
 
 def test_the_table_is_made(tmp_path: Path) -> None:

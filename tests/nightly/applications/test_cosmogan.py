@@ -17,6 +17,7 @@ from examples.cosmogan.maps import Sizes, decoded, density, in_memory, maps, sca
 from examples.cosmogan.measures import compared, likeness, log_spectra
 from examples.cosmogan.model import GROUP, Discriminator, Generator, average, spread, untrained
 from examples.cosmogan.training import generated
+from tests.support.examples.continued import STAGED, continues
 from tests.support.examples.killed import trained_with_a_kill
 from tests.support.frameworks import without_compiler
 from tests.support.launching import Launch, run_to_end
@@ -172,16 +173,15 @@ def test_each_map_counts_once_when_a_worker_is_killed(made: Path, tmp_path: Path
 
 
 def test_a_training_goes_on_from_its_checkpoint_and_from_a_stage(made: Path, tmp_path: Path) -> None:
-    train = [sys.executable, "-m", "examples.cosmogan.train", "--data", str(made), "--checkpoints", "kept"]
-    run = [sys.executable, "-m", "farandole", "run", "-np"]
-    staged = ["--stage", "cache", "--limit", "1GB"]
-    first = run_to_end([*run, "2", *train, "--epochs", "1", *staged], tmp_path, 200.0, LEAN).ok()
-    second = run_to_end([*run, "1", *train, "--epochs", "2", *staged], tmp_path, 200.0, LEAN).ok()
-    assert "1/1 discriminator" in first.stdout
-    assert "1/2 discriminator" not in second.stdout
-    assert "2/2 discriminator" in second.stdout
-    assert "in log P" in second.stdout
-    assert any((tmp_path / "cache").iterdir())
+    continues(
+        "examples.cosmogan.train",
+        ["--data", str(made)],
+        tmp_path,
+        says="discriminator",
+        ends="in log P",
+        first=STAGED,
+        environment=LEAN,
+    )
 
 
 def test_the_table_is_made(tmp_path: Path) -> None:

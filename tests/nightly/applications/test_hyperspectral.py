@@ -18,6 +18,7 @@ from examples.hyperspectral.data import SPLITS, Patches, cube_of, few, permuted,
 from examples.hyperspectral.scene import Scene, make, spectra
 from farandole.errors import DataError
 from tests.support.data.real_files import entries, path_of
+from tests.support.examples.continued import continues
 from tests.support.examples.killed import trained_with_a_kill
 from tests.support.frameworks import without_compiler
 from tests.support.launching import Launch, run_to_end
@@ -233,16 +234,7 @@ def test_each_pixel_counts_once_when_a_worker_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_training_goes_on_from_its_checkpoint_and_from_a_stage(tmp_path: Path) -> None:
-    train = [sys.executable, "-m", "examples.hyperspectral.train", "--quick", "--checkpoints", "kept"]
-    run = [sys.executable, "-m", "farandole", "run", "-np"]
-    first = run_to_end([*run, "2", *train, "--epochs", "1"], tmp_path, 200.0, LEAN).ok()
-    staged = ["--stage", "cache", "--limit", "1GB"]
-    second = run_to_end([*run, "1", *train, "--epochs", "2", *staged], tmp_path, 200.0, LEAN).ok()
-    assert "1/1 loss" in first.stdout
-    assert "1/2 loss" not in second.stdout
-    assert "2/2 loss" in second.stdout
-    assert "accuracy 0." in second.stdout
-    assert any((tmp_path / "cache").iterdir())
+    continues("examples.hyperspectral.train", ["--quick"], tmp_path, says="loss", ends="accuracy 0.", environment=LEAN)
 
 
 def test_the_network_of_the_table_trains(tmp_path: Path) -> None:

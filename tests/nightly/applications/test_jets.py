@@ -15,6 +15,7 @@ import pytest
 from examples.jets.collisions import ETA, GLUINOS, JETS, Process, begun, collide, toy
 from examples.jets.experiment import best_cut, counts, matched
 from examples.jets.images import SYMMETRIES, Plan, columns, images, make
+from tests.support.examples.continued import continues
 from tests.support.examples.killed import trained_with_a_kill
 from tests.support.frameworks import without_compiler
 from tests.support.launching import Launch, run_to_end
@@ -189,17 +190,14 @@ def test_each_event_counts_once_when_a_worker_is_killed(data: Path, tmp_path: Pa
 
 
 def test_a_training_goes_on_from_its_checkpoint_and_from_a_stage(data: Path, tmp_path: Path) -> None:
-    train = [sys.executable, "-m", "examples.jets.train", "--data", str(data), "--checkpoints", "kept"]
-    run = [sys.executable, "-m", "farandole", "run", "-np"]
-    environment = {**without_compiler(), **LEAN, **WITH_ROOT}
-    first = run_to_end([*run, "2", *train, "--epochs", "1"], tmp_path, 200.0, environment).ok()
-    staged = ["--stage", "cache", "--limit", "1GB"]
-    second = run_to_end([*run, "1", *train, "--epochs", "2", *staged], tmp_path, 200.0, environment).ok()
-    assert "1/1 loss" in first.stdout
-    assert "1/2 loss" not in second.stdout
-    assert "2/2 loss" in second.stdout
-    assert "accuracy 0." in second.stdout
-    assert any((tmp_path / "cache").iterdir())
+    continues(
+        "examples.jets.train",
+        ["--data", str(data)],
+        tmp_path,
+        says="loss",
+        ends="accuracy 0.",
+        environment={**LEAN, **WITH_ROOT},
+    )
 
 
 def test_the_table_is_made_and_says_that_its_events_are_those_of_the_toy(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from examples.timeseries.data import (
 from examples.timeseries.lorenz96 import DAY, FORCING, SITES, Array, a_day_later, tendency, trajectories
 from farandole.errors import DataError
 from tests.support.data.made_arrays import zarr_library
+from tests.support.examples.continued import continues
 from tests.support.examples.killed import trained_with_a_kill
 from tests.support.frameworks import without_compiler
 from tests.support.launching import Launch, run_to_end
@@ -181,16 +182,14 @@ def test_each_window_counts_once_when_a_worker_is_killed(tmp_path: Path) -> None
 
 
 def test_a_training_goes_on_from_its_checkpoint_and_from_a_stage(data: Path, tmp_path: Path) -> None:
-    train = [sys.executable, "-m", "examples.timeseries.train", "--data", str(data), "--checkpoints", "kept"]
-    run = [sys.executable, "-m", "farandole", "run", "-np"]
-    first = run_to_end([*run, "2", *train, "--epochs", "1"], tmp_path, 200.0, LEAN).ok()
-    staged = ["--stage", "cache", "--limit", "1GB"]
-    second = run_to_end([*run, "1", *train, "--epochs", "2", *staged], tmp_path, 200.0, LEAN).ok()
-    assert "1/1 loss" in first.stdout
-    assert "1/2 loss" not in second.stdout
-    assert "2/2 loss" in second.stdout
-    assert "after 16 steps; persistence" in second.stdout
-    assert any((tmp_path / "cache").iterdir())
+    continues(
+        "examples.timeseries.train",
+        ["--data", str(data)],
+        tmp_path,
+        says="loss",
+        ends="after 16 steps; persistence",
+        environment=LEAN,
+    )
 
 
 def test_the_table_is_made(tmp_path: Path) -> None:
