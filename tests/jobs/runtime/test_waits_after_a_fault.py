@@ -17,8 +17,8 @@ NO_WAITS = {
     "Adasum", "Average", "Compression", "HorovodInternalError", "Max", "Min", "NoiseScale", "ProcessSet", "Product",
     "Sum", "ccl_built", "checkpoint_due", "cross_rank", "cross_size", "cuda_built", "data", "ddl_built",
     "global_process_set",
-    "gloo_built", "gloo_enabled", "is_homogeneous", "is_initialized", "local_rank", "local_size", "log", "mpi_built",
-    "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "rocm_built", "shutdown", "size",
+    "gloo_built", "gloo_enabled", "is_homogeneous", "is_initialized", "local_rank", "local_size", "log", "mllog",
+    "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "rocm_built", "shutdown", "size",
     "start_timeline", "statistics", "stop_timeline",
 }  # fmt: skip
 """Public names that wait for no other rank; the timeline's waits for answers of processes, and not of scripts."""
