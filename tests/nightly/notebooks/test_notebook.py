@@ -14,4 +14,4 @@ TIMES = "10"
 def test_ranks_in_a_kernel(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "default", "-m", "tests.support.notebook.checks", "--times", TIMES]
     done = run_to_end(command, tmp_path, 280.0, {"PYTHONPATH": str(ROOT)}).ok()
-    assert done.stdout.count(" ok ") == 17, done.stdout
+    assert done.stdout.count(" ok ") == 18, done.stdout
