@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -127,6 +127,7 @@ def decode(text: bytes | bytearray) -> Arrays:
     """The arrays of a safetensors file. Raises ``ModelError`` for bytes that are none."""
     import safetensors
 
+    deserialize: Callable[[bytes], Any] = safetensors.deserialize  # without annotations, and so without a type, there
     length = int.from_bytes(text[:8], "little")
     if len(text) < 8 or length > min(LONGEST_HEADER, len(text) - 8):
         raise ModelError(f"the weights are no safetensors file: its header is said to have {length} bytes")
@@ -134,7 +135,7 @@ def decode(text: bytes | bytearray) -> Arrays:
         header = json.loads(text[8 : 8 + length])
         if unknown := {str(each["dtype"]) for name, each in header.items() if name != "__metadata__"} - set(_DTYPES):
             raise ModelError(f"the weights have types that are not known here: {', '.join(sorted(unknown))}")
-        found = safetensors.deserialize(bytes(text))  # type: ignore[no-untyped-call] # which checks shapes and offsets against the bytes
+        found = deserialize(bytes(text))  # which checks shapes and offsets against the bytes
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"the weights are no safetensors file: {str(error)[:200]}") from error
     return {n: np.frombuffer(t["data"], _dtype(_DTYPES[t["dtype"]])).reshape(t["shape"]) for n, t in found}
