@@ -5,6 +5,9 @@
     python -m workbench.stress               # repetition of what is concurrent, under load and stalls
     python -m workbench.attacks numbers      # attacks that take long or need hosts (docs/reference/attacks.md)
     python -m workbench.elastic.simulation   # an elastic job in virtual time; ``workbench.peers``: the peer lane
+    from workbench.jobs import run_job                             # a function on N ranks of a job, without a launcher
+    from workbench.binding.contract import run_contract            # what the module of a framework owes
+    from workbench.scheduler.contract import run_contract          # what a scheduler owes; its fake lies beside it
 
 ``workbench.cluster`` makes hosts, and a Slurm, on one machine; ``workbench.install`` installs for the Makefile. All of
 it belongs to a checkout, is in no wheel, and may reach into private parts of the package, which knows nothing of it.

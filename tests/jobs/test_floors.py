@@ -1,4 +1,4 @@
-"""The shape of the house: who may import whom (the table in ARCHITECTURE.md), and how long things may grow."""
+"""The shape of the house: who may import whom (tests/floors.toml), and how long things may grow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,11 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PACKAGE, WORKBENCH = ROOT / "src" / "farandole", ROOT / "workbench"
 FILE_LINES, FUNCTION_LINES = 600, 40
@@ -29,13 +35,15 @@ NATIVE = sorted(p for suffix in ("hpp", "cpp") for p in (ROOT / "native").rglob(
 
 @cache
 def floors() -> dict[str, tuple[int, str]]:
-    """Room below ``src/farandole`` (``control/``, ``errors.py``) to floor (``4b``), as ARCHITECTURE.md has it."""
+    """Room below ``src/farandole`` (``control/``, ``errors.py``) to floor (``4b``)."""
     found: dict[str, tuple[int, str]] = {}
-    for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines():
-        row = re.match(r"\| (\d+)([a-z]?) [^|]*\|([^|]*)\|", line)
-        for room in re.findall(r"`([^`]+)`", row[3]) if row else []:
-            assert room not in found, f"{room} stands on two floors in ARCHITECTURE.md"
-            found[room] = (int(row[1]), row[2]) if row else (-1, "")
+    for floor in tomllib.loads((ROOT / "tests" / "floors.toml").read_text())["floor"]:
+        number = re.fullmatch(r"(\d+)([a-z]?)", floor["number"])
+        assert number, floor
+        assert all((floor["name"], floor["holds"])), floor
+        for room in floor["rooms"]:
+            assert room not in found, f"{room} stands on two floors in tests/floors.toml"
+            found[room] = int(number[1]), number[2]
     return found
 
 
@@ -43,7 +51,7 @@ def room(path: Path) -> str:
     """The room of a module's file: the longest entry of the table that is a prefix of it."""
     name = path.relative_to(PACKAGE).as_posix()
     rows = [entry for entry in floors() if name == entry or (entry.endswith("/") and name.startswith(entry))]
-    assert rows, f"src/farandole/{name} stands on no floor: give it one in the table of ARCHITECTURE.md"
+    assert rows, f"src/farandole/{name} stands on no floor: give it one in tests/floors.toml"
     return max(rows, key=len)
 
 
@@ -118,6 +126,32 @@ def test_files_import_only_from_their_room_or_below() -> None:
         if file.is_relative_to(PACKAGE) and not may_import(path, file)
     ]
     assert not breaches, "\n".join(breaches)
+
+
+FRONT_DOORS = {"__init__.py", "launch/__init__.py", "tensorflow/optimizer.py"}
+"""Files that fetch a name of a higher floor when a script first asks for it: ``run``, ``launch``, Keras's optimizer."""
+
+
+def test_nothing_is_imported_from_above_by_a_string() -> None:
+    breaches = []
+    for path in MODULES:
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+                name = node.args[0]
+                file = file_of(name.value) if isinstance(name, ast.Constant) else None
+                if file is not None and path.relative_to(PACKAGE).as_posix() not in FRONT_DOORS:
+                    breaches += [] if may_import(path, file) else [f"{path}:{node.lineno} imports {file}"]
+    assert not breaches, "\n".join(breaches)
+
+
+def test_no_public_alias_hides_a_name_of_typing() -> None:
+    found = [
+        f"{path}:{node.lineno} {node.target.id}"
+        for path in (*MODULES, *TOOLS)
+        for node in nodes(path)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and hasattr(typing, node.target.id)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_the_package_knows_nothing_of_the_workbench() -> None:

@@ -12,7 +12,7 @@ from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.numpy.checkpoints import Checkpoints
 from farandole.runtime.session.init import current, init
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 STEP_S = 0.005
 

@@ -26,7 +26,7 @@ from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.runtime.session.init import current, init, is_initialized, shutdown
 from farandole.testing.faults import Fault, inject
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 FOLDER = Path.cwd()
 FIELDS = ("rank", "step", "phase", "action")

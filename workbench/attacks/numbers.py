@@ -23,12 +23,12 @@ from farandole.engines.hybrid.engine import HybridEngine
 from farandole.runtime.session.init import init, shutdown
 from farandole.testing.bench import MEMORY_BYTES
 from farandole.testing.harness import run_ranks
-from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
 from farandole.testing.reference import Values, view
 from workbench.attacks.arithmetic import CASES, AllreduceCase
 from workbench.cluster import Cluster
 from workbench.cluster.ranks import on_hosts
+from workbench.jobs import NumpyCalls, run_job
 from workbench.mpi import LAUNCHERS
 
 TIMES = 3

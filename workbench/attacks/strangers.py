@@ -25,8 +25,8 @@ from typing import final
 from farandole.engines import mesh
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.harness import RanksFailedError
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
+from workbench.jobs import run_job
 from workbench.ports import listening
 
 CROWD = 3500

@@ -73,7 +73,7 @@ class Page:
         """See ``SimulatedController``."""
         return self._book.first
 
-    def turn(self, now: float, event: job_events.Any | None) -> tuple[Page, list[Decision]]:
+    def turn(self, now: float, event: job_events.JobEvent | None) -> tuple[Page, list[Decision]]:
         """See ``Membership``."""
         key = (self.number, now, event if event is None or not isinstance(event, job_events.HostsFound) else str(event))
         if key not in self._book.known:

@@ -93,7 +93,7 @@ class LiveMembership:
         """See ``SimulatedController``; it plays no loss of a lead, as its journal would be another's."""
         raise NotImplementedError
 
-    def turn(self, now: float, event: job_events.Any | None) -> tuple[LiveMembership, list[Decision]]:
+    def turn(self, now: float, event: job_events.JobEvent | None) -> tuple[LiveMembership, list[Decision]]:
         """See ``Membership``."""
         self._turns += 1
         if self._heir is not None and self._turns % LIFE_TURNS == 0:

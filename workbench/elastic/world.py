@@ -40,7 +40,7 @@ class SimulatedController(Protocol):
     deadline_s: float | None
     """See ``Membership``."""
 
-    def turn(self, now: float, event: job_events.Any | None) -> tuple[SimulatedController, list[Decision]]:
+    def turn(self, now: float, event: job_events.JobEvent | None) -> tuple[SimulatedController, list[Decision]]:
         """Take an event in, and decide."""
 
     def anew(self) -> SimulatedController:
@@ -113,11 +113,13 @@ class JobWorld:
         self.now = 0.0
         self.controller = controller
         self.workers: dict[int, Simulated] = {}
-        self.up: dict[int, tuple[job_events.Any, ...]] = {}  # what workers say themselves to the controller
-        self.news: dict[int, tuple[job_events.Any, ...]] = {}  # what agents report: this overtakes `up`, or the reverse
+        self.up: dict[int, tuple[job_events.JobEvent, ...]] = {}  # what workers say themselves to the controller
+        self.news: dict[
+            int, tuple[job_events.JobEvent, ...]
+        ] = {}  # what agents report: this overtakes `up`, or the reverse
         self.down: dict[int, tuple[Word, ...]] = {}
         self.met: dict[Point, tuple[tuple[int, object], ...]] = {}
-        self.host_news: tuple[job_events.Any, ...] = ()
+        self.host_news: tuple[job_events.JobEvent, ...] = ()
         self.gone: frozenset[str] = frozenset()  # hosts that were lost and are not back
         self.budget = dict(setup.budget)
         self.planned = 0
@@ -254,7 +256,7 @@ class JobWorld:
 
     # -- the controller -----------------------------------------------------------------------------------------------
 
-    def turn(self, event: job_events.Any | None) -> None:
+    def turn(self, event: job_events.JobEvent | None) -> None:
         """Let the controller take an event in, or find that it is time; its decisions are on their way then."""
         if self.status is not None:
             return
@@ -311,12 +313,12 @@ class JobWorld:
         else:
             self.down[worker_id] = (*self.down.get(worker_id, ()), word)
 
-    def say(self, worker_id: int, event: job_events.Any) -> None:
+    def say(self, worker_id: int, event: job_events.JobEvent) -> None:
         """Send an event from a worker to the controller."""
         if self.workers[worker_id].life == Life.UP:
             self.up[worker_id] = (*self.up.get(worker_id, ()), event)
 
-    def say_of(self, worker_id: int, event: job_events.Any) -> None:
+    def say_of(self, worker_id: int, event: job_events.JobEvent) -> None:
         """Send an event from a worker's agent to the controller."""
         if self.workers[worker_id].life != Life.CUT_OFF:
             self.news[worker_id] = (*self.news.get(worker_id, ()), event)

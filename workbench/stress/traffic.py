@@ -27,7 +27,7 @@ from farandole.collective import DType, ReduceOp, Reduction
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 SIZES = (1, 4, 8, 9, 300, 70_000)
 """In elements of eight bytes: what travels from rank to rank, with the announcement, and through an engine."""

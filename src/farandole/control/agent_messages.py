@@ -205,7 +205,7 @@ class Goodbye(Message, frozen=True):
     """The agent has ended all workers and is about to exit."""
 
 
-Any: TypeAlias = (
+AgentMessage: TypeAlias = (
     AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Report | Output | Written | KillWorker
     | PassSignal | StopWorkers | DumpStack | Stack | Leaving | Goodbye
 )  # fmt: skip

@@ -144,7 +144,7 @@ class Router:
             self._note_strangers()
         return ready
 
-    def recv(self) -> tuple[bytes, messages.Any] | None:
+    def recv(self) -> tuple[bytes, messages.AnyMessage] | None:
         """The next message and who sent it, or ``None`` if there is none now. Never blocks."""
         while is_readable(self._socket):
             # Two frames are certain: messages come whole, and ZeroMQ has put the identity before at least one frame.
@@ -215,7 +215,7 @@ class Router:
         except zmq.ZMQError as error:
             raise ControlError(f"the controller cannot listen at {address}: {error}") from error
 
-    def _decode(self, identity: bytes, frame: bytes) -> messages.Any | None:
+    def _decode(self, identity: bytes, frame: bytes) -> messages.AnyMessage | None:
         try:
             message = messages.decode(frame)
         except ControlError as error:
@@ -302,7 +302,7 @@ class Dealer:
             if (self._has_loop or self._receiving.locked()) and is_readable(self._socket):
                 os.eventfd_write(self._bell, 1)
 
-    def recv(self, timeout_s: float | None = None) -> messages.Any | None:
+    def recv(self, timeout_s: float | None = None) -> messages.AnyMessage | None:
         """The next message; ``None`` after ``timeout_s`` seconds (``None``: no limit) or once interrupted."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:

@@ -416,18 +416,19 @@ class Multicast(Message, frozen=True):
     frame: bytes
 
 
-Any: TypeAlias = (
+AnyMessage: TypeAlias = (
     Hello | Exchange | Submit | Leave | Withdraw | LaneClosed | GroupMade | Stay | Unheard | Blocked | Waits | Progress
     | SetTimeline | TimelineSet | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | Notice
-    | AskProgress | AskWaits | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.Any
-    | task_messages.Any | run_messages.Any | search_messages.Any | slot_messages.Any | watch_messages.Any
+    | AskProgress | AskWaits | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.AgentMessage
+    | task_messages.TaskMessage | run_messages.RunMessage | search_messages.SearchMessage
+    | slot_messages.SlotMessage | watch_messages.WatchMessage
 )  # fmt: skip
 
 _FOR_PROGRAMS = agent_messages.StartWorkers | search_messages.TrialOrder
 """What programs are started with; other texts are for people, or those of the operating system are none."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Any)
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def encode(message: Message) -> bytes:
@@ -454,9 +455,9 @@ def bags(letters: Iterable[Letter]) -> Iterator[Letters]:
         yield Letters(bag)
 
 
-def decode(frame: bytes) -> Any:
+def decode(frame: bytes) -> AnyMessage:
     """Frame to message; raises ``ControlError`` for anything that is not exactly one known message."""
     try:
-        return cast("Any", unpack(_decoder.decode, frame))
+        return cast("AnyMessage", unpack(_decoder.decode, frame))
     except (msgspec.DecodeError, RecursionError) as error:
         raise ControlError(f"a frame of {len(frame)} bytes is no message of this version: {error}") from error

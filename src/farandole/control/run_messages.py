@@ -102,4 +102,4 @@ class Progressed(Message, frozen=True):
     pause_s: float = 0.0
 
 
-Any: TypeAlias = RunQuestion | RunOrder | RunReply | RunView | Progressed
+RunMessage: TypeAlias = RunQuestion | RunOrder | RunReply | RunView | Progressed

@@ -113,4 +113,4 @@ class PoolView(Message, frozen=True):
     trials: str
 
 
-Any: TypeAlias = PoolView | PoolHello | TrialOrder | TrialReport | TrialVerdict | TrialLeft | PoolRetire
+SearchMessage: TypeAlias = PoolView | PoolHello | TrialOrder | TrialReport | TrialVerdict | TrialLeft | PoolRetire

@@ -36,4 +36,4 @@ class SlotOver(Message, frozen=True):
     """The run is over: end what runs in your slot, and give it back."""
 
 
-Any: TypeAlias = SlotHello | HostAgent | SlotOver
+SlotMessage: TypeAlias = SlotHello | HostAgent | SlotOver

@@ -36,4 +36,4 @@ class TaskResult(Message, frozen=True):
     left: int = 0
 
 
-Any: TypeAlias = FetchTask | TaskPayload | TaskResult
+TaskMessage: TypeAlias = FetchTask | TaskPayload | TaskResult

@@ -233,4 +233,4 @@ OfWorker: TypeAlias = Metrics | Prepared | Acted | CellOver
 OfController: TypeAlias = SendMetrics | Prepare | ActAt
 OfWatcher: TypeAlias = WatchJob | Seen | WatchOrder
 News: TypeAlias = Members | Ended | RankMetrics | Printed | Announced | OrderNews | TrialNews | Missed
-Any: TypeAlias = OfWorker | OfController | OfWatcher | News
+WatchMessage: TypeAlias = OfWorker | OfController | OfWatcher | News

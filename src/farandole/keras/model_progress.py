@@ -15,8 +15,9 @@ from typing import Any, Protocol, final
 
 import keras
 
+from farandole.adapters import layer_tables
 from farandole.errors import UsageError
-from farandole.keras import layer_tables, variables
+from farandole.keras import variables
 from farandole.largebatch.schedule import Position, Schedule
 
 COUNTS_BATCHES = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 11)

@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from farandole.adapters import layer_tables
 from farandole.adapters.numpy import verbs
 from farandole.collective import Kind
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.identity import without_numbers
 from farandole.graphs.keras_variables import is_of_keras, is_seed
-from farandole.keras import layer_tables
 from farandole.keras.optimizer_tree import leaves
 from farandole.runtime.collectives.objects import broadcast_object
 from farandole.runtime.session.init import takes_part

@@ -18,11 +18,12 @@ from typing import Any, TypeAlias, final
 import keras
 import numpy as np
 
+from farandole.adapters import layer_tables
 from farandole.adapters.numpy import verbs
 from farandole.errors import UsageError
 from farandole.gradients.shard_reducer import Shard
 from farandole.graphs.keras_variables import is_seed
-from farandole.keras import layer_tables, variables
+from farandole.keras import variables
 from farandole.keras.backends import backend
 from farandole.keras.mean_losses import require_mean
 from farandole.keras.variables import AnyArray

@@ -15,7 +15,6 @@ train(state)
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, final
 
@@ -179,9 +178,10 @@ class TensorFlowKerasState(_TensorFlowStates):
         if optimizer is not None and hasattr(optimizer, "build") and not getattr(optimizer, "built", True):
             optimizer.build(model.trainable_variables)
         self._kept = tuple(parts.values())
-        tables: Any = importlib.import_module("farandole.keras.layer_tables")
-        if tables.has_any(model):
-            values["layer_tables"] = tables.LayerTables(model)
+        from farandole.adapters import layer_tables  # imports Keras, which a script may not use
+
+        if layer_tables.has_any(model):
+            values["layer_tables"] = layer_tables.LayerTables(model)
         super().__init__(**parts, **values)
 
     def _handler(self, value: Any) -> Any:

@@ -7,7 +7,6 @@ hooks = [hvd.BroadcastGlobalVariablesHook(0)]
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
@@ -66,15 +65,16 @@ def broadcast_variables(
 
 
 def refresh_layers(variables: Sequence[Any]) -> None:
-    """Have layers of Keras compute with what their variables are now; see ``farandole.keras.layer_tables``."""
+    """Have layers of Keras compute with what their variables are now; see ``farandole.adapters.layer_tables``."""
     if not any(is_of_keras(variable) for variable in variables):
         return
-    tables: Any = importlib.import_module("farandole.keras.layer_tables")
+    from farandole.adapters import layer_tables  # imports Keras, which a script may not use
+
     if in_graph():
-        if layers := tables.deriving(variables):
+        if layers := layer_tables.deriving(variables):
             logger.warning(_IN_A_GRAPH, layers[0].name)
     else:
-        tables.refresh(variables)
+        layer_tables.refresh(variables)
 
 
 def broadcast_object(

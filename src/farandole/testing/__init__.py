@@ -2,15 +2,12 @@
 
     from farandole.testing.harness import run_ranks              # a function on N real processes, without a launcher
     from farandole.testing.fork_server import fork_server        # ranks of many short runs start in milliseconds
-    from farandole.testing.jobs import run_job                   # the same in a job; collectives on NumPy arrays
     from farandole.testing.engine_contract import run_contract   # the suite every engine passes; run it over yours
-    from farandole.testing.binding.contract import run_contract  # what every framework's module owes; run it over yours
-    from farandole.testing.scheduler.contract import run_contract  # what every scheduler owes; run it over yours
-    from farandole.testing.scheduler.fake import FakeScheduler   # a scheduler and its cluster in virtual time
     from farandole.testing.thread_engine import ThreadWorld      # an engine between threads of one process
     from farandole.testing.leaks import no_leaks                 # threads, descriptors, children, shared memory
     from farandole.testing.faults import Fault, inject           # faults at chosen steps of an elastic training script
     from farandole.testing.ledger import Ledger, read            # and proof that it lost no step and no sample
 
-NumPy is needed here, no framework is.
+Contracts of bindings and of schedulers lie beside the package, in a checkout of its sources. NumPy is needed here, no
+framework is.
 """

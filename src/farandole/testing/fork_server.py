@@ -34,7 +34,7 @@ from typing import IO, final
 
 import msgspec
 
-_IMPORTS = ("cloudpickle", "farandole.numpy", "farandole.testing.engine_contract", "farandole.testing.jobs", "numpy")
+_IMPORTS = ("cloudpickle", "farandole.numpy", "farandole.testing.engine_contract", "numpy")
 _READ_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_")
 _LARGEST = 1 << 20
 _FIRST_S = 60.0

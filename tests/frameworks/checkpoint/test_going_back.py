@@ -151,7 +151,7 @@ LOST = """
     from farandole.elastic.worker.state import ObjectState
     from farandole.numpy.checkpoints import Checkpoints
     from farandole.runtime.session.init import init
-    from farandole.testing.jobs import NumpyCalls
+    from workbench.jobs import NumpyCalls
 
     init()
     checkpoints = Checkpoints("saved", keep=0)

@@ -11,8 +11,6 @@ import pytest
 import farandole.numpy as hvd
 from farandole.elastic.worker.state import ObjectState
 from farandole.elastic.worker.state_sync import LocalState
-from farandole.testing.binding.contract import CASES, run_contract
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.bindings.broken import (
     BrokenState,
@@ -26,6 +24,8 @@ from tests.support.bindings.broken import (
     unordered,
 )
 from tests.support.bindings.numpy_under_test import NumpyUnderTest
+from workbench.binding.contract import CASES, run_contract
+from workbench.jobs import run_job
 
 
 def _broken(**functions: Callable[..., Any]) -> dict[str, str]:

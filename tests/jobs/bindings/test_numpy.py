@@ -13,11 +13,11 @@ import pytest
 import farandole.numpy as hvd
 from farandole.errors import UnsupportedError, UsageError
 from farandole.largebatch.noise import Estimate
-from farandole.testing.binding.contract import CASES, run_contract
-from farandole.testing.binding.refusals import Act
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.bindings.numpy_under_test import FrozenUnderTest, NumpyUnderTest
+from workbench.binding.contract import CASES, run_contract
+from workbench.binding.refusals import Act
+from workbench.jobs import run_job
 
 
 def _scalars(member: RankContext) -> None:

@@ -17,7 +17,7 @@ TRAINING = """
     from farandole.numpy.checkpoints import Checkpoints, NumpyCodec
     from farandole.runtime.session.init import current, init, shutdown
     from farandole.runtime.session.session import Session
-    from farandole.testing.jobs import NumpyCalls
+    from workbench.jobs import NumpyCalls
 
     STEP, LAST = 5, 12
     me = int(os.environ["FARANDOLE_WORKER_ID"])

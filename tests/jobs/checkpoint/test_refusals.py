@@ -9,8 +9,8 @@ import numpy as np
 from farandole.errors import UsageError
 from farandole.numpy.checkpoints import Checkpoints
 from farandole.runtime.session.init import init, shutdown
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
+from workbench.jobs import run_job
 
 
 def saves(_: RankContext, folder: Path) -> list[str]:

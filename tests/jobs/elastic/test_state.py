@@ -18,8 +18,8 @@ from farandole.errors import CollectiveError, EngineError, HostsUpdatedInterrupt
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.runtime.session.process_sets import global_process_set
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
+from workbench.jobs import run_job
 
 
 class Counter:

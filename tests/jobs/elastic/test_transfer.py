@@ -15,8 +15,8 @@ from farandole.elastic.worker import transfer as module
 from farandole.elastic.worker.transfer import Flat, stripes, transfer
 from farandole.errors import AbortError, EngineError
 from farandole.runtime.session.init import init, rejoin, shutdown
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
+from workbench.jobs import run_job
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -27,7 +27,7 @@ def test_a_killed_worker_is_replaced_and_the_results_are_of_those_that_finish(
         from farandole.elastic.worker.run import run
         from farandole.elastic.worker.state import ObjectState
         from farandole.runtime.session.init import current, init, shutdown
-        from farandole.testing.jobs import NumpyCalls
+        from workbench.jobs import NumpyCalls
 
         worker_id = int(os.environ["FARANDOLE_WORKER_ID"])
         assert "FARANDOLE_CALLER" not in os.environ

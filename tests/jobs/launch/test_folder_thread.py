@@ -22,10 +22,10 @@ from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.live_plan import dry_run
 from farandole.launch.leases.seen import LeaseSeen
 from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in
-from farandole.testing.scheduler.cluster import FakeCluster
-from farandole.testing.scheduler.fake import FakeScheduler
 from tests.support.patience import PATIENCE_S
 from tests.support.waiting import until
+from workbench.scheduler.cluster import FakeCluster
+from workbench.scheduler.fake import FakeScheduler
 
 OFTEN_S = 0.01
 

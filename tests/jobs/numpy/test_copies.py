@@ -17,8 +17,8 @@ from farandole.gradients.identity import Identity, Names
 from farandole.gradients.terms import Terms
 from farandole.runtime.session.init import init, shutdown
 from farandole.runtime.session.process_sets import global_process_set
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
+from workbench.jobs import run_job
 
 COUNTS = (3, 1000, 2**22)
 """Elements; the last gradient has no place in a bucket."""

@@ -17,10 +17,10 @@ from farandole.elastic.worker.state_parts import random_parts
 from farandole.errors import AbortError, UsageError
 from farandole.numpy.elastic import NumpyState
 from farandole.runtime.session.init import init, shutdown
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.numpy.elastic_training import COMMIT_EVERY, GLOBAL_BATCH, STEPS
 from tests.support.paths import SUPPORT
+from workbench.jobs import run_job
 
 SCRIPT = SUPPORT / "numpy" / "elastic_training.py"
 

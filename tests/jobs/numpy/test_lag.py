@@ -8,10 +8,10 @@ import numpy as np
 
 import farandole.numpy as hvd
 from farandole.runtime.session.init import current, settle_before_leaving
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.launching import Launch
 from tests.support.patience import PATIENCE_S
+from workbench.jobs import run_job
 
 STEPS, LAG = 5, 2
 

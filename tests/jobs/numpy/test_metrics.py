@@ -15,9 +15,9 @@ from farandole.elastic.worker.sampler import SampleCursor
 from farandole.largebatch.noise import Estimate
 from farandole.numpy.elastic import NumpyState
 from farandole.runtime.session import training as module
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.patience import PATIENCE_S
+from workbench.jobs import run_job
 
 STEPS = 12
 

@@ -6,9 +6,9 @@ import numpy as np
 
 import farandole.numpy as hvd
 from farandole.runtime.session.init import on_absence, rejoin, takes_part
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.patience import PATIENCE_S
+from workbench.jobs import run_job
 
 
 def _revived(member: RankContext) -> tuple[float, bool]:

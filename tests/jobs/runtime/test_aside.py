@@ -13,9 +13,9 @@ import pytest
 import farandole.numpy as hvd
 from farandole.errors import UsageError
 from farandole.runtime.session.init import aside, current, session_number
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.patience import PATIENCE_S
+from workbench.jobs import run_job
 
 
 def _beside(member: RankContext) -> list[float]:

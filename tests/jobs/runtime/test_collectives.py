@@ -20,10 +20,10 @@ from farandole.runtime.lanes.eager import EAGER_BYTES
 from farandole.runtime.session.init import current, global_process_set, init, shutdown
 from farandole.runtime.session.process_sets import ProcessSet
 from farandole.testing import reference
-from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
 from tests.support.patience import PATIENCE_S
 from tests.support.runtime.cases import play, require
+from workbench.jobs import NumpyCalls, run_job
 
 Case = Callable[[int, int], None]
 

@@ -11,8 +11,8 @@ from farandole.adapters.numpy_tensors import tensors
 from farandole.gradients.comparison import ParameterComparison
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.runtime.session.process_sets import global_process_set
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
+from workbench.jobs import run_job
 
 
 def _sessions(member: RankContext) -> None:

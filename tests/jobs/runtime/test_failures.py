@@ -15,7 +15,7 @@ import os, sys, time
 import numpy as np
 from farandole.errors import CollectiveError
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 from farandole.testing.leaks import no_leaks
 
 init()

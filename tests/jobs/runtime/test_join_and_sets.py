@@ -10,8 +10,8 @@ from farandole.collective import ReduceOp, Reduction
 from farandole.errors import CollectiveError, FarandoleError, UsageError
 from farandole.runtime.session.init import current, global_process_set, init, shutdown
 from farandole.runtime.session.process_sets import ProcessSet
-from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
+from workbench.jobs import NumpyCalls, run_job
 
 SUM = Reduction(ReduceOp.SUM)
 FEW_S = {"FARANDOLE_STALL_SHUTDOWN_S": "20"}

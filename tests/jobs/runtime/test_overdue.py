@@ -10,8 +10,8 @@ from farandole.runtime.coordination.negotiation import Negotiation
 from farandole.runtime.coordination.overdue import Overdue
 from farandole.runtime.coordination.rank_set import NOBODY, RankSet
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
+from workbench.jobs import NumpyCalls, run_job
 
 KEY, OTHER = (0, "a"), (0, "b")
 JOIN = Entry(0, "join", signature=Signature(Kind.JOIN, [], []))

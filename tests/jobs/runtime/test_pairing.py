@@ -20,9 +20,9 @@ from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.session.cell_state import CellState
 from farandole.runtime.session.init import Session, current, global_process_set, init, shutdown
 from farandole.runtime.session.planned_collective import PlannedCollectives
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.patience import PATIENCE_S
+from workbench.jobs import run_job
 
 PATIENT = {"FARANDOLE_STALL_SHUTDOWN_S": "60"}
 

@@ -13,9 +13,9 @@ import pytest
 from farandole.collective import Kind, ReduceOp
 from farandole.errors import MismatchError
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
 from tests.support.runtime.cases import play, require
+from workbench.jobs import NumpyCalls, run_job
 
 if TYPE_CHECKING:
     from tests.support.launching import Launch
@@ -155,7 +155,7 @@ import os, signal, sys, threading, time
 import numpy as np
 from farandole.errors import CollectiveError
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 from farandole.testing.leaks import no_leaks
 
 init()

@@ -32,10 +32,10 @@ from farandole.runtime.lanes.call import Call
 from farandole.runtime.lanes.negotiated import NegotiatedLane
 from farandole.runtime.session.init import current, init, is_initialized, shutdown
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.leaks import ResourceSnapshot, no_leaks
 from farandole.testing.rank import RankContext
 from tests.support.patience import PATIENCE_S
+from workbench.jobs import NumpyCalls, run_job
 
 
 def test_alone_everything_works_at_once() -> None:

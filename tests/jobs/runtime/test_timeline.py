@@ -17,9 +17,9 @@ from farandole.control import messages
 from farandole.control.endings import WorkerExited
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.runtime.session.timeline import Recorder, create
-from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
 from tests.unit.runtime.test_controller import Job
+from workbench.jobs import NumpyCalls, run_job
 
 
 def test_rank_0_is_told_when_all_who_are_there_have_set_their_timelines() -> None:

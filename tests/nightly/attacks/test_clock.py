@@ -14,7 +14,7 @@ LATE = """
 import time
 import numpy as np
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 init()
 do, rank = NumpyCalls(), current().topology.rank

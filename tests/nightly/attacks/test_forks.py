@@ -11,7 +11,7 @@ SCRIPT = f"""
 import os, select, subprocess, sys, threading
 import numpy as np
 from farandole.runtime.session.init import current, init, is_initialized, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 WAIT_MS = 60_000
 

@@ -15,7 +15,7 @@ import faulthandler, os, signal, socket, sys, threading
 import numpy as np
 from farandole.collective import DType, ReduceOp, Reduction
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 OWN = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
 got, pair = set(), socket.socketpair()

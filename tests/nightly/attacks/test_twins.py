@@ -17,7 +17,7 @@ SCRIPT = """
 import sys
 import numpy as np
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 init()
 job, size, do = float(sys.argv[1]), current().topology.size, NumpyCalls()

@@ -16,9 +16,9 @@ from farandole.checkpoint.folder import MANIFEST, CheckpointManifest
 from farandole.checkpoint.writer import Writer
 from farandole.errors import AbortError, CheckpointError
 from farandole.runtime.session.init import init, shutdown
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from farandole.torch import Checkpoints
+from workbench.jobs import run_job
 
 
 def _unnamed(member: RankContext, root: str) -> list[str]:

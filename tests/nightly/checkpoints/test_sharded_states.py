@@ -13,9 +13,9 @@ import torch
 from farandole.checkpoint import folder
 from farandole.errors import CheckpointError, UsageError
 from farandole.runtime.session.init import init, shutdown
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from farandole.torch import Checkpoints
+from workbench.jobs import run_job
 
 NAMES = "abcdefg"
 

@@ -10,9 +10,9 @@ import numpy as np
 from farandole.data.loading.batches import Batches
 from farandole.data.loading.report import report
 from farandole.data.storage.waits import during
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.data.batch_samples import STEPS, Images, plain
+from workbench.jobs import run_job
 
 
 def global_batches(_: RankContext) -> list[Any]:

@@ -30,7 +30,6 @@ from farandole.errors import DataError
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.session.init import init, shutdown
 from farandole.testing.harness import RanksFailedError
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support.data.staging_source import (
     Raw,
@@ -49,6 +48,7 @@ from tests.support.data.staging_source import (
 )
 from tests.support.paths import SUPPORT
 from tests.support.waiting import until
+from workbench.jobs import run_job
 
 MIB = 2**20
 ELASTIC = SUPPORT / "data" / "staging_elastic_worker.py"

@@ -28,7 +28,6 @@ from farandole.data.storage.pieces import Pieces
 from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.session.init import init, shutdown
-from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 from tests.support import waiting
 from tests.support.cluster.running import kill_on
@@ -38,6 +37,7 @@ from tests.support.paths import SUPPORT
 from tests.support.patience import PATIENCE_S
 from workbench.cluster import HEAD, Cluster, UnavailableError
 from workbench.cluster.shared_folder import SharedFolder
+from workbench.jobs import run_job
 
 WORKER = SUPPORT / "data" / "staging_worker.py"
 ELASTIC = SUPPORT / "data" / "staging_elastic_worker.py"

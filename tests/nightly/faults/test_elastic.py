@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from farandole.testing.binding.elastic_job import problems
 from tests.support.bindings.table import TABLE, Row
 from tests.support.frameworks import skip_without
 from tests.support.paths import SUPPORT
+from workbench.binding.elastic_job import problems
 
 WORKER = SUPPORT / "bindings" / "elastic_worker.py"
 ELASTIC = ["--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0", "1", "--start-timeout", "120"]

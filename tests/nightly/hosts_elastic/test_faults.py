@@ -31,7 +31,7 @@ from farandole.errors import FarandoleError
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.session.process_sets import global_process_set
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 moment, folder, host = sys.argv[1], Path(sys.argv[2]), os.uname().nodename
 struck = folder / "struck"

@@ -102,7 +102,7 @@ import numpy as np
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.runtime.session.init import current, init
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 init()
 place = int(os.environ["FARANDOLE_WORKER_ID"])
@@ -330,7 +330,7 @@ REFORMS = """
 import os, threading
 import numpy as np
 from farandole.runtime.session.init import current, init, rejoin, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 def parent(pid):
     return int(open(f"/proc/{pid}/stat").read().rpartition(") ")[2].split()[1])

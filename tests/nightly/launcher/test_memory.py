@@ -22,7 +22,7 @@ import numpy as np
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 def eat():
     if len(sys.argv) > 1:

@@ -29,7 +29,7 @@ from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.largebatch.report import report
 from farandole.runtime.session.init import current, init
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 init()
 

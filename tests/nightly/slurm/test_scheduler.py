@@ -13,10 +13,10 @@ from farandole.launch.leases.scheduler import JobPhase, Submitted
 from farandole.launch.leases.script import LeaseJob, LeaseShape, lease_script
 from farandole.launch.leases.slurm import SlurmScheduler
 from farandole.launch.sbatch.options import BatchOptions
-from farandole.testing.scheduler.bench import SchedulerBench, are_gone
-from farandole.testing.scheduler.contract import CASES, run_contract
 from tests.support.cluster.slurm_under_test import USER, SlurmUnderTest
 from workbench.cluster import SlurmCluster
+from workbench.scheduler.bench import SchedulerBench, are_gone
+from workbench.scheduler.contract import CASES, run_contract
 
 LEASE = """#!/bin/sh
 echo "$@" on $(hostname) with $SLURM_NTASKS of $SLURM_JOB_NUM_NODES, $WORD, ${MY_TOKEN:-no token}

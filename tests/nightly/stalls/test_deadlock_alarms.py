@@ -20,7 +20,7 @@ from farandole.runtime.lanes.announcement import Announcement
 from farandole.runtime.lanes.native_threads import expect_native_threads
 from farandole.runtime.session import session as sessions
 from farandole.runtime.session.init import current, global_process_set, init
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 sessions.WAITS_LOOK_S = 0.02
 looks, survey, waiting = [], sessions.survey, None

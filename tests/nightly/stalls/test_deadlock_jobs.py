@@ -34,7 +34,7 @@ from farandole.errors import MismatchError
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.session.init import current, init
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 pair = ProcessSet([0, 1])
 init(process_sets=[pair])

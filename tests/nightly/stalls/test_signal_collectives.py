@@ -17,9 +17,9 @@ from farandole.errors import MismatchError, NotInitializedError, UsageError
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.session import init as sessions
 from farandole.runtime.session.init import current, global_process_set, init, shutdown
-from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
 from tests.support.patience import PATIENCE_S
+from workbench.jobs import NumpyCalls, run_job
 
 DEADLINE_S = PATIENCE_S
 ROUNDS = 3

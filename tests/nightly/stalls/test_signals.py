@@ -16,9 +16,9 @@ from farandole import events
 from farandole.errors import AbortError
 from farandole.runtime.session import session as sessions
 from farandole.runtime.session.init import current, init, is_initialized, shutdown
-from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
 from tests.support.patience import PATIENCE_S
+from workbench.jobs import NumpyCalls, run_job
 
 DEADLINE_S = PATIENCE_S
 ROUNDS = 5

@@ -25,7 +25,7 @@ import os, sys
 import numpy as np
 from farandole.collective import ReduceOp
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 init()
 job, topology, do, left, end = float(sys.argv[1]), current().topology, NumpyCalls(), 30, np.zeros(1)

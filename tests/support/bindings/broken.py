@@ -10,8 +10,8 @@ import numpy as np
 
 import farandole.numpy as hvd
 from farandole.elastic.worker.state import ObjectState
-from farandole.testing.binding.under_test import Distributed, Trainer, Values
 from tests.support.bindings.numpy_under_test import ArrayTrainer, FrozenUnderTest, NumpyUnderTest
+from workbench.binding.under_test import Distributed, Trainer, Values
 
 
 class Frozen(FrozenUnderTest):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farandole.testing.binding.contract import CASES
 from tests.support import on_ranks
 from tests.support.bindings.table import Row
 from tests.support.frameworks import skip_without
 from tests.support.paths import SUPPORT
+from workbench.binding.contract import CASES
 
 
 def check(row: Row, job: str, folder: Path) -> None:

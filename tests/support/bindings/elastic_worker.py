@@ -11,8 +11,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[3]))  # what lies in tests/
 
-from farandole.testing.binding.elastic_job import train
 from tests.support.bindings.table import row_of
+from workbench.binding.elastic_job import train
 
 folder, name = sys.argv[1:]
 if name == "broken":

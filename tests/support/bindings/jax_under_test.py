@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from farandole.testing.binding.under_test import BindingUnderTest, Distributed, Trainer, Values
+from workbench.binding.under_test import BindingUnderTest, Distributed, Trainer, Values
 
 
 class JaxUnderTest(BindingUnderTest):

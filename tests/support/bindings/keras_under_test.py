@@ -9,7 +9,7 @@ import keras
 
 import farandole.keras as hvd
 from farandole.graphs.library import original
-from farandole.testing.binding.under_test import BindingUnderTest, Trainer, Values
+from workbench.binding.under_test import BindingUnderTest, Trainer, Values
 
 BACKEND = keras.backend.backend()
 _tensors = importlib.import_module(f"tests.support.bindings.{BACKEND}_under_test")

@@ -14,7 +14,7 @@ import farandole.numpy as hvd
 from farandole.collective import DType
 from farandole.gradients.loss_scale import LossScaleAgreement
 from farandole.numpy import elastic
-from farandole.testing.binding.under_test import BindingUnderTest, Distributed, Trainer, Values
+from workbench.binding.under_test import BindingUnderTest, Distributed, Trainer, Values
 
 WITH_BFLOAT16 = importlib.util.find_spec("ml_dtypes") is not None
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[3]))  # what lies in tests/
 
-from farandole.testing.binding.contract import CASES, run_contract
 from tests.support.bindings.table import row_of
+from workbench.binding.contract import CASES, run_contract
 
 
 def main(folder: str, name: str) -> int:

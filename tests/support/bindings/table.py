@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from farandole.testing.binding.under_test import BindingUnderTest
 from tests.support.frameworks import QUICK_XLA, lean
+from workbench.binding.under_test import BindingUnderTest
 
 
 @final

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 import farandole.numpy
 from farandole.graphs.library import original
-from farandole.testing.binding.under_test import BindingUnderTest, Distributed, Trainer, Values
+from workbench.binding.under_test import BindingUnderTest, Distributed, Trainer, Values
 
 
 class TensorFlowUnderTest(BindingUnderTest):

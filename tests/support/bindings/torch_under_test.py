@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 
 import farandole.torch as hvd
-from farandole.testing.binding.under_test import BindingUnderTest, Distributed, Trainer, Values
 from farandole.torch.amp import GradScaler
 from farandole.torch.optim import GradientLag
+from workbench.binding.under_test import BindingUnderTest, Distributed, Trainer, Values
 
 
 class TorchUnderTest(BindingUnderTest):

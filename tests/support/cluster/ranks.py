@@ -10,7 +10,7 @@ FACTS = """
 import json, os, sys
 import numpy as np
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 def tell(**what):
     os.write(1, (json.dumps(what) + "\\n").encode())

@@ -11,9 +11,9 @@ from typing import final
 
 from farandole.launch.leases.scheduler import Scheduler
 from farandole.launch.leases.slurm import SlurmScheduler
-from farandole.testing.scheduler.under_test import SchedulerUnderTest
 from tests.support.patience import PATIENCE_S
 from workbench.cluster import SlurmCluster
+from workbench.scheduler.under_test import SchedulerUnderTest
 
 USER = "nobody"
 PAUSE_S = 0.05

@@ -21,8 +21,8 @@ from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.runtime.session.init import current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
 from tests.support.data.staging_source import source_of, staged_bytes, statistics
+from workbench.jobs import NumpyCalls
 
 EPOCHS = 2
 

@@ -17,7 +17,7 @@ import optax
 
 import farandole.jax as hvd
 from examples.common.training import SEED_STRIDE
-from examples.timeseries.data import LORENZ96, Scale, Windows, read
+from examples.timeseries.data import LORENZ96, Windows, read
 from examples.timeseries.model import forecast, initial, loss_of
 from examples.timeseries.training import Plan, train
 from farandole.elastic.worker.sampler import shuffled
@@ -59,8 +59,7 @@ def by_loops(params: Any, lags: Any) -> Any:
 def main(data: str, result: str) -> None:
     """Train, and write it down."""
     hvd.init()
-    x = read(Path(data), "train")
-    windows = Windows(x, Scale.of(x), LORENZ96)
+    windows = Windows(read(Path(data), "train"), LORENZ96)
     losses: list[float] = []
     params = train(windows, PLAN, lambda _, loss: losses.append(loss))
     if hvd.rank() == 0:

@@ -20,8 +20,8 @@ from farandole.adapters.mxnet import BFLOAT16, DTYPES, values
 from farandole.mxnet import elastic
 from farandole.mxnet.compression import cast
 from farandole.runtime.collectives.ops import PUBLIC
-from farandole.testing.binding.contract import run_contract
-from farandole.testing.binding.under_test import BindingUnderTest, Distributed, Trainer, Values
+from workbench.binding.contract import run_contract
+from workbench.binding.under_test import BindingUnderTest, Distributed, Trainer, Values
 
 IS_NP = "np" in sys.argv[1:]
 

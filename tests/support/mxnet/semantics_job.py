@@ -14,7 +14,7 @@ import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 
 import farandole.mxnet as hvd  # noqa: E402
-from farandole.testing.binding.under_test import raises  # noqa: E402
+from workbench.binding.under_test import raises  # noqa: E402
 
 
 def operators_before_a_collective_are_done_and_those_after_it_see_its_result() -> None:

@@ -18,7 +18,7 @@ from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.errors import FarandoleError
 from farandole.runtime.session.init import Session, current, init, shutdown
-from farandole.testing.jobs import NumpyCalls
+from workbench.jobs import NumpyCalls
 
 QUICKLY_S = 20.0
 """For the start of an interpreter on a busy machine; who waits for others would take as long as the start time-out."""

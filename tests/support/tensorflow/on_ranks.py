@@ -20,10 +20,10 @@ import tensorflow as tf
 import farandole.tensorflow as hvd
 from farandole.graphs import calls
 from farandole.tensorflow.graph import native
-from farandole.testing.binding.contract import run_contract
 from tests.support.bindings.tensorflow_under_test import TensorFlowUnderTest
 from tests.support.raising import raises
 from tests.support.tensorflow import pairing
+from workbench.binding.contract import run_contract
 
 tf.config.threading.set_inter_op_parallelism_threads(2)
 tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farandole.launch.leases.scheduler import Answer, Scheduler
-from farandole.testing.scheduler.cluster import FakeCluster
-from farandole.testing.scheduler.fake import FakeScheduler
-from farandole.testing.scheduler.under_test import SchedulerUnderTest
+from workbench.scheduler.cluster import FakeCluster
+from workbench.scheduler.fake import FakeScheduler
+from workbench.scheduler.under_test import SchedulerUnderTest
 
 Wrap = Callable[[FakeScheduler, FakeCluster], Scheduler]
 

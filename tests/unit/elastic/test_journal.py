@@ -13,7 +13,7 @@ from farandole.elastic.membership.policy import Policy
 from farandole.elastic.membership.replay import main
 from farandole.errors import UsageError
 
-STORY: list[tuple[float, job_events.Any]] = [
+STORY: list[tuple[float, job_events.JobEvent]] = [
     (0.0, job_events.HostsFound({"a": 1, "b": 1})),
     (1.0, job_events.WorkerConnected(0, ready=False)),
     (1.5, job_events.WorkerConnected(1, ready=False)),
@@ -58,7 +58,7 @@ def test_a_journal_that_tells_no_worker_with_a_step_reads_as_it_always_has() -> 
     """The last one said counts: a shorter step after a longer one shortens the wait for the member that hangs."""
     lines: list[str] = []
     membership = Recorded(Policy(min_np=1, hang_timeout_s=5.0), lines.append)
-    begun: list[job_events.Any] = [
+    begun: list[job_events.JobEvent] = [
         job_events.HostsFound({"a": 3}),
         *(job_events.WorkerConnected(worker_id, ready=False) for worker_id in range(3)),
         *(job_events.LongestStep(step_s) for step_s in (4.0, 2.0)),
@@ -96,7 +96,7 @@ def test_the_end_of_the_job_is_decided_once() -> None:
 
 def test_ends_stand_in_a_journal_as_they_always_have() -> None:
     """Messages of agents carry the same objects with more in them; a journal has what is decided by."""
-    ends: list[tuple[job_events.Any, str]] = [
+    ends: list[tuple[job_events.JobEvent, str]] = [
         (WorkerExited(1, 0, "it broke"), '{"type":"WorkerExited","worker_id":1,"code":0,"description":"it broke"}'),
         (GenerationEnded(2, "it broke"), '{"type":"GenerationEnded","generation":2,"reason":"it broke"}'),
     ]

@@ -28,7 +28,7 @@ class Job:
         self.reasons: list[str] = []
         self.tell(0.0, job_events.HostsFound(hosts))
 
-    def tell(self, now: float, *happened: job_events.Any) -> list[AnyAction]:
+    def tell(self, now: float, *happened: job_events.JobEvent) -> list[AnyAction]:
         for event in happened:
             self.membership.on(now, event)
         decided = self.membership.decide(now)
@@ -391,7 +391,7 @@ def test_after_the_reset_limit_the_job_ends() -> None:
 
 
 @pytest.mark.parametrize("last", [*came(1, ready=False), job_events.WorkerStarted(1)])
-def test_a_joiner_that_is_never_ready_is_killed_and_nobody_notices(last: job_events.Any) -> None:
+def test_a_joiner_that_is_never_ready_is_killed_and_nobody_notices(last: job_events.JobEvent) -> None:
     job = Job(Policy(elastic_timeout_s=100.0), {"a": 1}).train()
     job.tell(2.0, job_events.HostsFound({"a": 1, "b": 1}), last)
     assert actions.Kill(1) in job.pass_to(110.0)
@@ -475,7 +475,7 @@ def test_members_do_not_hang_before_their_hosts_have_called_the_lead_that_adopts
 
 
 @pytest.mark.parametrize("event", [job_events.HostLost("b", "silent"), killed(1)])
-def test_another_lead_begins_anew_if_nobody_is_left(event: job_events.Any) -> None:
+def test_another_lead_begins_anew_if_nobody_is_left(event: job_events.JobEvent) -> None:
     job = adopted(LEAD, LEASE)
     job.tell(110.0, event)
     assert job.membership.generation == 0

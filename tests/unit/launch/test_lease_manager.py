@@ -29,8 +29,8 @@ from farandole.launch.leases.rules import LeaseRule
 from farandole.launch.leases.scheduler import JobPhase, Scheduler
 from farandole.launch.leases.seen import ScaleTo, Stop
 from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in, write_supply
-from farandole.testing.scheduler.cluster import FakeCluster
-from farandole.testing.scheduler.fake import FakeScheduler
+from workbench.scheduler.cluster import FakeCluster
+from workbench.scheduler.fake import FakeScheduler
 
 SCRIPT = "#!/bin/bash\n#SBATCH --time=60\n"
 SUPPLY = LeaseSupply(SCRIPT, "abc", "1", 4)

@@ -20,10 +20,10 @@ from farandole.launch.leases.scheduler import (
     Scheduler,
     Submitted,
 )
-from farandole.testing.scheduler.cluster import FakeCluster, FakeRefusedError
-from farandole.testing.scheduler.contract import CASES, run_contract
-from farandole.testing.scheduler.fake import FakeScheduler
 from tests.support.testing.scheduler_under_test import FakeUnderTest, Wrap, Wrapped
+from workbench.scheduler.cluster import FakeCluster, FakeRefusedError
+from workbench.scheduler.contract import CASES, run_contract
+from workbench.scheduler.fake import FakeScheduler
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.3])

@@ -72,7 +72,8 @@ def _unnamed(_rank: int) -> Any:
 
 def _stale(_rank: int) -> Any:
     """Constants and tables of layers of Keras stay as they are; seeds of random layers are handed over."""
-    from farandole.keras import layer_tables, variables
+    from farandole.adapters import layer_tables
+    from farandole.keras import variables
 
     changes = contextlib.ExitStack()
     changes.enter_context(mock.patch.multiple(layer_tables, refresh=mock.DEFAULT, write=mock.DEFAULT))

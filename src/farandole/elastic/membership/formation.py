@@ -76,7 +76,7 @@ class ElasticFormation(Formation):
         """The state machine that decides, for reading only."""
         return self._membership
 
-    def tell(self, event: job_events.Any) -> None:
+    def tell(self, event: job_events.JobEvent) -> None:
         """Pass the membership an event that the controller does not know of."""
         self._membership.on(self._clock(), event)
         self._is_news = True

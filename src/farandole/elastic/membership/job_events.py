@@ -132,7 +132,7 @@ class LeadReplaced(Event, frozen=True):
     next_worker_id: int
 
 
-Any: TypeAlias = (
+JobEvent: TypeAlias = (
     HostsFound
     | WorkerStarted
     | WorkerConnected

@@ -58,7 +58,7 @@ class JobState:
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def on(self, now: float, event: job_events.Any) -> None:
+    def on(self, now: float, event: job_events.JobEvent) -> None:
         """Take an event in."""
         self._HANDLERS[type(event)](self, now, event)
 

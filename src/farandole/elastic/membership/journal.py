@@ -34,7 +34,7 @@ class Heard(msgspec.Struct, frozen=True):
     """An event, and when the membership was told of it."""
 
     at_s: float
-    event: job_events.Any
+    event: job_events.JobEvent
 
 
 @final
@@ -76,7 +76,7 @@ class Recorded:
             decisions = self._membership.decide(turn.at_s)
             self.finish = next((each for each in decisions if isinstance(each.action, Finish)), self.finish)
 
-    def on(self, now: float, event: job_events.Any) -> None:
+    def on(self, now: float, event: job_events.JobEvent) -> None:
         """See ``Membership``."""
         self._heard.append(Heard(now, event))
         self._membership.on(now, event)

@@ -75,7 +75,7 @@ class Membership:
         """Duration of the longest recent step of any worker, in seconds."""
         return self._job.step_s
 
-    def on(self, now: float, event: job_events.Any) -> None:
+    def on(self, now: float, event: job_events.JobEvent) -> None:
         """Take an event in."""
         self._job.on(now, event)
 

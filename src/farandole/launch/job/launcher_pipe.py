@@ -108,7 +108,7 @@ class PipeClosed(Said, frozen=True):
     """The other end is closed."""
 
 
-Any: TypeAlias = (
+PipeMessage: TypeAlias = (
     Listening
     | SendFor
     | GiveUp
@@ -123,7 +123,7 @@ Any: TypeAlias = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Any)
+_decoder = msgspec.msgpack.Decoder(PipeMessage)
 
 
 @final
@@ -148,7 +148,7 @@ class LauncherPipe:
         """Readable when ``receive`` has something."""
         return self._socket.fileno()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: PipeMessage) -> None:
         """Send a message, or queue it; it is lost if nobody is there any more."""
         self._unsent.append(_encoder.encode(message))
         self.flush()
@@ -170,7 +170,7 @@ class LauncherPipe:
                 return
             self._unsent.popleft()
 
-    def receive(self) -> Iterator[Any]:
+    def receive(self) -> Iterator[PipeMessage]:
         """All messages that are there. Never blocks."""
         while True:
             try:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import farandole.torch as hvd
-from farandole.testing.binding.refusals import one_rank_cannot
 from tests.support.bindings.torch_under_test import TorchUnderTest
+from workbench.binding.refusals import one_rank_cannot
 
 
 def check_lazily_conjugated_tensors() -> None:

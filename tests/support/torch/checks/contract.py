@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from farandole.testing.binding.contract import CASES
 from tests.support.bindings.numpy_under_test import NumpyUnderTest
 from tests.support.bindings.torch_under_test import TorchUnderTest
+from workbench.binding.contract import CASES
 
 BINDINGS = (TorchUnderTest(), NumpyUnderTest())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from farandole.testing.binding.under_test import BindingUnderTest, raises
+from workbench.binding.under_test import BindingUnderTest, raises
 
 
 def allreduce_of_every_dtype(b: BindingUnderTest) -> None:

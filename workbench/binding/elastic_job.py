@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from farandole.runtime.session.init import current
-from farandole.testing.binding.training import TRUE
-from farandole.testing.binding.under_test import BindingUnderTest, Trainer, Values
+from workbench.binding.training import TRUE
+from workbench.binding.under_test import BindingUnderTest, Trainer, Values
 
 LENGTH, GLOBAL_BATCH = 60, 12
 UNHURRIED_S = 0.05

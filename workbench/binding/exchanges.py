@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from farandole.errors import MismatchError
-from farandole.testing.binding.under_test import BindingUnderTest, raises, sample
+from workbench.binding.under_test import BindingUnderTest, raises, sample
 
 
 def allgather(b: BindingUnderTest) -> None:

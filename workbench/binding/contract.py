@@ -15,8 +15,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TypeAlias
 
-from farandole.testing.binding import exchanges, gradients, jobs, reductions, refusals, states, training
-from farandole.testing.binding.under_test import BindingUnderTest
+from workbench.binding import exchanges, gradients, jobs, reductions, refusals, states, training
+from workbench.binding.under_test import BindingUnderTest
 
 Case: TypeAlias = Callable[[BindingUnderTest], None]
 

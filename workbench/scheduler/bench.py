@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import final
 
 from farandole.launch.leases.scheduler import Answer, CallDone, JobPhase, JobView, Looked, Scheduler, Submitted
-from farandole.testing.scheduler.under_test import SchedulerUnderTest
+from workbench.scheduler.under_test import SchedulerUnderTest
 
 LONGEST_S = 60.0
 """Time for an answer, and for something to be seen; by the clock of the scheduler under test."""

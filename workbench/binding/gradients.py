@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from farandole.largebatch.noise import Estimate, NoiseEstimator, across_ranks
-from farandole.testing.binding.under_test import BindingUnderTest, Values, raises
+from workbench.binding.under_test import BindingUnderTest, Values, raises
 
 SHAPES = {"matrix": (5, 3), "bias": (7,), "scalar": (), "large": (2**17 + 3,), "wide": (2, 600)}
 """Of float64: ``large`` is reduced where it lies, the others in buckets."""

@@ -1,6 +1,6 @@
 """The contract of bindings: everything that a module like ``farandole.torch`` owes its users, whatever its tensors are.
 
-    from farandole.testing.binding.contract import run_contract
+    from workbench.binding.contract import run_contract
 
 ``under_test`` is what a binding has to tell of itself; ``reductions``, ``exchanges``, ``refusals``, ``gradients``,
 ``training``, ``states`` and ``jobs`` are the cases, each a function of that; ``contract`` runs them in every rank of a

@@ -14,7 +14,7 @@ import numpy as np
 from farandole.collective import ReduceOp, Reduction
 from farandole.runtime.collectives.objects import BufferAdapter
 from farandole.runtime.collectives.verbs import Verbs
-from farandole.testing.binding.under_test import BindingUnderTest, raises
+from workbench.binding.under_test import BindingUnderTest, raises
 
 
 def objects(b: BindingUnderTest) -> None:

@@ -1,6 +1,6 @@
 """Run a function on N ranks of a real job, started by plain environment variables, without a launcher.
 
-    from farandole.testing.jobs import NumpyCalls, run_job
+    from workbench.jobs import NumpyCalls, run_job
 
     def program(member: RankContext) -> float:
         init()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from farandole.errors import DivergenceError
-from farandole.testing.binding.under_test import BindingUnderTest, Trainer, Values, raises
+from workbench.binding.under_test import BindingUnderTest, Trainer, Values, raises
 
 RULES = ("sgd", "adam")
 ROWS = 4

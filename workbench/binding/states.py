@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from farandole.errors import UsageError
-from farandole.testing.binding.under_test import BindingUnderTest
+from workbench.binding.under_test import BindingUnderTest
 
 
 def a_state_goes_back_to_what_was_committed(b: BindingUnderTest) -> None:
@@ -96,7 +96,7 @@ def an_attribute_that_one_rank_alone_has(b: BindingUnderTest) -> None:
 
 def a_trainer_goes_on_from_its_state(b: BindingUnderTest) -> None:
     """Weights, and what the optimizer keeps of earlier steps: after ``restore``, and on a rank that comes later."""
-    from farandole.testing.binding.training import RULES, assert_alike, batch
+    from workbench.binding.training import RULES, assert_alike, batch
 
     for rule in RULES:
         trainer, late = b.trainer(rule, distributed=False), b.trainer(rule, distributed=False)

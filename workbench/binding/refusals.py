@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from farandole.testing.binding.under_test import BindingUnderTest, raises
+from workbench.binding.under_test import BindingUnderTest, raises
 
 Act: TypeAlias = Callable[[], object]
 

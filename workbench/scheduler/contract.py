@@ -24,8 +24,8 @@ from farandole.launch.leases.scheduler import (
     Submitted,
 )
 from farandole.testing.leaks import no_leaks
-from farandole.testing.scheduler.bench import SchedulerBench, are_gone, phases
-from farandole.testing.scheduler.under_test import SchedulerUnderTest
+from workbench.scheduler.bench import SchedulerBench, are_gone, phases
+from workbench.scheduler.under_test import SchedulerUnderTest
 
 Case: TypeAlias = Callable[[SchedulerBench], None]
 

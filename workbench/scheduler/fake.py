@@ -30,7 +30,7 @@ from farandole.launch.leases.scheduler import (
     Scheduler,
     Submitted,
 )
-from farandole.testing.scheduler.cluster import FakeCluster, FakeRefusedError
+from workbench.scheduler.cluster import FakeCluster, FakeRefusedError
 
 
 class _Asked(NamedTuple):
