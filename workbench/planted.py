@@ -69,7 +69,7 @@ DEFECTS = {
         ["tests/unit/search"],
     ),
     "lease policy": PlantedDefect(
-        "src/farandole/launch/leases/shedding.py",
+        "src/farandole/launch/leases/shrink.py",
         "    if turn.closes_s - turn.margin_s <= turn.now_s:",
         "    if turn.closes_s <= turn.now_s:",
         ["tests/unit/launch/leases"],

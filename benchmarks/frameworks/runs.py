@@ -76,7 +76,7 @@ def single(call: Callable[[], object]) -> Run:
 
 def copies(step: Run, direction: str, nbytes: int) -> Run:
     """How often each byte of gradients is copied into engine memory, or ``out`` of it, in a step."""
-    from farandole.gradients.handed import copied
+    from farandole.gradients.list_reducer import copied
 
     def run(times: int) -> float:
         before = getattr(copied, direction)

@@ -36,7 +36,7 @@ from farandole.version import __version__
 if TYPE_CHECKING:
     from farandole.launch.function.function import run as run
     from farandole.monitor.launching import launch as launch
-    from farandole.search.front import search as search
+    from farandole.search.api import search as search
 
 __all__ = [
     "AbortError",

@@ -16,9 +16,9 @@ import distributed
 from distributed.comm import get_address_host
 
 from farandole.errors import UsageError
-from farandole.launch.clusters.lender import Lender, last_line
-from farandole.launch.clusters.lent_function import FunctionCall, run_on
 from farandole.launch.clusters.slot import Ticket, hold
+from farandole.launch.clusters.slot_function import FunctionCall, run_on
+from farandole.launch.clusters.slot_provider import SlotProvider, last_line
 
 __all__ = ["DaskLender", "run"]
 
@@ -46,13 +46,13 @@ def run(
     thread of each. ``client`` is by default the current one. Other arguments and errors are those of
     ``farandole.run``; the knob ``start_timeout_s`` bounds the wait for threads that are busy.
     """
-    lender = DaskLender(client or distributed.get_client())
+    provider = DaskLender(client or distributed.get_client())
     call = FunctionCall(func, args, kwargs)
-    return run_on(lender, call, np, output_filename=output_filename, verbose=verbose, env=env, knobs=knobs)
+    return run_on(provider, call, np, output_filename=output_filename, verbose=verbose, env=env, knobs=knobs)
 
 
 @final
-class DaskLender(Lender):
+class DaskLender(SlotProvider):
     """Slots that are threads of Dask's workers, each with a task that is bound to its worker."""
 
     name = "Dask"
@@ -63,7 +63,7 @@ class DaskLender(Lender):
         self._places: list[str] = []
 
     def lend(self, np: int, ticket: Ticket) -> None:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         self._places = places(np, self._client.nthreads())
         run = secrets.token_hex(4)
         for slot, address in enumerate(self._places):
@@ -77,7 +77,7 @@ class DaskLender(Lender):
             )  # fmt: skip
 
     def failures(self) -> Mapping[int, str]:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         return {
             slot: last_line(task.exception(timeout=1)) if task.status == "error" else f"its task is {task.status}"
             for slot, task in enumerate(self._tasks)
@@ -85,14 +85,14 @@ class DaskLender(Lender):
         }
 
     def shortage(self) -> str:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         busy = {address: len(keys) for address, keys in self._client.processing().items() if address in self._places}
         ours = sum(task.status == "pending" for task in self._tasks)
         others = max(0, sum(busy.values()) - ours)
         return f"other tasks keep threads of Dask's workers busy ({others} of them), or a worker is gone"
 
     def close(self, told: Collection[int], until_s: float) -> None:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         try:
             while any(self._tasks[slot].status == "pending" for slot in told) and time.monotonic() < until_s:
                 time.sleep(LOOK_AGAIN_S)

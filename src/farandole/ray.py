@@ -15,9 +15,9 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from farandole.launch.clusters.lender import Lender, last_line
-from farandole.launch.clusters.lent_function import FunctionCall, run_on
 from farandole.launch.clusters.slot import Ticket, hold
+from farandole.launch.clusters.slot_function import FunctionCall, run_on
+from farandole.launch.clusters.slot_provider import SlotProvider, last_line
 
 __all__ = ["RayLender", "run"]
 
@@ -48,13 +48,13 @@ def run(
     ``farandole.run``; the knob ``start_timeout_s`` bounds the wait for room.
     """
     bundle = {"CPU": cpus_per_worker, "GPU": gpus_per_worker, **(resources_per_worker or {})}
-    lender = RayLender({name: amount for name, amount in bundle.items() if amount}, strategy)
+    provider = RayLender({name: amount for name, amount in bundle.items() if amount}, strategy)
     call = FunctionCall(func, args, kwargs)
-    return run_on(lender, call, np, output_filename=output_filename, verbose=verbose, env=env, knobs=knobs)
+    return run_on(provider, call, np, output_filename=output_filename, verbose=verbose, env=env, knobs=knobs)
 
 
 @final
-class RayLender(Lender):
+class RayLender(SlotProvider):
     """Slots that are the bundles of a placement group, with a task in each. ``bundle`` is what each is made of.
 
     With ``slots_per_bundle`` each bundle of the group has room for so many, which are then on one node.
@@ -68,7 +68,7 @@ class RayLender(Lender):
         self._tasks: list[ray.ObjectRef[None]] = []
 
     def lend(self, np: int, ticket: Ticket) -> None:
-        """See ``Lender``: Ray starts all tasks when there is room for all."""
+        """See ``SlotProvider``: Ray starts all tasks when there is room for all."""
         whole = {name: amount * self._each for name, amount in self._bundle.items()}
         self._group = placement_group([whole] * (-(-np // self._each)), strategy=self._strategy)
         needed = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
@@ -86,21 +86,21 @@ class RayLender(Lender):
             self._tasks.append(placed.remote(ticket, slot))
 
     def failures(self) -> Mapping[int, str]:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         if not self._tasks:
             return {}
         ended, _ = ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0, fetch_local=False)
         return {self._tasks.index(each): why for each in ended if (why := _failure(each))}
 
     def shortage(self) -> str:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         free = {name: amount for name, amount in ray.available_resources().items() if ":" not in name}
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._bundle.items())
         have = ", ".join(f"{free.get(name, 0):g} {name}" for name in self._bundle)
         return f"each needs {wanted}, and Ray has {have} free in all"
 
     def close(self, told: Collection[int], until_s: float) -> None:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         try:
             self._running([self._tasks[slot] for slot in told], until_s - time.monotonic())
             for task in self._running(self._tasks, 0.0):  # no others: Ray ends a process that cancels what has ended

@@ -24,9 +24,9 @@ from typing import Any, final
 from pyspark import InheritableThread, SparkContext
 
 from farandole.errors import UsageError
-from farandole.launch.clusters.lender import Lender, last_line
-from farandole.launch.clusters.lent_function import FunctionCall, run_on
 from farandole.launch.clusters.slot import Ticket, hold
+from farandole.launch.clusters.slot_function import FunctionCall, run_on
+from farandole.launch.clusters.slot_provider import SlotProvider, last_line
 
 __all__ = ["SparkLender", "run"]
 
@@ -58,13 +58,13 @@ def run(
     found = context or SparkContext._active_spark_context
     if found is None:
         raise UsageError("there is no SparkContext here: type spark = SparkSession.builder.getOrCreate() first")
-    call, lender = FunctionCall(func, args, kwargs), SparkLender(found)
+    call, provider = FunctionCall(func, args, kwargs), SparkLender(found)
     np = found.defaultParallelism if np is None else np
-    return run_on(lender, call, np, output_filename=output_filename, verbose=verbose, env=env, knobs=knobs)
+    return run_on(provider, call, np, output_filename=output_filename, verbose=verbose, env=env, knobs=knobs)
 
 
 @final
-class SparkLender(Lender):
+class SparkLender(SlotProvider):
     """Slots that are the tasks of one barrier stage."""
 
     name = "Spark"
@@ -75,17 +75,17 @@ class SparkLender(Lender):
         self._failure = ""
 
     def lend(self, np: int, ticket: Ticket) -> None:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         self._np = np
         self._job = InheritableThread(target=self._serve, args=(np, ticket), name=self._group, daemon=True)
         self._job.start()
 
     def failures(self) -> Mapping[int, str]:
-        """See ``Lender``: a barrier stage fails as one."""
+        """See ``SlotProvider``: a barrier stage fails as one."""
         return {0: self._failure} if self._failure else {}
 
     def shortage(self) -> str:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         slots = self._context.defaultParallelism
         return (
             f"in barrier mode Spark starts all tasks at once or none, and it has about {slots} slots for tasks, of "
@@ -93,7 +93,7 @@ class SparkLender(Lender):
         )
 
     def close(self, told: Collection[int], until_s: float) -> None:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         if self._job is not None:
             self._job.join(max(0.0, until_s - time.monotonic()) if told else 0.0)
             if self._job.is_alive():

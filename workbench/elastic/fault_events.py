@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.control.endings import GenerationEnded
+from farandole.control.exits import GenerationEnded
 from farandole.elastic.membership import job_events, vote
 from workbench.elastic import protocol
 from workbench.elastic.worker import At, Content, Life
@@ -81,10 +81,10 @@ def _succeed(world: JobWorld, host: str) -> None:
     """
     news = world.host_news
     _lose(world, host, cut=False)
-    seats: list[job_events.Seat] = []
+    seats: list[job_events.MemberSlot] = []
     for worker_id in world.members:
         own = world.workers[worker_id].host
-        seats.append(job_events.Seat(worker_id, own, sum(seat.host == own for seat in seats)))
+        seats.append(job_events.MemberSlot(worker_id, own, sum(seat.host == own for seat in seats)))
     for worker in list(world.workers.values()):
         world.up.pop(worker.worker_id, None)
         world.down.pop(worker.worker_id, None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from farandole.elastic.membership import vote
 from farandole.elastic.membership.actions import Decision
-from farandole.elastic.membership.vote import Agreement, Claim
+from farandole.elastic.membership.vote import Agreement, VoteClaim
 from workbench.elastic.worker import Content, Life, Simulated
 from workbench.elastic.world import JobWorld
 
@@ -60,7 +60,7 @@ def check_formed(world: JobWorld, worker_ids: Sequence[int]) -> None:
         world.faults.append(f"P3: {worker_ids} have not the last step, and others who are well have it: {steps}")
 
 
-def check_agreed(world: JobWorld, agreement: Agreement, claims: Sequence[Claim]) -> None:
+def check_agreed(world: JobWorld, agreement: Agreement, claims: Sequence[VoteClaim]) -> None:
     """Check that a generation goes on from the newest state that any of its members has."""
     if agreement.step < max(claim.step for claim in claims):
         world.faults.append(f"P3: a step is undone that a member still has: {claims}, {agreement}")

@@ -104,7 +104,7 @@ def apply(world: JobWorld, worker: Simulated) -> Simulated:
 
 def _agree(world: JobWorld, worker: Simulated) -> None:
     """Agree on a state, now that all members have said which they have."""
-    said = cast("list[tuple[vote.Claim, Content]]", world.said_at(worker))
+    said = cast("list[tuple[vote.VoteClaim, Content]]", world.said_at(worker))
     claims = [claim for claim, _ in said]
     try:
         agreement = world.setup.rules.agree(claims)

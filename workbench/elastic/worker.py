@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias, final
 
-from farandole.elastic.membership.vote import NEW, Claim
+from farandole.elastic.membership.vote import NEW, VoteClaim
 
 
 @final
@@ -75,9 +75,9 @@ class Simulated(NamedTuple):
     sources: tuple[int, ...] = ()
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> VoteClaim:
         """Claim that this worker makes when a generation begins."""
-        return Claim(self.step if self.whole else NEW, str(self.content), joined=self.joined)
+        return VoteClaim(self.step if self.whole else NEW, str(self.content), joined=self.joined)
 
 
 Point: TypeAlias = tuple[int, str, int]

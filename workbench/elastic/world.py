@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, final
 
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.elastic.membership import job_events, vote
 from farandole.elastic.membership.actions import (
     AbortGeneration,
@@ -53,7 +53,7 @@ class Rules:
     """The protocol where it can be got wrong; the defaults are right, and the product's."""
 
     count: Callable[[Sequence[vote.Vote]], vote.VoteOutcome] = vote.count
-    agree: Callable[[Sequence[vote.Claim]], vote.Agreement] = vote.agree
+    agree: Callable[[Sequence[vote.VoteClaim]], vote.Agreement] = vote.agree
     needs_all_parts: bool = True
     moves_cursor: bool = True
     hands_over_cursor: bool = True

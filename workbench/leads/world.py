@@ -5,7 +5,7 @@
     world.fault                                         # what is broken that must hold; "", it is hoped
 
 Nothing has a clock: any part may stand still for as long as it likes and then go on, which is what a stopped process, a
-partition and a message that is late come to. What is modelled is the rule of ``farandole.launch.hosts.lead_log``; a
+partition and a message that is late come to. What is modelled is the rule of ``farandole.launch.hosts.leader_log``; a
 generation is known by the number of its entry there.
 """
 

@@ -1,6 +1,6 @@
 """Agreement of the ranks that write one checkpoint: on its step, and on the tensors that they share out.
 
-offers = gather(Offer("rank 0 on node1", mark, step, digest_of(outline)))
+offers = gather(WriterProposal("rank 0 on node1", mark, step, digest_of(outline)))
 differing_offers(offers)                          # in words why they cannot write one checkpoint together, or ""
 differing_outlines(["rank 0", "rank 1"], gather(outline))
 """
@@ -20,7 +20,7 @@ REMEDY = "with sharded=True all ranks save the same tensors: leave out what is n
 
 @final
 @dataclass(frozen=True)
-class Offer:
+class WriterProposal:
     """One rank's word before anything is written: what it is about to save, or what keeps it from that (``wrong``)."""
 
     rank: str
@@ -35,7 +35,7 @@ def digest_of(outline: Outline) -> str:
     return hashlib.blake2b(repr(sorted(outline.items())).encode(), digest_size=16).hexdigest()
 
 
-def differing_offers(offers: Sequence[Offer]) -> str:
+def differing_offers(offers: Sequence[WriterProposal]) -> str:
     """Reason why these ranks do not save together: one that cannot, or another step; in words, or nothing."""
     if wrong := [f"{each.rank} cannot save: {each.wrong}" for each in offers if each.wrong]:
         return "; ".join(wrong)

@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Literal, TypeAlias, TypeVar, final
 
 from farandole.checkpoint import folder, restoring
-from farandole.checkpoint.agreement import Offer, differing_offers, differing_outlines, digest_of
+from farandole.checkpoint.agreement import WriterProposal, differing_offers, differing_outlines, digest_of
 from farandole.checkpoint.codec import Codec, share_out, take_apart
 from farandole.checkpoint.folder import CheckpointManifest, ShardFile, Unrestorable
 from farandole.checkpoint.restoring import TENSORS, TREE, Restored, RestorePoint
@@ -278,8 +278,8 @@ class Checkpoints:
     def _agreed_mark(self, save: Save, own: str) -> str:
         """Mark of rank 0, if all ranks are about to save the same; else all raise what differs."""
         writer, digest = save.writer, digest_of(save.outline)
-        offers: list[Offer] = writer.gather(
-            Offer(writer.name, own, save.step, digest, save.wrong), f"{save.gathers}.offer"
+        offers: list[WriterProposal] = writer.gather(
+            WriterProposal(writer.name, own, save.step, digest, save.wrong), f"{save.gathers}.offer"
         )
         wrong = differing_offers(offers)
         if not wrong and any(each.digest != digest for each in offers):

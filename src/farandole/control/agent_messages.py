@@ -6,7 +6,7 @@ from typing import TypeAlias, final
 
 import msgspec
 
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.message import Message
 
 AGENT = b"agent-"
@@ -17,7 +17,7 @@ RELAY = b"relay-"
 
 
 @final
-class LeaseTerms(msgspec.Struct, frozen=True):
+class LeaseOffer(msgspec.Struct, frozen=True):
     """Terms on which a job of a scheduler lends a node: who it is, and what it gives.
 
     ``job``, ``index`` (in its array, -1: it is in none) and ``restart`` name it as its scheduler does, ``nonce`` tells
@@ -58,12 +58,12 @@ class AgentHello(Message, frozen=True):
     relay: tuple[str, ...] = ()
     running: tuple[Started, ...] = ()
     ended: tuple[WorkerExited, ...] = ()
-    lent: LeaseTerms | None = None
+    lent: LeaseOffer | None = None
     ports: tuple[int, ...] = ()
 
 
 @final
-class Branch(Message, frozen=True):
+class SetRelayParent(Message, frozen=True):
     """Your relay's parent is that of ``host``, and listens at one of these addresses.
 
     None of them: it is the controller, where you have reached it.
@@ -74,7 +74,7 @@ class Branch(Message, frozen=True):
 
 
 @final
-class Severed(Message, frozen=True):
+class RelayParentLost(Message, frozen=True):
     """My relay has lost its parent, and the workers below it are cut off."""
 
     reason: str
@@ -206,6 +206,6 @@ class Goodbye(Message, frozen=True):
 
 
 AgentMessage: TypeAlias = (
-    AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Report | Output | Written | KillWorker
-    | PassSignal | StopWorkers | DumpStack | Stack | Leaving | Goodbye
+    AgentHello | SetRelayParent | RelayParentLost | Alive | StartWorkers | Started | Watch | Report | Output | Written
+    | KillWorker | PassSignal | StopWorkers | DumpStack | Stack | Leaving | Goodbye
 )  # fmt: skip

@@ -119,7 +119,7 @@ class Withdraw(Message, frozen=True):
 
 
 @final
-class Unheard(Message, frozen=True):
+class HostSilent(Message, frozen=True):
     """I wait in a collective, and nothing has come from ``host``, where other members are, for too long."""
 
     generation: int
@@ -127,7 +127,7 @@ class Unheard(Message, frozen=True):
 
 
 @final
-class Stay(Message, frozen=True):
+class ControllerLost(Message, frozen=True):
     """My controller is gone, and I am in this generation still. If I ``wait``, it is for what only a controller can do.
 
     Answered by ``ChangeDue`` or ``Abort``: no controller goes on with a generation of another.
@@ -298,7 +298,7 @@ class Resend(Message, frozen=True):
 class Abort(Message, frozen=True):
     """Order to stop what waits in this generation, by an error of the class ``kind`` (``AbortError``, ``StallError``).
 
-    The fact is ``endings.GenerationEnded``. A relay that is cut off gives this order on its own, without knowing more;
+    The fact is ``exits.GenerationEnded``. A relay that is cut off gives this order on its own, without knowing more;
     and it is given again to each rank that comes late.
     """
 
@@ -346,7 +346,7 @@ class AskWaits(Message, frozen=True):
 
 
 @final
-class Share(msgspec.Struct, frozen=True, array_like=True):
+class SharedEntry(msgspec.Struct, frozen=True, array_like=True):
     """An entry that several ranks below the sender have submitted.
 
     ``ranks`` are pairs of the first one and the one after the last; none at all stands for every rank below the sender
@@ -362,7 +362,7 @@ class Ready(Message, frozen=True):
     """Ranks below me are ready for these entries, which are in the order in which any of them said so."""
 
     generation: int
-    shares: list[Share]
+    shares: list[SharedEntry]
 
 
 @final
@@ -376,7 +376,7 @@ class GatheredParts(Message, frozen=True):
 
 
 @final
-class Letter(msgspec.Struct, frozen=True, array_like=True):
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """A message from, or for, one worker's socket below the relay, as it was encoded."""
 
     identity: bytes
@@ -384,14 +384,14 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
 
 
 @final
-class Letters(Message, frozen=True):
+class Envelopes(Message, frozen=True):
     """Messages that are passed on as they are: up with the socket that each came from, down with the one it is for."""
 
-    letters: list[Letter]
+    letters: list[Envelope]
 
 
 @final
-class Begin(Message, frozen=True):
+class FormedGeneration(Message, frozen=True):
     """A generation is formed: what every worker below you is to be welcomed with, but for its rank.
 
     ``members`` are the ranks below you and the identities that their sockets share.
@@ -406,7 +406,7 @@ class Begin(Message, frozen=True):
 class Multicast(Message, frozen=True):
     """One message for many workers: those in ``process_set`` (of these only ``ranks``, if any are given).
 
-    ``ranks`` are pairs as in ``Share``. ``suffix`` is the last byte of the identities of the sockets it is for.
+    ``ranks`` are pairs as in ``SharedEntry``. ``suffix`` is the last byte of the identities of the sockets it is for.
     """
 
     generation: int
@@ -417,10 +417,10 @@ class Multicast(Message, frozen=True):
 
 
 AnyMessage: TypeAlias = (
-    Hello | Exchange | Submit | Leave | Withdraw | LaneClosed | GroupMade | Stay | Unheard | Blocked | Waits | Progress
-    | SetTimeline | TimelineSet | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | Notice
-    | AskProgress | AskWaits | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.AgentMessage
-    | task_messages.TaskMessage | run_messages.RunMessage | search_messages.SearchMessage
+    Hello | Exchange | Submit | Leave | Withdraw | LaneClosed | GroupMade | ControllerLost | HostSilent | Blocked
+    | Waits | Progress | SetTimeline | TimelineSet | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue
+    | Notice | AskProgress | AskWaits | Ready | GatheredParts | Envelopes | FormedGeneration | Multicast
+    | agent_messages.AgentMessage | task_messages.TaskMessage | run_messages.RunMessage | search_messages.SearchMessage
     | slot_messages.SlotMessage | watch_messages.WatchMessage
 )  # fmt: skip
 
@@ -434,25 +434,25 @@ _decoder = msgspec.msgpack.Decoder(AnyMessage)
 def encode(message: Message) -> bytes:
     """Message to frame; raises ``ControlError`` above ``LIMIT_BYTES``, to which an envelope adds its own."""
     frame = pack(_encoder.encode, message, exact=isinstance(message, _FOR_PROGRAMS))
-    limit = LIMIT_BYTES + ENVELOPE_BYTES * isinstance(message, Letters | Multicast)
+    limit = LIMIT_BYTES + ENVELOPE_BYTES * isinstance(message, Envelopes | Multicast)
     if len(frame) > limit:
         raise ControlError(f"a {type(message).__name__} of {len(frame)} bytes exceeds the limit of {limit}")
     return frame
 
 
-def bags(letters: Iterable[Letter]) -> Iterator[Letters]:
+def bags(letters: Iterable[Envelope]) -> Iterator[Envelopes]:
     """All letters, in their order, in as few messages as their size allows."""
-    bag: list[Letter] = []
+    bag: list[Envelope] = []
     nbytes = 0
     for letter in letters:
         own = len(letter.identity) + len(letter.frame) + _LETTER_BYTES
         if bag and nbytes + own > LIMIT_BYTES:
-            yield Letters(bag)
+            yield Envelopes(bag)
             bag, nbytes = [], 0
         bag.append(letter)
         nbytes += own
     if bag:
-        yield Letters(bag)
+        yield Envelopes(bag)
 
 
 def decode(frame: bytes) -> AnyMessage:

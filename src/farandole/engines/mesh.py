@@ -38,7 +38,7 @@ import msgspec
 from farandole.control.addresses import ports_in
 from farandole.engines.engine import Exchange, Group
 from farandole.engines.reach import LOOPBACK, family_of, reachable_address
-from farandole.engines.silence import limit_s
+from farandole.engines.silence_monitor import limit_s
 from farandole.errors import AbortError, EngineError, StallError
 
 CONNECT_S = 30.0

@@ -29,7 +29,7 @@ from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.engines.engine import Exchange, Group
 from farandole.engines.mesh import connect
 from farandole.engines.pairwise import PairwiseEngine
-from farandole.engines.silence import Lookout
+from farandole.engines.silence_monitor import SilenceMonitor
 from farandole.engines.transport import Parcel, Transport
 from farandole.errors import CollectiveError, EngineError
 
@@ -54,7 +54,7 @@ class TcpTransport(Transport):
     def __init__(self, group: Group, exchange: Exchange) -> None:
         super().__init__(group)
         self._connections = connect(group, exchange)
-        self._lookout = Lookout.of(group, self._connections)
+        self._lookout = SilenceMonitor.of(group, self._connections)
 
     def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
         outgoing = {peer: _memory(array) for peer, array in sends}

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from farandole.collective import ReduceOp, Reduction
-from farandole.gradients.terms import Terms
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.runtime.collectives.compression import NoneCompressor
 from farandole.runtime.collectives.verbs import Verbs
 
 T = TypeVar("T")
 
 
-def combine_changes(verbs: Verbs[T], changes: Sequence[T], name: str, terms: Terms) -> list[T]:
+def combine_changes(verbs: Verbs[T], changes: Sequence[T], name: str, terms: ReductionOptions) -> list[T]:
     """Combine ``changes``, which may be overwritten. Collective among the ranks of ``terms``."""
     compression = terms.compression or NoneCompressor
     compressed = [compression.compress(change) for change in changes]

@@ -35,7 +35,7 @@ class ParameterComparison(Generic[T]):
         session = current("step()")
         is_known = self._session is not None and self._session() is session and self._joins == joins()
         if not is_known:  # the ranks may have made more steps or fewer
-            # No optimizer keeps a session that is over, as its ``Identity`` does not.
+            # No optimizer keeps a session that is over, as its ``OptimizerKey`` does not.
             self._session, self._joins, self._snapshots = weakref.ref(session), joins(), StepSnapshots(self._tensors)
             ranks = self._process_set.ranks
             self._comparison = Comparison(self._title, [f"rank {r} on {session.topology.hosts[r]}" for r in ranks])

@@ -34,8 +34,8 @@ from farandole.gradients.buckets import lay_out
 from farandole.gradients.observers import Observer
 from farandole.gradients.overlap import BEGIN, WAIT, OverlappedPass, choose_overlap
 from farandole.gradients.parameters import GradientBucket, Parameters
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.gradients.tensors import Gradients, Param, T
-from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import JOINED, REFUSED, PlannedLane
 
@@ -58,7 +58,9 @@ RIDES = "+"
 class GradientExchange(Generic[T]):
     """Reduces the gradients of ``parameters``, the same on every member. ``names`` are for the wire."""
 
-    def __init__(self, lane: PlannedLane, parameters: Parameters[T], names: Sequence[str], terms: Terms) -> None:
+    def __init__(
+        self, lane: PlannedLane, parameters: Parameters[T], names: Sequence[str], terms: ReductionOptions
+    ) -> None:
         self.buckets: list[GradientBucket[T]] = []
         self.lane, self._parameters, self._names, self._terms = lane, parameters, names, terms
         self.params: Sequence[Param] = parameters.params

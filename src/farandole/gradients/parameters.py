@@ -17,9 +17,9 @@ from farandole.collective import Array, DType
 from farandole.engines.engine import Memory
 from farandole.gradients.agreement import Agreed
 from farandole.gradients.buckets import BucketLayout, Piece
-from farandole.gradients.handed_out import HandedOut
+from farandole.gradients.reduction_options import ReductionOptions
+from farandole.gradients.released_gradients import ReleasedGradients
 from farandole.gradients.tensors import Gradients, Param, T, Tensors
-from farandole.gradients.terms import Terms
 
 
 class GradientBucket(ABC, Generic[T]):
@@ -67,7 +67,9 @@ class Parameters(ABC, Generic[T]):
 
     dtypes: Sequence[DType | None]
 
-    def __init__(self, tensors: Tensors[T], params: Sequence[Param], groups: Sequence[int], terms: Terms) -> None:
+    def __init__(
+        self, tensors: Tensors[T], params: Sequence[Param], groups: Sequence[int], terms: ReductionOptions
+    ) -> None:
         self.tensors, self.params, self.groups, self._terms = tensors, list(params), groups, terms
 
     @abstractmethod
@@ -158,9 +160,11 @@ class Parameters(ABC, Generic[T]):
 class HoldingParameters(Parameters[T]):
     """Parameters of a framework where they hold their gradients themselves, as ``Tensors.gradient`` tells."""
 
-    def __init__(self, tensors: Tensors[T], params: Sequence[Param], groups: Sequence[int], terms: Terms) -> None:
+    def __init__(
+        self, tensors: Tensors[T], params: Sequence[Param], groups: Sequence[int], terms: ReductionOptions
+    ) -> None:
         super().__init__(tensors, params, groups, terms)
-        self._left = HandedOut(tensors)
+        self._left = ReleasedGradients(tensors)
         self._shapes = list(map(tensors.adapter.shape, self.params))
 
     def reshaped(self) -> tuple[int, str] | None:

@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Generic, TypeAlias
 
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
-from farandole.gradients.handed import HandedReducer
-from farandole.gradients.handed_shards import HandedShardReducer
-from farandole.gradients.identity import Identity, Names
+from farandole.gradients.list_reducer import ListReducer
+from farandole.gradients.list_shard_reducer import ListShardReducer
+from farandole.gradients.optimizer_key import Names, OptimizerKey
+from farandole.gradients.reduction_options import ReductionOptions, gradient_reduction
 from farandole.gradients.shard_reducer import Shard, require_plain
 from farandole.gradients.tensors import Param, T, Tensors
-from farandole.gradients.terms import Terms, gradient_reduction
 from farandole.runtime.collectives.verbs import Verbs
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
@@ -58,13 +58,15 @@ class ReducedGradients(ABC, Generic[T]):
         self._keys = list(like) if isinstance(like, Mapping) else None
         params = self._params = [self._shaped(each) for each in (like.values() if isinstance(like, Mapping) else like)]
         names = Names(zip(_names(self._keys, len(params)), params, strict=True), self._keys is not None)
-        terms = Terms(how, None, {id(p): 0 for p in params if group_count}, group_count, process_set=process_set)
+        terms = ReductionOptions(
+            how, None, {id(p): 0 for p in params if group_count}, group_count, process_set=process_set
+        )
         self._outlast = lag > 0 or backward_passes_per_step > 1  # then gradients are used after the call
-        self.reducer: HandedReducer[T] | HandedShardReducer[T]
+        self.reducer: ListReducer[T] | ListShardReducer[T]
         """What reduces them, for observers; not for scripts."""
         if virtual_workers is None:
-            identity = Identity(params, names, process_set, kind)
-            self.reducer = HandedReducer(
+            identity = OptimizerKey(params, names, process_set, kind)
+            self.reducer = ListReducer(
                 self.tensors, self.verbs, lambda: params, identity, terms, backward_passes_per_step, titles
             )
             if lag:
@@ -73,8 +75,8 @@ class ReducedGradients(ABC, Generic[T]):
         require_plain(terms, virtual_workers, backward_passes_per_step)
         if lag:
             raise UsageError("lag= with virtual workers: their gradients belong to one step, use either")
-        identity = Identity(params, names, process_set, f"virtual {kind}")
-        self.reducer = HandedShardReducer(self.tensors, lambda: params, identity, terms, virtual_workers, seed)
+        identity = OptimizerKey(params, names, process_set, f"virtual {kind}")
+        self.reducer = ListShardReducer(self.tensors, lambda: params, identity, terms, virtual_workers, seed)
 
     def __call__(self, gradients: GivenGradients, weights: GivenGradients | None = None) -> Any:
         """Reduced ``gradients``, a dict or a list of new tensors; ``None`` while more passes are to come. Collective.
@@ -85,7 +87,7 @@ class ReducedGradients(ABC, Generic[T]):
         gradients of other shapes or under other names, and ``HorovodInternalError`` on every rank where they do not fit
         each other.
         """
-        if isinstance(self.reducer, HandedShardReducer):
+        if isinstance(self.reducer, ListShardReducer):
             self.reducer.refuse()
             raise UsageError(
                 "DistributedGradients with virtual workers takes those of each shard: for shard in "
@@ -161,8 +163,8 @@ class ReducedGradients(ABC, Generic[T]):
             self.reducer.refuse()
             raise UsageError(f"DistributedGradients: weights= lacks {error}: give them as the gradients") from error
 
-    def _sharded(self, what: str) -> HandedShardReducer[T]:
-        if isinstance(self.reducer, HandedShardReducer):
+    def _sharded(self, what: str) -> ListShardReducer[T]:
+        if isinstance(self.reducer, ListShardReducer):
             return self.reducer
         raise UsageError(f"{what} needs virtual workers: DistributedGradients(..., virtual_workers=8)")
 

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from typing import Generic
 
 from farandole.elastic.worker.step_vote import Meet, StepVote
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.gradients.snapshots import StepSnapshots
 from farandole.gradients.tensors import Param, T, Tensors
-from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests, broadcasts
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
@@ -18,7 +18,7 @@ class Reducer(ABC, Generic[T]):
 
     passes_per_step = 1
 
-    def __init__(self, terms: Terms, tensors: Tensors[T]) -> None:
+    def __init__(self, terms: ReductionOptions, tensors: Tensors[T]) -> None:
         self._terms, self._tensors = terms, tensors
         self.step_vote: StepVote | None = None
         """The vote on every step, in elastic jobs."""

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple, final
 from farandole.collective import ReduceOp, Reduction
 from farandole.elastic.worker.step_vote import Meet, alone
 from farandole.errors import MismatchError, UsageError
-from farandole.gradients.identity import Identity
+from farandole.gradients.optimizer_key import OptimizerKey
 from farandole.gradients.reducer import Reducer
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.gradients.shard_sums import ShardSums, add_tensors
 from farandole.gradients.shard_tree import Shards, block, cover, halves
 from farandole.gradients.tensors import Param, T, Tensors
-from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import REFUSED, PlannedLane
 from farandole.runtime.session.init import current, end_step, takes_part
@@ -60,7 +60,9 @@ class ShardReducer(Reducer[T]):
     A subclass says what the framework has: parameters and their gradients, buffers, the count of steps, generators.
     """
 
-    def __init__(self, tensors: Tensors[T], identity: Identity, terms: Terms, count: int, seed: int) -> None:
+    def __init__(
+        self, tensors: Tensors[T], identity: OptimizerKey, terms: ReductionOptions, count: int, seed: int
+    ) -> None:
         super().__init__(terms, tensors)
         self._identity, self._seed = identity, seed
         self._whole = Shards(0, count)
@@ -360,11 +362,11 @@ def _close(lanes: list[PlannedLane]) -> None:
     lanes.clear()
 
 
-def require_plain(terms: Terms, count: int, passes: int) -> None:
+def require_plain(terms: ReductionOptions, count: int, passes: int) -> None:
     """Raise ``UsageError`` for what cannot be had together with ``count`` virtual workers."""
     if count < 1:
         raise UsageError(f"virtual_workers={count}: give at least 1")
-    plain = Terms(how=Reduction(terms.how.op), process_set=terms.process_set)
+    plain = ReductionOptions(how=Reduction(terms.how.op), process_set=terms.process_set)
     if terms != plain or passes != 1 or terms.how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise UsageError(
             "virtual workers add up gradients as they are: op is Average or Sum, without compression=, groups=, "

@@ -1,6 +1,6 @@
 """Reduction of gradients at its time: at the end of a backward pass, or in ``step()`` where there was none.
 
-    reducer = HandedReducer(tensors, params, identity, Terms())
+    reducer = ListReducer(tensors, params, key, ReductionOptions())
     means = reducer.reduce(gradients)           # frameworks that hand gradients in and want them back
     reducer.vote()
     reducer.stepped()
@@ -16,13 +16,13 @@ Frameworks whose gradients appear one by one (PyTorch) have a subclass with hook
 # waits, and a thread in ``serve`` has this object, except for ``label`` and ``forsake``.
 #
 # References. Only the optimizer holds its reducer (and ``join()``, for its time). Parameters hold hooks, and a model
-# outlives its optimizers; ``_living``, ``Siblings`` and ``weakref.finalize`` are there as long as the process. Each of
-# these refers to the reducer weakly or not at all, and ``params`` refers weakly to the optimizer. So an optimizer that
-# a script drops is gone at that line, on every rank at the same one; in a cycle it is gone when a rank's garbage
-# collector runs, and until then ranks disagree about which optimizers there are. (Schedulers and elastic states make
-# cycles: see ``siblings`` and ``join``.) The traceback of an error keeps the optimizer or its reducer on ranks that
-# waited in here, and on no others: a notebook has the last one for long. So a reducer whose parameters another takes
-# rests, without hooks, until its optimizer is used again.
+# outlives its optimizers; ``_living``, ``SharedParameters`` and ``weakref.finalize`` are there as long as the
+# process. Each of these refers to the reducer weakly or not at all, and ``params`` refers weakly to the optimizer. So
+# an optimizer that a script drops is gone at that line, on every rank at the same one; in a cycle it is gone when a
+# rank's garbage collector runs, and until then ranks disagree about which optimizers there are. (Schedulers and
+# elastic states make cycles: see ``shared_parameters`` and ``join``.) The traceback of an error keeps the optimizer
+# or its reducer on ranks that waited in here, and on no others: a notebook has the last one for long. So a reducer
+# whose parameters another takes rests, without hooks, until its optimizer is used again.
 #
 # Order. All ranks use a lane in the same order, so a rank that raises cannot just leave: it ``refuse``s, which is its
 # part of the meeting that the others are in or will come to, and then all raise.
@@ -43,16 +43,16 @@ from farandole.collective import ReduceOp
 from farandole.elastic.worker.step_vote import Meet, StepVote, alone
 from farandole.errors import UsageError
 from farandole.gradients.exchange import GradientExchange
-from farandole.gradients.identity import Identity
 from farandole.gradients.lag import LaggedExchange
 from farandole.gradients.observers import Observer, Passing
+from farandole.gradients.optimizer_key import OptimizerKey
 from farandole.gradients.overlap import OverlappedPass
 from farandole.gradients.parameters import Parameters
 from farandole.gradients.reducer import Reducer
-from farandole.gradients.siblings import Siblings
+from farandole.gradients.reduction_options import ReductionOptions
+from farandole.gradients.shared_parameters import SharedParameters
 from farandole.gradients.snapshots import KeptGradients
 from farandole.gradients.tensors import Param, T, Tensors
-from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.lanes.weak_objects import WeakObjects
@@ -98,8 +98,8 @@ class GradientReducer(Reducer[T]):
         self,
         tensors: Tensors[T],
         params: Callable[[], list[Param]],
-        identity: Identity,
-        terms: Terms,
+        identity: OptimizerKey,
+        terms: ReductionOptions,
         passes_per_step: int,
         unhook: Callable[[], object] = lambda: None,
     ) -> None:
@@ -121,7 +121,7 @@ class GradientReducer(Reducer[T]):
         self._rests = False  # as another has taken its parameters
         _living.add(self)
         _forget_accumulations_in_sessions()
-        self._siblings = Siblings(self, _at_work)  # after that: it counts a change, and others then look
+        self._siblings = SharedParameters(self, _at_work)  # after that: it counts a change, and others then look
         # Not at exit: shutdown() ends the lanes then, and ``release`` waits without a limit for ranks that may be gone.
         weakref.finalize(self, self._held.release).atexit = False
         session = current("DistributedOptimizer()")
@@ -143,13 +143,13 @@ class GradientReducer(Reducer[T]):
             if theirs <= mine or older._identity.is_of_past(session):
                 older._rests, older._reduced = True, False
                 older._held.unhook()
-                Siblings.changed()
+                SharedParameters.changed()
 
     def _take_part(self) -> list[Param]:
         """``_watch``, as the optimizer is used: where this rested, it works again."""
         if self._rests:
             self._rests = False
-            Siblings.changed()
+            SharedParameters.changed()
         return self._watch()
 
     @abstractmethod

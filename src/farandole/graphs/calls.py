@@ -36,7 +36,7 @@ from farandole.errors import FarandoleError, UnsupportedError, UsageError
 from farandole.graphs.library import AnyCall, GraphCall, Library, LocalCall, Origin, note
 from farandole.native import core
 from farandole.runtime.collectives.verbs import Pending
-from farandole.runtime.lanes.eager import EAGER_BYTES
+from farandole.runtime.lanes.inline_payload import EAGER_BYTES
 from farandole.runtime.lanes.native_threads import expect_native_threads
 from farandole.runtime.session.init import Session, current
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set

@@ -4,7 +4,7 @@
     reduction.spec                      # of a graph's call, with all gradients in and as many out
     reduction.reduce(arrays)            # the same outside of a graph
 
-Order, buckets, the vote and the check for divergence are those of ``HandedReducer``.
+Order, buckets, the vote and the check for divergence are those of ``ListReducer``.
 
 Threads. Calls come in threads of ``graphs/calls``, and eager ones in the script's; ``GraphGradients._lock`` is held for
 a whole step, its collectives included, as the reducer serves one thread. It settles no order: two calls that wait for
@@ -28,9 +28,9 @@ import numpy.typing as npt
 
 from farandole.adapters.numpy import verbs
 from farandole.adapters.numpy_tensors import tensors
-from farandole.gradients.handed import HandedReducer
-from farandole.gradients.identity import Identity, Names
-from farandole.gradients.terms import Terms
+from farandole.gradients.list_reducer import ListReducer
+from farandole.gradients.optimizer_key import Names, OptimizerKey
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.graphs.calls import Function, provide
 from farandole.graphs.library import AnyCall
 
@@ -73,7 +73,7 @@ class GraphGradients:
         self,
         like: Sequence[tuple[tuple[int, ...], npt.DTypeLike]],
         names: Sequence[str] | None,
-        terms: Terms,
+        terms: ReductionOptions,
         label: str,
         lag: int = 0,
         titles: Sequence[str] = (),
@@ -81,8 +81,8 @@ class GraphGradients:
         params = [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in like]
         named = names is not None
         all_names = Names(zip(names or map(str, range(len(params))), params, strict=True), named)
-        identity = Identity(params, all_names, terms.process_set, label)
-        self.reducer = HandedReducer(tensors, verbs, lambda: params, identity, terms, titles=titles)
+        identity = OptimizerKey(params, all_names, terms.process_set, label)
+        self.reducer = ListReducer(tensors, verbs, lambda: params, identity, terms, titles=titles)
         self._count = len(params)
         self._lag = lag
         if lag:

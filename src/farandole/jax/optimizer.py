@@ -20,7 +20,7 @@ import numpy as np
 from farandole.adapters.jax import adapter, new_array, travelling, travels
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
-from farandole.gradients.terms import Terms, gradient_reduction
+from farandole.gradients.reduction_options import ReductionOptions, gradient_reduction
 from farandole.graphs.calls import FUNCTION, forget
 from farandole.graphs.gradients import GraphGradients
 from farandole.jax.collectives import spread
@@ -94,7 +94,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     how = gradient_reduction(op, gradient_predivide_factor)
     if not is_tracing():
         release_kept()  # of an optimizer that was dropped
-    gradients = TreeGradients(Terms(how, process_set=process_set), compression, lag)
+    gradients = TreeGradients(ReductionOptions(how, process_set=process_set), compression, lag)
     update = Update(optax.with_extra_args_support(optimizer), gradients, backward_passes_per_step)
     return optax.GradientTransformationExtraArgs(update.init, update)
 
@@ -158,7 +158,7 @@ def _is_none(leaf: Any) -> bool:
 class TreeGradients:
     """Reduction of pytrees of gradients; each structure with its shapes has a ``GraphGradients`` of its own."""
 
-    def __init__(self, terms: Terms, compression: CompressorLike, lag: int) -> None:
+    def __init__(self, terms: ReductionOptions, compression: CompressorLike, lag: int) -> None:
         self._terms, self._compression, self._lag = terms, compression, lag
         self._lock = threading.Lock()  # guards the three below: programs may be traced by several threads
         self._made: dict[tuple[tuple[str, ...], tuple[Shape, ...]], GraphGradients] = {}

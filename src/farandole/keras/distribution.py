@@ -14,7 +14,7 @@ from typing import Any, final
 
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
-from farandole.gradients.terms import Terms
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.graphs.gradients import GraphGradients
 from farandole.keras.backends import backend
 from farandole.keras.compression import CompressorLike, NoneCompressor
@@ -27,7 +27,7 @@ from farandole.runtime.session.init import takes_part
 class KerasTerms:
     """Arguments of a distributed optimizer, as far as they are about gradients; ``label`` is the same on all ranks."""
 
-    terms: Terms
+    terms: ReductionOptions
     compression: CompressorLike
     label: str
     sparse_as_dense: bool
@@ -149,11 +149,13 @@ class Distribution:
         return grads
 
     @property
-    def _largest(self) -> tuple[Terms, CompressorLike]:
+    def _largest(self) -> tuple[ReductionOptions, CompressorLike]:
         """Terms of the numbers that Keras assigns: the largest, as it takes itself where it accumulates."""
-        return Terms(Reduction(ReduceOp.MAX), process_set=self._asked.terms.process_set), NoneCompressor
+        return ReductionOptions(Reduction(ReduceOp.MAX), process_set=self._asked.terms.process_set), NoneCompressor
 
-    def _together(self, given: list[tuple[Any, Any, Any, str]], terms: Terms, compression: CompressorLike) -> list[Any]:
+    def _together(
+        self, given: list[tuple[Any, Any, Any, str]], terms: ReductionOptions, compression: CompressorLike
+    ) -> list[Any]:
         """The reduced gradients of ``given``: gradients, variables, the values of these, and names."""
         grads, variables, values, names = map(list, zip(*given, strict=True))
         # One that this rank has none of travels as the others' do: like what would become of the variable.
@@ -165,7 +167,9 @@ class Distribution:
         pairs = zip(reduced, compressed, strict=True)
         return [None if result is None else compression.decompress(result, context) for result, (_, context) in pairs]
 
-    def _reduction(self, variables: list[Any], grads: list[Any], names: list[str], terms: Terms) -> GraphGradients:
+    def _reduction(
+        self, variables: list[Any], grads: list[Any], names: list[str], terms: ReductionOptions
+    ) -> GraphGradients:
         key = tuple(map(id, variables))
         found = self._reductions.get(key)
         if found is None:

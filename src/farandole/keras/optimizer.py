@@ -22,7 +22,12 @@ import keras
 
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
-from farandole.gradients.terms import Terms, checked_passes, gradient_reduction, refuse_impossible_groups
+from farandole.gradients.reduction_options import (
+    ReductionOptions,
+    checked_passes,
+    gradient_reduction,
+    refuse_impossible_groups,
+)
 from farandole.keras.backends import backend
 from farandole.keras.compression import CompressorLike, NoneCompressor
 from farandole.keras.distribution import Distribution, KerasTerms
@@ -100,7 +105,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     how = gradient_reduction(op, gradient_predivide_factor)
     label = name or type(optimizer).__name__  # not the optimizer's name, which counts those of this process
     local = _variables_of(local_layers, optimizer)
-    terms = Terms(how, process_set=process_set)
+    terms = ReductionOptions(how, process_set=process_set)
     asked = KerasTerms(terms, compression, label, sparse_as_dense, scale_local_gradients, passes)
     return _with(optimizer, Distribution(asked, local))
 

@@ -13,7 +13,7 @@ from farandole.adapters import layer_tables
 from farandole.adapters.numpy import verbs
 from farandole.collective import Kind
 from farandole.errors import UnsupportedError, UsageError
-from farandole.gradients.identity import without_numbers
+from farandole.gradients.optimizer_key import without_numbers
 from farandole.graphs.keras_variables import is_of_keras, is_seed
 from farandole.keras.optimizer_tree import leaves
 from farandole.runtime.collectives.objects import broadcast_object

@@ -78,7 +78,7 @@ class Recipe:
 
 @final
 @dataclass(frozen=True)
-class _Habit:
+class _FrameworkDefaults:
     """Usual choices for one optimizer."""
 
     rule: str
@@ -94,16 +94,16 @@ _MOMENTUM: dict[str, float | tuple[float, float]] = {"momentum": 0.9, "weight_de
 _BETAS: dict[str, float | tuple[float, float]] = {"betas": (0.9, 0.999), "eps": 1e-8}
 
 _HABITS = {
-    "adadelta": _Habit("sqrt", _ADAM_WHY, MALLADI, Cosine()),
-    "adagrad": _Habit("sqrt", _ADAM_WHY, MALLADI, Cosine()),
-    "adam": _Habit("sqrt", _ADAM_WHY, MALLADI, Cosine(), _BETAS),
-    "adamw": _Habit("sqrt", _ADAM_WHY, MALLADI, Cosine(), {**_BETAS, "weight_decay": 1e-2}),
-    "lamb": _Habit(
+    "adadelta": _FrameworkDefaults("sqrt", _ADAM_WHY, MALLADI, Cosine()),
+    "adagrad": _FrameworkDefaults("sqrt", _ADAM_WHY, MALLADI, Cosine()),
+    "adam": _FrameworkDefaults("sqrt", _ADAM_WHY, MALLADI, Cosine(), _BETAS),
+    "adamw": _FrameworkDefaults("sqrt", _ADAM_WHY, MALLADI, Cosine(), {**_BETAS, "weight_decay": 1e-2}),
+    "lamb": _FrameworkDefaults(
         "legw", _ADAM_WHY, f"{LAMB}, section 4", Polynomial(1.0), {"betas": (0.9, 0.999), "weight_decay": 1e-2}
     ),
-    "lars": _Habit("linear", _SGD_WHY, f"{GOYAL}, section 2.1", Polynomial(2.0), _MOMENTUM),
-    "rmsprop": _Habit("sqrt", _ADAM_WHY, MALLADI, Cosine()),
-    "sgd": _Habit("linear", _SGD_WHY, f"{GOYAL}, section 2.1", Piecewise(), _MOMENTUM),
+    "lars": _FrameworkDefaults("linear", _SGD_WHY, f"{GOYAL}, section 2.1", Polynomial(2.0), _MOMENTUM),
+    "rmsprop": _FrameworkDefaults("sqrt", _ADAM_WHY, MALLADI, Cosine()),
+    "sgd": _FrameworkDefaults("linear", _SGD_WHY, f"{GOYAL}, section 2.1", Piecewise(), _MOMENTUM),
 }
 
 
@@ -153,7 +153,7 @@ def _base_rate(optimizer: str, given: float | None, base_batch: int, choices: li
     return usual
 
 
-def _rule(habit: _Habit, given: str | None, choices: list[Choice]) -> str:
+def _rule(habit: _FrameworkDefaults, given: str | None, choices: list[Choice]) -> str:
     if given is None:
         choices.append(Choice("rule", habit.rule, habit.why, habit.source))
         return habit.rule
@@ -184,7 +184,9 @@ def _warmup(
     return found
 
 
-def _decay(optimizer: str, habit: _Habit, given: Decay | None, epochs: float, choices: list[Choice]) -> Decay:
+def _decay(
+    optimizer: str, habit: _FrameworkDefaults, given: Decay | None, epochs: float, choices: list[Choice]
+) -> Decay:
     if given is not None:
         choices.append(Choice("decay", f"{given}", "it was asked for", "given"))
         return given
@@ -199,7 +201,7 @@ def _decay(optimizer: str, habit: _Habit, given: Decay | None, epochs: float, ch
 
 
 def _scaled(
-    optimizer: str, habit: _Habit, rule: str, ratio: float, choices: list[Choice]
+    optimizer: str, habit: _FrameworkDefaults, rule: str, ratio: float, choices: list[Choice]
 ) -> dict[str, float | tuple[float, float]]:
     """The other settings; those of Adam change with the batch under the square-root rule."""
     settings = dict(habit.settings)

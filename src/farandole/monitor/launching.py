@@ -17,9 +17,9 @@ from typing import Any
 
 from farandole.errors import UsageError
 from farandole.launch.agents.ssh import Ssh
-from farandole.launch.function.background import LaunchedFunction, ViewPlan
 from farandole.launch.function.elastic_function import JobRequest
 from farandole.launch.function.function import function_job, packed
+from farandole.launch.function.launched_function import LaunchedFunction, ViewPlan
 from farandole.monitor.folder import INFO
 
 NEEDED = ("anywidget", "matplotlib", "tornado")

@@ -216,6 +216,9 @@ class CellGuard:
         session = self._session()
         if session is None:
             return
+        if self._mark is None and not session.broken:
+            # Nobody waits between cells without a mark until the failure of the last one is known everywhere.
+            session.sync_with_controller(SETTLE_S)
         is_partial = self._mark is not None and not self._mark.is_whole
         if self._joined_in is not seat or (session.broken and not is_partial):
             if session.broken and self._joined_in is seat:
@@ -271,6 +274,8 @@ class CellGuard:
         is_voted = isinstance(error, KeyboardInterrupt) and not self._is_forced
         if not session.broken and not is_voted:
             session.abort(f"{_named(self._last)} raised {traceback.format_exception_only(error)[-1].strip()}")
+            # Now the controller has told the others, which may begin the next cell as soon as this one has ended.
+            session.sync_with_controller(SETTLE_S)
         session.cells.interrupted = False
         if not is_voted:
             self.settle()

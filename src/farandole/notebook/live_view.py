@@ -29,7 +29,7 @@ import msgspec
 from farandole.control.monitor_messages import MonitorCell, MonitorOutput
 from farandole.errors import UnsupportedError, UsageError
 from farandole.events import logger
-from farandole.launch.function.view_folder import folder_of_sockets, monitor_config, own_folder
+from farandole.launch.function.job_record import folder_of_sockets, monitor_config, own_folder
 from farandole.launch.job.monitor_process import MonitorProcess
 from farandole.monitor.launching import can_show, missing
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from farandole.adapters.numpy_tensors import AnyArray
 from farandole.errors import UnsupportedError
-from farandole.gradients.handed import HandedReducer
+from farandole.gradients.list_reducer import ListReducer
 from farandole.gradients.noise import GradientNoise
 from farandole.gradients.tensors import Param
 from farandole.numpy.gradients import DistributedGradients
@@ -50,11 +50,11 @@ class NumpyNoiseScale(GradientNoise):
         summed_passes: bool = False,
     ) -> None:
         reducer = average.reducer
-        if not isinstance(reducer, HandedReducer):
+        if not isinstance(reducer, ListReducer):
             raise UnsupportedError(
                 "NoiseScale with virtual_workers=...: it reads the gradients of real ones; leave one out"
             )
-        self._handed: weakref.ref[HandedReducer[AnyArray]] = weakref.ref(reducer)
+        self._handed: weakref.ref[ListReducer[AnyArray]] = weakref.ref(reducer)
         super().__init__(reducer, every, horizon_samples, dataset_size, summed_passes)
 
     def _norms2(self, params: Sequence[Param]) -> tuple[float, float]:

@@ -32,7 +32,7 @@ class _CallableModule(ModuleType):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Search; see ``farandole.search.search``."""
-        return importlib.import_module("farandole.search.front").search(*args, **kwargs)
+        return importlib.import_module("farandole.search.api").search(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Names of the front are loaded when first asked for: a worker needs none of them."""

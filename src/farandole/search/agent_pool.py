@@ -34,8 +34,8 @@ from farandole.control.agent_messages import (
     WorkerSpec,
     Written,
 )
-from farandole.control.endings import WorkerExited
 from farandole.control.entry import entry_command
+from farandole.control.exits import WorkerExited
 from farandole.control.process import describe
 from farandole.errors import ControlError
 from farandole.events import logger

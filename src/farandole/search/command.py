@@ -97,7 +97,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Search; returns the exit status, which is 1 if no trial was complete."""
-    from farandole.search.front import search  # other commands need not wait for it
+    from farandole.search.api import search  # other commands need not wait for it
 
     function = function_of(args.script)
     result = search(

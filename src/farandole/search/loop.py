@@ -57,7 +57,7 @@ STOP_S = 10.0
 """Time for trials to leave at a commit when the search's time is over."""
 
 
-class SearchTerms(NamedTuple):
+class SearchLimits(NamedTuple):
     """SearchTerms of a search: workers of one trial, its time, its folder, and its function, pickled."""
 
     workers: tuple[int, int]
@@ -84,7 +84,7 @@ class SearchLoop:
     Its argument is what happened, in words.
     """
 
-    def __init__(self, router: Router, study: Study, pool: Pool, terms: SearchTerms) -> None:
+    def __init__(self, router: Router, study: Study, pool: Pool, terms: SearchLimits) -> None:
         self.on_change: Callable[[str], object] = lambda _: None
         self.watch: SearchWatch | None = None
         """Watching of the search, if it is recorded."""
@@ -505,7 +505,7 @@ class SearchLoop:
                 self.on_change(wording.of_report(number, *kept, row.phase, (goes_on, why)))
                 return
         job = TrialJob(self._next_job, number, self._router.send, self._terms.settings)
-        job.controller.occupants.is_connected = self._router.reaches
+        job.controller.registry.is_connected = self._router.reaches
         self._next_job += 1
         self.jobs[job.index] = job
         if not row.values:

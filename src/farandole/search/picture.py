@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farandole.largebatch.picture import new_figure, written
-from farandole.search.front import SearchedTrial, SearchResult
+from farandole.search.api import SearchedTrial, SearchResult
 from farandole.search.space import Parameter, Range, Space
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ class StudyPlan(msgspec.Struct, frozen=True):
 
 
 @final
-class Row(msgspec.Struct):
+class StudyTrial(msgspec.Struct):
     """One trial. ``goal`` is the epoch that it was let go to; it ``is_active`` while workers have it.
 
     It ``is_held`` where somebody has paused it, until it is let go: this stands in no log. ``said`` counts values.
@@ -171,12 +171,12 @@ class Study:
         return f"{len(self.rows)}/{self.plan.trials} trials: {told or 'none yet'}; {epochs} of {whole} epochs"
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> StudyTrial | None:
         """The best of the trials that are complete."""
         complete = [row for row in self.rows if row.phase == "complete"]
         return min(complete, key=lambda row: self._loss(row.value), default=None)
 
-    def rung(self, row: Row) -> tuple[int, float]:
+    def rung(self, row: StudyTrial) -> tuple[int, float]:
         """Number of rungs that a trial has behind it, and its loss at the last of them."""
         values = self._at_rungs(row)
         return len(values), values[-1] if values else math.inf
@@ -299,41 +299,43 @@ class Study:
         """Number of trials that have begun, without those that repeat one."""
         return sum(row.again < 0 for row in self.rows)
 
-    def _take_value(self, row: Row, epoch: int, value: float, metrics: Mapping[str, float] | None = None) -> None:
+    def _take_value(
+        self, row: StudyTrial, epoch: int, value: float, metrics: Mapping[str, float] | None = None
+    ) -> None:
         row.values[epoch] = value
         if metrics:
             row.metrics[epoch] = dict(metrics)
         row.said += 1
         self._log.report(row.number, epoch, value, metrics)
 
-    def _interrupted(self) -> Row | None:
+    def _interrupted(self) -> StudyTrial | None:
         return next(
             (row for row in self.rows if row.phase == "running" and not row.is_active and not row.is_held), None
         )
 
-    def _begin(self) -> Row | None:
+    def _begin(self) -> StudyTrial | None:
         parameters = self._advisor.ask(self._planned)
         if parameters is None:
             self._is_exhausted = True
             return None
         return self._add(self.plan.space.check(parameters))
 
-    def _add(self, parameters: Parameters, again: int = -1) -> Row:
+    def _add(self, parameters: Parameters, again: int = -1) -> StudyTrial:
         number = len(self.rows)
         digest = hashlib.blake2b(f"{self.plan.seed} {number}".encode(), digest_size=4).digest()
         seed, goal = int.from_bytes(digest, "big"), self.plan.rungs.levels[0]
         self._log.begin(parameters, self.plan.space, seed, goal, again)
-        self.rows.append(Row(number, parameters, seed, goal, {}, "running", again=again))
+        self.rows.append(StudyTrial(number, parameters, seed, goal, {}, "running", again=again))
         self._tell(self.rows[-1])
         return self.rows[-1]
 
-    def _let_go(self, row: Row) -> None:
+    def _let_go(self, row: StudyTrial) -> None:
         """Let a trial train to the next rung."""
         behind = len(self._at_rungs(row))
         row.goal, row.phase = self.plan.rungs.levels[min(behind, len(self.plan.rungs.levels) - 1)], "running"
         self._log.go_on(row.number, row.goal)
 
-    def _finish(self, row: Row, phase: Phase) -> None:
+    def _finish(self, row: StudyTrial, phase: Phase) -> None:
         row.phase, row.is_held, row.is_stopping = phase, False, False
         row.why = "" if phase == "complete" else row.why  # it was to be stopped, and has come to its end before
         if phase == "complete" and (row.value is None or not math.isfinite(row.value)):
@@ -341,8 +343,8 @@ class Study:
         self._log.finish(row.number, row.phase, row.value, row.why)
         self._tell(row)
 
-    def _row(self, logged: LoggedTrial) -> Row:
-        row = Row(
+    def _row(self, logged: LoggedTrial) -> StudyTrial:
+        row = StudyTrial(
             logged.number, logged.parameters, logged.seed, logged.goal, dict(logged.values), logged.phase, logged.why
         )
         row.again, row.is_stopping, row.metrics = logged.again, bool(logged.stopped), dict(logged.metrics)
@@ -351,11 +353,11 @@ class Study:
             row.phase = "paused"
         return row
 
-    def _tell(self, row: Row) -> None:
+    def _tell(self, row: StudyTrial) -> None:
         values = {epoch: self._loss(value) for epoch, value in row.values.items()}
         self._advisor.tell(TrialResult(row.number, dict(row.parameters), values, row.phase))
 
-    def _standings(self, at_rung: Row | None = None) -> list[Standing]:
+    def _standings(self, at_rung: StudyTrial | None = None) -> list[Standing]:
         return [
             Standing(
                 row.number,
@@ -366,14 +368,14 @@ class Study:
             for row in self.rows
         ]
 
-    def _at_rungs(self, row: Row) -> tuple[float, ...]:
+    def _at_rungs(self, row: StudyTrial) -> tuple[float, ...]:
         """Losses at the rungs that a trial has come to: at each the first that was reported there or later."""
         key = row.said, row.phase
         if row.at_rungs is None or row.at_rungs[0] != key:  # else a search of many trials looks at all with each report
             row.at_rungs = key, self._losses_at_rungs(row)
         return row.at_rungs[1]
 
-    def _losses_at_rungs(self, row: Row) -> tuple[float, ...]:
+    def _losses_at_rungs(self, row: StudyTrial) -> tuple[float, ...]:
         epochs = sorted(row.values)
         found = []
         for level in self.plan.rungs.levels:

@@ -23,7 +23,7 @@ from typing import Any, final
 import msgspec
 
 from farandole import events
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.messages import ChangeDue, Hello, Refuse
 from farandole.elastic.membership import actions
 from farandole.elastic.membership.formation import ElasticFormation

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from farandole.search.study import Row, Study
+from farandole.search.study import Study, StudyTrial
 
 ROWS = 12
 """Number of trials in the table: those that run, and the best of the others."""
@@ -89,8 +89,8 @@ class SearchView:
             table.caption = f"{left} more"
         return table
 
-    def _in_order(self) -> list[Row]:
-        def place(row: Row) -> tuple[bool, int, float, int]:
+    def _in_order(self) -> list[StudyTrial]:
+        def place(row: StudyTrial) -> tuple[bool, int, float, int]:
             rung, loss = self._study.rung(row)
             return not row.is_active, -rung, loss, row.number
 

@@ -26,7 +26,7 @@ from farandole.events import logger
 from farandole.monitor.folder import MarkRecord, Record, RunWriter, TrialRecord, read_records
 from farandole.runtime.controller.watching import Watching
 from farandole.runtime.coordination.downlink import Send
-from farandole.search.study import Row, Study
+from farandole.search.study import Study, StudyTrial
 from farandole.search.trial_metrics import by_name
 
 WHOLE = ("pause", "resume", "stop")
@@ -43,7 +43,7 @@ DONE = {
 BY_HAND = "somebody has stopped it"
 
 
-class Steered(Protocol):
+class OrderedTrial(Protocol):
     """Search that obeys."""
 
     def size(self, number: int) -> int:
@@ -95,7 +95,7 @@ class SearchWatch:
         """Keep what happens for a watcher that has read the record and is about to come."""
         self._watching.expect()
 
-    def turn(self, search: Steered) -> bool:
+    def turn(self, search: OrderedTrial) -> bool:
         """Begin to obey the orders that have come, and tell of those that are obeyed; true if any is new."""
         orders, self._new = self._new, []
         for order in orders:
@@ -144,7 +144,7 @@ class SearchWatch:
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, order: WatchOrder, search: Steered) -> str:
+    def _begin(self, order: WatchOrder, search: OrderedTrial) -> str:
         """Begin to obey; returns why it is refused, or "" where it is not."""
         study, verb = self._study, order.verb
         if verb in WHOLE:
@@ -161,7 +161,7 @@ class SearchWatch:
         self._tell(order, "taken", "every trial, at its next report")
         return ""
 
-    def _begin_trial(self, verb: str, row: Row, search: Steered) -> str:
+    def _begin_trial(self, verb: str, row: StudyTrial, search: OrderedTrial) -> str:
         if verb == "stop-trial":
             if row.phase not in ("running", "paused") and not row.is_active:
                 return f"trial {row.number} is {row.phase}"
@@ -219,7 +219,7 @@ class SearchWatch:
 
     # -- records ------------------------------------------------------------------------------------------------------
 
-    def _row(self, row: Row, size: int) -> TrialNews:
+    def _row(self, row: StudyTrial, size: int) -> TrialNews:
         finite = [value for value in row.values.values() if math.isfinite(value)]
         best = (min if self._study.plan.minimize else max)(finite) if finite else None
         values = {name: value for name, value in (("best", best), ("last", row.value)) if value is not None}

@@ -27,8 +27,8 @@ from tensorflow.python.eager import record  # no public name says whether a tape
 
 from farandole.adapters.tensorflow import DTYPES, AnyTensor, is_variable, values_of
 from farandole.collective import ReduceOp
-from farandole.gradients.identity import without_numbers
-from farandole.gradients.terms import Terms, gradient_reduction, refuse_impossible_groups
+from farandole.gradients.optimizer_key import without_numbers
+from farandole.gradients.reduction_options import ReductionOptions, gradient_reduction, refuse_impossible_groups
 from farandole.graphs.gradients import GraphGradients
 from farandole.runtime.collectives.compression import CompressorLike
 from farandole.runtime.session.init import takes_part
@@ -201,7 +201,7 @@ def _reducer(likes: Sequence[Any], asked: Asked, sources: Sequence[Any], names: 
             label = f"tensorflow {len(likes)} {_digest(repr((terms[1:], members, number)))}"
             titles = [str(getattr(s, "path", getattr(s, "name", i))) for i, s in enumerate(sources)]
             _made[key] = _Shared(
-                GraphGradients(likes, names, Terms(how, process_set=asked.process_set), label, titles=titles)
+                GraphGradients(likes, names, ReductionOptions(how, process_set=asked.process_set), label, titles=titles)
             )
         return _made[key].of(sources[0])
 

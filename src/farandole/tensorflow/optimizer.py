@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from farandole.collective import ReduceOp
 from farandole.errors import UnsupportedError, UsageError
-from farandole.gradients.terms import checked_passes
+from farandole.gradients.reduction_options import checked_passes
 from farandole.runtime.collectives.compression import CompressorLike
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.compression import Compression

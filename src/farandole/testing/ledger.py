@@ -23,7 +23,7 @@ import msgspec
 from farandole import events
 from farandole.elastic.worker.state import ObjectState
 from farandole.elastic.worker.state_sync import Inventory
-from farandole.elastic.worker.transfer import Flat
+from farandole.elastic.worker.transfer import FlatState
 from farandole.events import Recovery
 from farandole.runtime.session.init import current
 
@@ -100,7 +100,7 @@ class Ledger:
     def digest(self) -> str:
         """Checksum of the tensors that all ranks share."""
         leaves = self._state._leaves
-        return f"{Flat(leaves.memory(Inventory(self._state._parts, leaves).common())).checksum():08x}"
+        return f"{FlatState(leaves.memory(Inventory(self._state._parts, leaves).common())).checksum():08x}"
 
     def _note(self, event: events.Event) -> None:
         if isinstance(event, Recovery):

@@ -16,8 +16,8 @@ from farandole.adapters.torch_tensors import tensors
 from farandole.errors import UnsupportedError
 from farandole.gradients.adasum import combine_changes
 from farandole.gradients.comparison import ParameterComparison
-from farandole.gradients.identity import Names
-from farandole.gradients.terms import Terms
+from farandole.gradients.optimizer_key import Names
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.runtime.session.init import takes_part
 from farandole.torch.subclass import FrontOptimizer, refuse_copies
 
@@ -26,7 +26,7 @@ class AdasumOptimizer(FrontOptimizer):
     """Mixin that ``DistributedOptimizer`` puts before the user's class: gradients stay local, steps are combined."""
 
     backward_passes_per_step: int
-    _terms: Terms
+    _terms: ReductionOptions
     _names: Names
     _trained: set[torch.Tensor]
     _parameter_names: Mapping[torch.Tensor, str]
@@ -54,7 +54,7 @@ class AdasumOptimizer(FrontOptimizer):
 
     step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
 
-    def _begin(self, names: Names, terms: Terms, passes: int) -> None:
+    def _begin(self, names: Names, terms: ReductionOptions, passes: int) -> None:
         self.backward_passes_per_step, self._names, self._trained = passes, names, set()
         self._parameter_names = {param: name for name, param in names.pairs()}
         self._changing()

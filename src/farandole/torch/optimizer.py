@@ -15,9 +15,9 @@ import torch
 
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
-from farandole.gradients.identity import Names
+from farandole.gradients.optimizer_key import Names
+from farandole.gradients.reduction_options import ReductionOptions, checked_passes, gradient_reduction, numbered_groups
 from farandole.gradients.shard_reducer import require_plain
-from farandole.gradients.terms import Terms, checked_passes, gradient_reduction, numbered_groups
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
@@ -74,7 +74,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     numbers = numbered_groups(groups, trained, torch.Tensor)
     travels = None if compression is Compression.none else compression
-    terms = Terms(how, travels, *numbers, sparse_as_dense, process_set)
+    terms = ReductionOptions(how, travels, *numbers, sparse_as_dense, process_set)
     virtual = VirtualWorkers(virtual_workers) if isinstance(virtual_workers, int) else virtual_workers
     if virtual is not None:
         require_plain(terms, virtual.count, passes)

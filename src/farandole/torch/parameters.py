@@ -14,8 +14,8 @@ from farandole.collective import DType
 from farandole.engines.engine import Memory
 from farandole.gradients.buckets import BucketLayout, Piece
 from farandole.gradients.parameters import GradientBucket, HoldingParameters, Parameters
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.gradients.tensors import Gradients
-from farandole.gradients.terms import Terms
 from farandole.torch.memory import CompressedBucket, DirectBucket, LoneGradient, travelling
 from farandole.torch.reductions import sparse_allreduce_async
 
@@ -24,7 +24,7 @@ from farandole.torch.reductions import sparse_allreduce_async
 class TorchParameters(HoldingParameters[torch.Tensor]):
     """See ``Parameters``."""
 
-    def __init__(self, params: Sequence[torch.Tensor], groups: Sequence[int], terms: Terms) -> None:
+    def __init__(self, params: Sequence[torch.Tensor], groups: Sequence[int], terms: ReductionOptions) -> None:
         super().__init__(tensors, params, groups, terms)
         self._specs = [GradientSpec.of(param) for param in self.params]
         self._targets = Targets(self._specs)

@@ -24,10 +24,10 @@ from farandole.adapters.torch_tensors import tensors
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
 from farandole.gradients.exchange import GradientExchange
-from farandole.gradients.identity import Identity
 from farandole.gradients.lag import LaggedExchange
+from farandole.gradients.optimizer_key import OptimizerKey
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.gradients.step_reducer import GradientReducer
-from farandole.gradients.terms import Terms
 from farandole.runtime.session.init import Session, current
 from farandole.torch.parameters import TorchParameters
 from farandole.torch.passes import OUTSIDE, ArrivalHooks, Arrived, Arriving, PassEnd, is_compiled, no_pass, running_pass
@@ -42,8 +42,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
     def __init__(
         self,
         params: Callable[[], list[torch.Tensor]],
-        identity: Identity,
-        terms: Terms,
+        identity: OptimizerKey,
+        terms: ReductionOptions,
         passes_per_step: int,
     ) -> None:
         self._hooks = ArrivalHooks()

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from farandole.errors import UsageError
-from farandole.gradients.identity import Identity, Names
+from farandole.gradients.optimizer_key import Names, OptimizerKey
+from farandole.gradients.reduction_options import ReductionOptions, checked_passes
 from farandole.gradients.shard_reducer import Shard
-from farandole.gradients.terms import Terms, checked_passes
 from farandole.torch.reducer import TorchReducer
 from farandole.torch.subclass import FrontOptimizer, refuse_copies
 from farandole.torch.virtual_workers import TorchShardReducer, VirtualWorkers
@@ -52,7 +52,7 @@ class ReducingOptimizer(FrontOptimizer):
 
     step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
 
-    def _begin(self, names: Names, terms: Terms, passes: int, virtual: VirtualWorkers | None) -> None:
+    def _begin(self, names: Names, terms: ReductionOptions, passes: int, virtual: VirtualWorkers | None) -> None:
         self.backward_passes_per_step, self._should_synchronize = passes, True
         self._parameter_names, self._handles = {param: name for name, param in names.pairs()}, {}
         reference = weakref.ref(self)  # the optimizer owns its reducer, not the other way round
@@ -66,7 +66,7 @@ class ReducingOptimizer(FrontOptimizer):
             return [] if found is None else list(chain.from_iterable(map(_PARAMS, found.param_groups)))
 
         kind = "optimizer" if virtual is None else "virtual workers"
-        identity = Identity(params(), names, terms.process_set, kind)
+        identity = OptimizerKey(params(), names, terms.process_set, kind)
         if virtual is None:
             self._reducer = TorchReducer(params, identity, terms, passes)
             self._reducer.belongs_to(self)

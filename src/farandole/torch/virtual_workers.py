@@ -20,9 +20,9 @@ import torch
 from farandole.adapters.torch_targets import new_gradient, overlap
 from farandole.adapters.torch_tensors import tensors
 from farandole.errors import UsageError
-from farandole.gradients.identity import Identity
+from farandole.gradients.optimizer_key import OptimizerKey
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.gradients.shard_reducer import Shard, ShardReducer
-from farandole.gradients.terms import Terms
 
 _is_contiguous = torch.Tensor.is_contiguous
 _holders_of: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", int)
@@ -70,7 +70,11 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
     """``ShardReducer`` of an optimizer with these parameter ``groups``."""
 
     def __init__(
-        self, groups: Callable[[], list[dict[str, Any]]], identity: Identity, terms: Terms, virtual: VirtualWorkers
+        self,
+        groups: Callable[[], list[dict[str, Any]]],
+        identity: OptimizerKey,
+        terms: ReductionOptions,
+        virtual: VirtualWorkers,
     ) -> None:
         self._groups, self._model = groups, virtual.model
         self._places: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = []

@@ -14,7 +14,7 @@ from farandole.collective import DType
 from farandole.engines.engine import Memory
 from farandole.gradients.agreement import Agreed
 from farandole.gradients.buckets import Bucket, Piece, lay_out
-from farandole.gradients.handed_out import HandedOut
+from farandole.gradients.released_gradients import ReleasedGradients
 from farandole.torch.compression import Compressor
 from farandole.torch.memory import CompressedBucket, DirectBucket, LoneGradient, TorchBucket
 
@@ -92,7 +92,7 @@ def test_no_gradient_is_a_part_of_engine_memory(
 
 def test_a_new_gradient_in_the_memory_of_a_reduced_one_is_not_that() -> None:
     param = torch.nn.Parameter(torch.zeros(COUNT))
-    left = HandedOut(tensors)
+    left = ReleasedGradients(tensors)
     for _ in range(2):
         param.grad = gradient()
         assert not left.any_of([param])

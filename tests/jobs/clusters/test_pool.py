@@ -16,8 +16,8 @@ import pytest
 
 from farandole.control.task_pieces import PIECE_BYTES
 from farandole.errors import ControlError, RemoteError
-from farandole.launch.clusters.lent_function import FunctionCall
 from farandole.launch.clusters.pool import WorkerPool
+from farandole.launch.clusters.slot_function import FunctionCall
 from tests.support.clusters.process_lender import ProcessLender
 from tests.support.patience import PATIENCE_S
 

@@ -17,10 +17,10 @@ import pytest
 
 from farandole.control.slot_messages import SlotHello
 from farandole.errors import ControlError, RemoteError
-from farandole.launch.clusters.lender import Lender
-from farandole.launch.clusters.lent_function import FunctionCall, run_on
-from farandole.launch.clusters.lent_slots import hosts_of
+from farandole.launch.clusters.allocated_slots import hosts_of
 from farandole.launch.clusters.slot import Ticket
+from farandole.launch.clusters.slot_function import FunctionCall, run_on
+from farandole.launch.clusters.slot_provider import SlotProvider
 from tests.support.clusters.process_lender import ProcessLender
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -28,7 +28,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 DEADLINE_MS = 20_000
 
 
-def _run(lender: Lender, func: Any, np: int, *args: Any, **knobs: Any) -> list[Any]:
+def _run(lender: SlotProvider, func: Any, np: int, *args: Any, **knobs: Any) -> list[Any]:
     return run_on(lender, FunctionCall(func, args), np, knobs=knobs)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from farandole.collective import Array, DType
 from farandole.elastic.worker import transfer as module
-from farandole.elastic.worker.transfer import Flat, stripes, transfer
+from farandole.elastic.worker.transfer import FlatState, stripes, transfer
 from farandole.errors import AbortError, EngineError
 from farandole.runtime.session.init import init, rejoin, shutdown
 from farandole.testing.rank import RankContext
@@ -21,8 +21,8 @@ from workbench.jobs import run_job
 Bytes = npt.NDArray[np.uint8]
 
 
-def flat(pieces: list[Bytes]) -> Flat:
-    return Flat([Array(piece.ctypes.data, piece.size, DType.UINT8, piece) for piece in pieces])
+def flat(pieces: list[Bytes]) -> FlatState:
+    return FlatState([Array(piece.ctypes.data, piece.size, DType.UINT8, piece) for piece in pieces])
 
 
 @given(st.integers(0, 500), st.integers(1, 6), st.integers(1, 64))
@@ -86,7 +86,7 @@ def damages(member: RankContext) -> tuple[str, int]:
     content = np.full(1000, 7, np.uint8)
     pack = module._pack
 
-    def damage(memory: Flat, part: range, room: module._Room) -> Array:
+    def damage(memory: FlatState, part: range, room: module._ReceiveBuffer) -> Array:
         packed = pack(memory, part, room)
         ctypes.memset(packed.address + 10, 0xFF, 1)
         return packed

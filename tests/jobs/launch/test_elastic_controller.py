@@ -12,7 +12,7 @@ import pytest
 
 from farandole.control.addresses import EVERYWHERE
 from farandole.control.channel import Router
-from farandole.control.endings import GenerationEnded
+from farandole.control.exits import GenerationEnded
 from farandole.control.keys import JobKeys
 from farandole.elastic.membership import job_events
 from farandole.elastic.membership.formation import ElasticFormation
@@ -27,9 +27,9 @@ from farandole.launch.hosts.plan import Host, Job
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.job.elastic_controller import ElasticController
 from farandole.launch.job.elastic_loop import ElasticLoop
-from farandole.launch.job.far_agents import FarAgents
+from farandole.launch.job.launcher_agents import LauncherAgents
 from farandole.launch.job.launcher_pipe import LauncherPipe
-from farandole.launch.job.run_terms import APART_S, RunTerms
+from farandole.launch.job.leadership import APART_S, Leadership
 from farandole.runtime.controller.root import Root
 from farandole.runtime.session.init_arguments import ANY
 from farandole.settings import Settings
@@ -106,14 +106,14 @@ def test_workers_of_a_lent_host_that_was_given_up_are_lost_at_once_with_the_next
     membership.decide(1.0)
     assert membership.members == (0, 1, 2)
     folder = RunFolder.create(tmp_path / "run")
-    terms = RunTerms.of(folder, SETTINGS).lead(["true"], SETTINGS.host_timeout_s)
+    terms = Leadership.of(folder, SETTINGS).lead(["true"], SETTINGS.host_timeout_s)
     hosts = LeasedHosts(Fixed([Host("a", 1)]))
     elastic = ElasticJob(Job(["true"], (), SETTINGS), hosts, Local(), "a", folder)
     formation = ElasticFormation(membership, partial(choose, "tcp", across=""), time.monotonic)
     ours, theirs = LauncherPipe.pair()
     with Router(JobKeys.from_secret(terms.term.secret), EVERYWHERE) as router:
         root = Root(router, SETTINGS, ANY, formation)
-        agents = FarAgents(theirs, ["a/1"], inherits=lambda host: host == "a")
+        agents = LauncherAgents(theirs, ["a/1"], inherits=lambda host: host == "a")
         with ElasticLoop(elastic, agents, root, theirs, formation, terms.term.secret, terms) as loop:
             loop.refuse(["b+8_0"])
             loop.take_over({"a": "a/1"}, None)
@@ -127,7 +127,7 @@ def test_workers_of_a_lent_host_that_was_given_up_are_lost_at_once_with_the_next
 
 def test_a_second_lead_begins_later_though_no_contact_was_left_for_it(tmp_path: Path) -> None:
     """Somebody has removed it: the lead that it was of may live, and has to see the second one first."""
-    terms = RunTerms.of(RunFolder.create(tmp_path / "run"), SETTINGS)
+    terms = Leadership.of(RunFolder.create(tmp_path / "run"), SETTINGS)
     assert terms.lead(["true"], 3.0).term.begins_s == 0.0
     before_s = time.monotonic()
     assert terms.lead(["true"], 3.0).term.begins_s >= before_s + APART_S

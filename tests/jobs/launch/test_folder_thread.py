@@ -16,12 +16,12 @@ from farandole.errors import SettingsError, UsageError
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.ending import arrays_of
 from farandole.launch.leases.folder_thread import JOURNAL, FolderThread, last, set_aside
+from farandole.launch.leases.job_arrays import POLICY, LeaseSupply, limits_in
 from farandole.launch.leases.journal import LeaseRecord, record
-from farandole.launch.leases.lease_plan import LeasePlan
 from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.live_plan import dry_run
-from farandole.launch.leases.seen import LeaseSeen
-from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in
+from farandole.launch.leases.observation import LeaseObservation
+from farandole.launch.leases.policy_state import LeasePlan
 from tests.support.patience import PATIENCE_S
 from tests.support.waiting import until
 from workbench.scheduler.cluster import FakeCluster
@@ -69,7 +69,7 @@ def put(path: Path, text: str) -> None:
 
 
 def line(goal: int) -> str:
-    return record(LeaseLimits(), LeasePlan(), LeaseSeen(0.0, 1), LeasePlan(goal=goal), [])
+    return record(LeaseLimits(), LeasePlan(), LeaseObservation(0.0, 1), LeasePlan(goal=goal), [])
 
 
 def test_lines_are_written_in_their_order_after_one_that_was_torn(folder: RunFolder) -> None:

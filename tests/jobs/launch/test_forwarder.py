@@ -13,8 +13,8 @@ from farandole.control.channel import Dealer, Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Leave
 from farandole.errors import UsageError
+from farandole.launch.agents.controller_lookup import ControllerLookup, LeadContact
 from farandole.launch.agents.forwarder import Forwarder
-from farandole.launch.agents.lead_way import LeadContact, LeadWay
 from tests.support.patience import PATIENCE_S
 from tests.support.waiting import until
 
@@ -111,7 +111,7 @@ def test_workers_go_on_with_the_next_lead_at_the_same_address(before: str, after
         return contacts[-1]
 
     reads: list[int] = []
-    with contextlib.closing(LeadWay(read, secret, 1, first.address, 60.0)) as way:
+    with contextlib.closing(ControllerLookup(read, secret, 1, first.address, 60.0)) as way:
         way.follow(first.address)
         until(lambda: not refuses(way.address))
         with Dealer(way.address, b"7", keys, timeout_s=None) as dealer:
@@ -152,7 +152,7 @@ def hears(router: Router) -> list[bytes]:
 def test_a_lead_with_another_key_has_begun_anew() -> None:
     secret = new_secret()
     contact = LeadContact(2, ["tcp://127.0.0.1:9"], new_secret())
-    with contextlib.closing(LeadWay(lambda: contact, secret, 1, "tcp://127.0.0.1:9", 60.0)) as way:
+    with contextlib.closing(ControllerLookup(lambda: contact, secret, 1, "tcp://127.0.0.1:9", 60.0)) as way:
         assert not way.over
         way.follow("")
         until(lambda: bool(way.over))

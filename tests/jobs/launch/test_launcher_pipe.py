@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farandole.launch.job.launcher_pipe import AgentSaid, LauncherPipe, PipeClosed, SendFor
+from farandole.launch.job.launcher_pipe import AgentSaid, LauncherPipe, PipeClosed, StartAgent
 from tests.support.launch.running import DEADLINE_S
 
 HOSTS = [f"node{number}" for number in range(2000)]
@@ -34,7 +34,7 @@ def test_a_controller_may_send_for_agents_on_thousands_of_hosts_at_once(
     ends: tuple[LauncherPipe, LauncherPipe],
 ) -> None:
     ours, theirs = ends
-    wanted = [SendFor(host, f"{host}/1") for host in HOSTS]
+    wanted = [StartAgent(host, f"{host}/1") for host in HOSTS]
 
     def speak() -> None:
         for each in wanted:

@@ -19,21 +19,21 @@ from hypothesis import strategies as st
 
 from farandole.control.private_file import write_private
 from farandole.errors import UsageError
-from farandole.launch.hosts.lead_log import LEADS, LeadEntry, LeadLog, LeadMember, SupersededError
+from farandole.launch.hosts.leader_log import LEADS, LeadEntry, LeaderLog, LeadMember, SupersededError
 from farandole.launch.hosts.run_folder import CONTACT, RunContact, RunFolder
-from farandole.launch.job.lead_thread import LeadThread
+from farandole.launch.job.leader_thread import LeaderThread
 from tests.support.patience import PATIENCE_S
 
 DEADLINE_S = PATIENCE_S
 
 
 def test_a_lead_finds_what_was_formed_last_and_the_one_before_is_fenced_off(tmp_path: Path) -> None:
-    first = LeadLog(tmp_path)
+    first = LeaderLog(tmp_path)
     assert first.last() == LeadEntry(0)
     assert first.take(goes_on=True).epoch == 1
     members = (LeadMember(0, "a", 0), LeadMember(3, "b+8_1", 1))
     first.append(LeadEntry(1, 7, members, next_worker_id=5))
-    second = LeadLog(tmp_path)
+    second = LeaderLog(tmp_path)
     taken = second.take(goes_on=True)
     assert (taken.epoch, taken.generation, taken.members, taken.next_worker_id) == (2, 7, members, 5)
     with pytest.raises(SupersededError, match="this one was number 1, and number 2 has taken over"):
@@ -41,8 +41,8 @@ def test_a_lead_finds_what_was_formed_last_and_the_one_before_is_fenced_off(tmp_
     with pytest.raises(SupersededError):
         first.check(1)
     second.append(LeadEntry(2, 8))
-    assert LeadLog(tmp_path).last().generation == 8
-    assert LeadLog(tmp_path).take(goes_on=False).members == ()
+    assert LeaderLog(tmp_path).last().generation == 8
+    assert LeaderLog(tmp_path).take(goes_on=False).members == ()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / LEADS).iterdir()} == {0o600}
 
 
@@ -50,7 +50,7 @@ def test_a_lead_finds_what_was_formed_last_and_the_one_before_is_fenced_off(tmp_
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_epochs_never_go_back_in_the_log(tmp_path: Path, moves: list[str]) -> None:
     shutil.rmtree(tmp_path / LEADS, ignore_errors=True)
-    logs, epochs, written = [LeadLog(tmp_path) for _ in range(3)], [0, 0, 0], []
+    logs, epochs, written = [LeaderLog(tmp_path) for _ in range(3)], [0, 0, 0], []
     for serial, move in enumerate(moves, 1):
         verb, who = move.split()
         log = logs[int(who)]
@@ -66,15 +66,15 @@ def test_epochs_never_go_back_in_the_log(tmp_path: Path, moves: list[str]) -> No
                 assert is_last
                 written.append(serial)
     names = sorted((tmp_path / LEADS).iterdir()) if (tmp_path / LEADS).exists() else []
-    entries = [LeadLog(tmp_path)._read(int(name.name)) for name in names]
+    entries = [LeaderLog(tmp_path)._read(int(name.name)) for name in names]
     found = [entry.epoch for entry in entries if entry is not None]
     assert found == sorted(found)
-    assert LeadLog(tmp_path).last().generation == max(written, default=0)
+    assert LeaderLog(tmp_path).last().generation == max(written, default=0)
 
 
 def test_of_two_that_append_at_once_one_is_first(tmp_path: Path) -> None:
-    LeadLog(tmp_path).take(goes_on=False)
-    logs = [LeadLog(tmp_path) for _ in range(8)]
+    LeaderLog(tmp_path).take(goes_on=False)
+    logs = [LeaderLog(tmp_path) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         epochs = sorted(entry.epoch for entry in pool.map(lambda log: log.take(goes_on=True), logs))
     assert epochs == list(range(2, 10))
@@ -83,9 +83,9 @@ def test_of_two_that_append_at_once_one_is_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("away", ["folder", "entry"])
 def test_a_log_that_does_not_show_this_lead_shows_no_other(away: str, tmp_path: Path) -> None:
-    epoch = LeadLog(tmp_path).take(goes_on=False).epoch
+    epoch = LeaderLog(tmp_path).take(goes_on=False).epoch
     path = tmp_path / LEADS if away == "folder" else tmp_path / LEADS / "00000001"
-    log = LeadLog(tmp_path)
+    log = LeaderLog(tmp_path)
     path.rename(tmp_path / "away")
     with pytest.raises(UsageError, match="shows no lead after number 0, and this is number 1"):
         log.check(epoch)
@@ -94,7 +94,7 @@ def test_a_log_that_does_not_show_this_lead_shows_no_other(away: str, tmp_path: 
 
 
 def test_a_log_that_goes_away_after_a_look_proves_nothing(tmp_path: Path) -> None:
-    log = LeadLog(tmp_path)
+    log = LeaderLog(tmp_path)
     epoch = log.take(goes_on=False).epoch
     log.check(epoch)
     (tmp_path / LEADS).rename(tmp_path / "away")
@@ -105,10 +105,10 @@ def test_a_log_that_goes_away_after_a_look_proves_nothing(tmp_path: Path) -> Non
 
 
 def test_what_is_no_entry_is_told(tmp_path: Path) -> None:
-    LeadLog(tmp_path).take(goes_on=False)
+    LeaderLog(tmp_path).take(goes_on=False)
     (tmp_path / LEADS / "00000002").write_text("rubbish")
     with pytest.raises(UsageError, match="00000002 is not what a lead writes"):
-        LeadLog(tmp_path).last()
+        LeaderLog(tmp_path).last()
 
 
 @pytest.fixture
@@ -117,13 +117,13 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def lead(folder: RunFolder) -> Iterator[Callable[[], LeadThread]]:
+def lead(folder: RunFolder) -> Iterator[Callable[[], LeaderThread]]:
     """Takes the lead, and starts its thread."""
     with contextlib.ExitStack() as held:
 
-        def start() -> LeadThread:
-            epoch = LeadLog(folder.path).take(goes_on=False).epoch
-            thread = LeadThread(folder, contact_of(epoch), every_s=0.01)
+        def start() -> LeaderThread:
+            epoch = LeaderLog(folder.path).take(goes_on=False).epoch
+            thread = LeaderThread(folder, contact_of(epoch), every_s=0.01)
             held.callback(thread.close, DEADLINE_S)
             return thread
 
@@ -134,7 +134,7 @@ def contact_of(epoch: int) -> RunContact:
     return RunContact(["tcp://127.0.0.1:9"], "aa" * 32, 1.0, 0.2, epoch=epoch)
 
 
-def until(thread: LeadThread, condition: Callable[[], bool]) -> None:
+def until(thread: LeaderThread, condition: Callable[[], bool]) -> None:
     """Wait for news of the thread until they are these."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
@@ -142,7 +142,7 @@ def until(thread: LeadThread, condition: Callable[[], bool]) -> None:
         select.select([thread.fd], [], [], 0.01)
 
 
-def until_claimed(thread: LeadThread, generations: list[int]) -> None:
+def until_claimed(thread: LeaderThread, generations: list[int]) -> None:
     came: list[int] = []
 
     def have_come() -> bool:
@@ -158,19 +158,19 @@ def published(folder: RunFolder) -> RunContact | None:
     return None
 
 
-def test_a_thread_claims_in_order_and_sees_another_lead(folder: RunFolder, lead: Callable[[], LeadThread]) -> None:
+def test_a_thread_claims_in_order_and_sees_another_lead(folder: RunFolder, lead: Callable[[], LeaderThread]) -> None:
     thread = lead()
     for generation in (1, 2):
         thread.claim(LeadEntry(1, generation))
     until_claimed(thread, [1, 2])
-    assert LeadLog(folder.path).last().generation == 2
+    assert LeaderLog(folder.path).last().generation == 2
     assert not thread.superseded
-    LeadLog(folder.path).take(goes_on=True)
+    LeaderLog(folder.path).take(goes_on=True)
     until(thread, lambda: bool(thread.superseded))
 
 
 def test_a_folder_that_cannot_be_written_holds_claims_back_until_it_can(
-    folder: RunFolder, lead: Callable[[], LeadThread], caplog: pytest.LogCaptureFixture
+    folder: RunFolder, lead: Callable[[], LeaderThread], caplog: pytest.LogCaptureFixture
 ) -> None:
     thread = lead()
     leads, away = folder.path / LEADS, folder.path / "away"
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_written_holds_claims_back_until_it_can(
 
 
 def test_a_contact_that_cannot_be_read_holds_no_claim_back_and_is_spoken_of_each_time_once(
-    folder: RunFolder, lead: Callable[[], LeadThread], caplog: pytest.LogCaptureFixture
+    folder: RunFolder, lead: Callable[[], LeaderThread], caplog: pytest.LogCaptureFixture
 ) -> None:
     thread = lead()
     until(thread, lambda: published(folder) == contact_of(1))
@@ -208,7 +208,7 @@ RUBBISH = [b"", b"rubbish", b"\xff", b'{"addresses": ["\xff"]}', b'{"\xff": 1}']
 
 @pytest.mark.parametrize("found", RUBBISH)
 def test_a_contact_that_is_none_of_this_lead_is_published_again(
-    found: bytes, folder: RunFolder, lead: Callable[[], LeadThread]
+    found: bytes, folder: RunFolder, lead: Callable[[], LeaderThread]
 ) -> None:
     thread = lead()
     until(thread, lambda: published(folder) == contact_of(1))
@@ -222,7 +222,7 @@ def test_a_contact_that_is_none_of_this_lead_is_published_again(
 
 @pytest.mark.parametrize("found", RUBBISH)
 def test_an_entry_that_is_none_ends_no_thread(
-    found: bytes, folder: RunFolder, lead: Callable[[], LeadThread], caplog: pytest.LogCaptureFixture
+    found: bytes, folder: RunFolder, lead: Callable[[], LeaderThread], caplog: pytest.LogCaptureFixture
 ) -> None:
     thread = lead()
     path = folder.path / LEADS / "00000002"
@@ -234,7 +234,7 @@ def test_an_entry_that_is_none_ends_no_thread(
 
 
 def test_a_look_that_is_asked_for_is_later_than_that_and_rings(
-    folder: RunFolder, lead: Callable[[], LeadThread]
+    folder: RunFolder, lead: Callable[[], LeaderThread]
 ) -> None:
     thread = lead()
     until(thread, lambda: published(folder) == contact_of(1))
@@ -249,11 +249,11 @@ def test_no_lead_is_sure_before_its_first_look(folder: RunFolder) -> None:
     leads = folder.path / LEADS
     leads.mkdir()
     (leads / "00000002").write_bytes(RUBBISH[0])  # which a look at the log stumbles over
-    thread = LeadThread(folder, contact_of(1), every_s=0.01)
+    thread = LeaderThread(folder, contact_of(1), every_s=0.01)
     try:
         assert thread.sure_s == -math.inf
         (leads / "00000002").unlink()
-        LeadLog(folder.path).take(goes_on=False)
+        LeaderLog(folder.path).take(goes_on=False)
         until(thread, lambda: thread.sure_s > 0)
     finally:
         thread.close(DEADLINE_S)

@@ -11,10 +11,10 @@ from farandole.adapters.numpy import verbs
 from farandole.adapters.numpy_tensors import tensors
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
-from farandole.gradients import handed
-from farandole.gradients.handed import HandedReducer
-from farandole.gradients.identity import Identity, Names
-from farandole.gradients.terms import Terms
+from farandole.gradients import list_reducer
+from farandole.gradients.list_reducer import ListReducer
+from farandole.gradients.optimizer_key import Names, OptimizerKey
+from farandole.gradients.reduction_options import ReductionOptions
 from farandole.runtime.session.init import init, shutdown
 from farandole.runtime.session.process_sets import global_process_set
 from farandole.testing.rank import RankContext
@@ -24,11 +24,11 @@ COUNTS = (3, 1000, 2**22)
 """Elements; the last gradient has no place in a bucket."""
 
 
-def reducer_of(params: list[Any]) -> HandedReducer[Any]:
+def reducer_of(params: list[Any]) -> ListReducer[Any]:
     """A reducer of gradients with the shapes of ``params``."""
     names = Names([(str(i), param) for i, param in enumerate(params)], True)
-    identity = Identity(params, names, global_process_set, "copies")
-    return HandedReducer(tensors, verbs, lambda: params, identity, Terms(Reduction(ReduceOp.SUM)))
+    identity = OptimizerKey(params, names, global_process_set, "copies")
+    return ListReducer(tensors, verbs, lambda: params, identity, ReductionOptions(Reduction(ReduceOp.SUM)))
 
 
 def reduces(member: RankContext) -> list[Any]:
@@ -40,12 +40,12 @@ def reduces(member: RankContext) -> list[Any]:
     for step in range(3):
         given = [np.full(count, step + 10.0 * member.rank, np.float32) for count in COUNTS]
         into = [[np.zeros_like(each) for each in given], given, []][step]
-        before = handed.copied.into_bytes, handed.copied.out_bytes
+        before = list_reducer.copied.into_bytes, list_reducer.copied.out_bytes
         reduced: Any = reducer.reduce(given, into=into)
         reducer.vote()
         reducer.stepped()
         held.append(reduced)
-        said.append([handed.copied.into_bytes - before[0], handed.copied.out_bytes - before[1]])
+        said.append([list_reducer.copied.into_bytes - before[0], list_reducer.copied.out_bytes - before[1]])
         said.append([any(one is each for each in into) for one in reduced])
         said.append([float(each[0]) for each in given])
     said.append([[sorted(set(each.tolist())) for each in reduced] for reduced in held])

@@ -16,7 +16,7 @@ import pytest
 from farandole.collective import Array, DType, Kind, ReduceOp, Reduction
 from farandole.errors import DuplicateNameError, MismatchError, UnsupportedError, UsageError
 from farandole.runtime.lanes.call import Call
-from farandole.runtime.lanes.eager import EAGER_BYTES
+from farandole.runtime.lanes.inline_payload import EAGER_BYTES
 from farandole.runtime.session.init import current, global_process_set, init, shutdown
 from farandole.runtime.session.process_sets import ProcessSet
 from farandole.testing import reference

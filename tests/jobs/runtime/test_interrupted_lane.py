@@ -17,13 +17,13 @@ from farandole.control.message import Message
 from farandole.control.messages import Order, Orders, Signature, Submit
 from farandole.errors import AbortError, FarandoleError
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
-from farandole.runtime.lanes.alone import LoneLane
 from farandole.runtime.lanes.announcement import Announcement
 from farandole.runtime.lanes.call import Call, CallResult
 from farandole.runtime.lanes.failure import Failure
 from farandole.runtime.lanes.negotiated import NegotiatedLane
 from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
+from farandole.runtime.lanes.single_process import SingleProcessLane
 from farandole.topology import Topology
 from tests.support.runtime.interruptions import DEADLINE_S, at_every_call, within_deadline
 
@@ -145,9 +145,9 @@ def test_nothing_is_freed_below_a_handler_that_runs_for_long() -> None:
 
 
 def test_alone_what_was_interrupted_does_not_come_with_the_next_one() -> None:
-    files = ("lanes/alone.py", "lanes/reentry.py", "coordination/negotiation.py", "proposal.py")
+    files = ("lanes/single_process.py", "lanes/reentry.py", "coordination/negotiation.py", "proposal.py")
     for interruption in at_every_call(stop, files):
-        lane = LoneLane(perform, "a", [], True, Reentry())
+        lane = SingleProcessLane(perform, "a", [], True, Reentry())
         with contextlib.suppress(KeyboardInterrupt):
             interruption.run(partial(lane.submit, barrier("x"), False))
         for name in ("x", "y", "x"):

@@ -11,7 +11,7 @@ import pytest
 
 from farandole.cluster.detect import detect
 from farandole.cluster.environment import Environment
-from farandole.runtime.coordination import lineage
+from farandole.runtime.coordination import forked_children
 from tests.support.patience import PATIENCE_S
 from tests.support.unix_sockets import names_held
 
@@ -19,8 +19,8 @@ RANK = {"FARANDOLE_RANK": "0", "FARANDOLE_SIZE": "1"}
 
 ASK = f"""
 from farandole.cluster.detect import detect
-from farandole.runtime.coordination import lineage
-lineage.require_no_ancestor(detect({RANK!r}))
+from farandole.runtime.coordination import forked_children
+forked_children.require_no_ancestor(detect({RANK!r}))
 """
 
 
@@ -28,7 +28,7 @@ lineage.require_no_ancestor(detect({RANK!r}))
 def mine() -> Iterator[Environment]:
     """The environment of the only rank of a job, which this process does not hold afterwards."""
     yield detect(RANK)
-    lineage.release()
+    forked_children.release()
 
 
 def asked_by_a_grandchild() -> str:
@@ -40,21 +40,21 @@ def asked_by_a_grandchild() -> str:
 
 def test_descendants_of_a_worker_are_refused_until_it_leaves(mine: Environment) -> None:
     assert asked_by_a_grandchild() == ""
-    lineage.hold(mine)
+    forked_children.hold(mine)
     assert f"a child of process {os.getpid()}, which is rank 0 of the job" in asked_by_a_grandchild()
-    lineage.release()
+    forked_children.release()
     assert asked_by_a_grandchild() == ""
 
 
 def test_a_worker_takes_no_name_that_another_user_could_have_taken_first(mine: Environment) -> None:
     """Another user bound that of a task of ``srun``, or of the next generation, and so refused its worker."""
     before = names_held()
-    lineage.hold(mine)
+    forked_children.hold(mine)
     assert names_held() == before
 
 
 def test_the_file_of_another_process_is_not_taken_for_ones_own(mine: Environment) -> None:
     """A forked child has a copy of it, for a moment."""
-    lineage.hold(mine)
-    assert lineage._is_held(lineage._name(mine, os.getpid()), os.getpid())
-    assert not lineage._is_held(lineage._name(mine, os.getppid()), os.getpid())
+    forked_children.hold(mine)
+    assert forked_children._is_held(forked_children._name(mine, os.getpid()), os.getpid())
+    assert not forked_children._is_held(forked_children._name(mine, os.getppid()), os.getpid())

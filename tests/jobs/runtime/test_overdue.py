@@ -7,7 +7,7 @@ import numpy as np
 from farandole.collective import DType, Kind
 from farandole.control.messages import Entry, Signature
 from farandole.runtime.coordination.negotiation import Negotiation
-from farandole.runtime.coordination.overdue import Overdue
+from farandole.runtime.coordination.pending_resends import PendingResends
 from farandole.runtime.coordination.rank_set import NOBODY, RankSet
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.rank import RankContext
@@ -19,7 +19,7 @@ ZERO, ONE, BOTH = RankSet.of([0]), RankSet.of([1]), RankSet.of([0, 1])
 
 
 def test_a_join_waits_for_all_that_its_rank_is_to_say_again() -> None:
-    overdue = Overdue()
+    overdue = PendingResends()
     overdue.expect(BOTH, KEY)
     overdue.expect(ONE, OTHER)
     assert overdue.hold(RankSet.of([0, 1, 2]), JOIN) == BOTH
@@ -33,7 +33,7 @@ def test_a_join_waits_for_all_that_its_rank_is_to_say_again() -> None:
 
 
 def test_who_has_left_holds_up_nothing() -> None:
-    overdue = Overdue()
+    overdue = PendingResends()
     overdue.expect(BOTH, KEY)
     overdue.hold(BOTH, JOIN)
     overdue.drop(0)

@@ -18,7 +18,7 @@ from farandole.collective import DType, Kind
 from farandole.control.addresses import free_port
 from farandole.control.agent_messages import AGENT, AgentHello, Report
 from farandole.control.channel import Dealer, Router
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import (
     Abort,

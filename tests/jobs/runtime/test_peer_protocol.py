@@ -15,7 +15,7 @@ from farandole.control.channel import Dealer, Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.message import Message
 from farandole.control.messages import Order, Orders, Signature
-from farandole.engines.silence import Lookout
+from farandole.engines.silence_monitor import SilenceMonitor
 from farandole.errors import EngineError
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
 from farandole.runtime.lanes.announcement import Announcement
@@ -51,7 +51,7 @@ class Pair:
             connections = {1 - rank: end}
             lane = PeerLane(
                 Topology.of(rank, ("a", "b"), 1),
-                lambda connections=connections: (connections, Lookout({}, 0.0, lambda _: None), None),  # type: ignore[misc]
+                lambda connections=connections: (connections, SilenceMonitor({}, 0.0, lambda _: None), None),  # type: ignore[misc]
                 orders,
                 ActiveCollectives(),
                 self.explain,

@@ -17,9 +17,9 @@ import pytest
 
 from farandole.collective import Array, DType, Kind
 from farandole.control.channel import Dealer, Router
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.keys import JobKeys, new_secret
-from farandole.control.messages import Exchange, Hello, Letters, Order, Refuse, Waits
+from farandole.control.messages import Envelopes, Exchange, Hello, Order, Refuse, Waits
 from farandole.errors import AbortError
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.stall import Limits
@@ -287,7 +287,7 @@ def _until(relay: Relay, routers: Sequence[Router], enough: Callable[[list[Any]]
 
 
 def _said_hello(heard: list[Any]) -> list[bytes]:
-    return [each.identity for letters in heard if isinstance(letters, Letters) for each in letters.letters]
+    return [each.identity for letters in heard if isinstance(letters, Envelopes) for each in letters.letters]
 
 
 def test_who_says_hello_between_two_parents_is_heard_by_the_second() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from farandole.control import messages
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.runtime.session.timeline import Recorder, create
 from farandole.testing.rank import RankContext

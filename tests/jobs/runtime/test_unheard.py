@@ -7,13 +7,13 @@ import select
 import socket
 import time
 
-from farandole.control.messages import Abort, Hello, Unheard
+from farandole.control.messages import Abort, Hello, HostSilent
 from farandole.elastic.membership.actions import Kill
 from farandole.elastic.membership.formation import ElasticFormation
 from farandole.elastic.membership.job_events import HostsFound
 from farandole.elastic.membership.membership import Membership
 from farandole.elastic.membership.policy import Policy
-from farandole.engines.silence import Lookout, limit_s, silent_for_s
+from farandole.engines.silence_monitor import SilenceMonitor, limit_s, silent_for_s
 from farandole.runtime.controller.controller import Controller
 from farandole.runtime.session.init_arguments import ANY
 from farandole.settings import Settings
@@ -25,7 +25,7 @@ def test_the_generation_ends_and_both_hosts_are_named() -> None:
     for worker_id, host in enumerate("abb"):
         job.hello(worker_id, host=host, engines=["tcp"])
     job.take()
-    job.say("x", Unheard(1, "b"))
+    job.say("x", HostSilent(1, "b"))
     told = job.only(Abort)
     assert len(told) == 6
     assert {message.kind for _, message in told} == {"AbortError"}
@@ -39,8 +39,8 @@ def test_the_generation_ends_and_both_hosts_are_named() -> None:
 def test_nobody_is_unheard_of_a_host_without_ranks_or_in_another_generation() -> None:
     job = Job(2)
     job.form()
-    job.say("x", Unheard(1, "nowhere"))
-    job.say("x", Unheard(2, "a"))
+    job.say("x", HostSilent(1, "nowhere"))
+    job.say("x", HostSilent(2, "a"))
     assert job.take() == []
     assert job.controller.statistics()["refused"] == 2
 
@@ -56,7 +56,7 @@ def test_in_an_elastic_job_the_workers_of_the_younger_host_are_ended() -> None:
         controller.handle(
             b"%du" % worker_id, Hello(str(worker_id), worker_id, ANY, host, worker_id, "1", ["tcp"], 5, 40, [])
         )
-    controller.handle(b"1u", Unheard(1, "a"))
+    controller.handle(b"1u", HostSilent(1, "a"))
     controller.tick(0.0)
     assert [each.action.worker_id for each in formation.orders if isinstance(each.action, Kill)] == [1, 2]
 
@@ -64,7 +64,7 @@ def test_in_an_elastic_job_the_workers_of_the_younger_host_are_ended() -> None:
 def test_a_lookout_tells_nothing_of_a_host_that_answers() -> None:
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
-        lookout = Lookout({connection: "b"}, 0.01, told.append)
+        lookout = SilenceMonitor({connection: "b"}, 0.01, told.append)
         accepted, _ = server.accept()
         since, looks = time.monotonic(), 0
         while time.monotonic() - since < 1.1 * limit_s(0.01):
@@ -77,4 +77,4 @@ def test_a_lookout_tells_nothing_of_a_host_that_answers() -> None:
     assert told == []
     assert silent_for_s(connection) == 0.0
     assert limit_s(3.0) == 6.0
-    assert Lookout({}, 3.0, told.append).pause_s == math.inf
+    assert SilenceMonitor({}, 3.0, told.append).pause_s == math.inf

@@ -17,7 +17,7 @@ from farandole.control.watch_messages import WATCHER, WatchOrder
 from farandole.monitor.comparison import trials_told
 from farandole.monitor.folder import MarkRecord, RunInfo, RunWriter, TrialRecord, read_records
 from farandole.monitor.runs import TRIALS, loaded, trial_curves
-from farandole.search.loop import SearchLoop, SearchTerms
+from farandole.search.loop import SearchLimits, SearchLoop
 from farandole.search.pools import Pool, ProcessEnded
 from farandole.search.study import Study
 from farandole.search.watch import SearchWatch
@@ -183,7 +183,7 @@ def test_what_rests_is_shown_so_and_a_trial_does_not_go_on_while_the_search_rest
 def looped(folder: Path, size: int, most: int) -> Iterator[tuple[SearchLoop, Study, NoPool]]:
     study, log = make(folder)
     pool = NoPool(size)
-    terms = SearchTerms((1, most), math.inf, folder, b"", Settings(min_np=1, max_np=most))
+    terms = SearchLimits((1, most), math.inf, folder, b"", Settings(min_np=1, max_np=most))
     with (
         log,
         Router(JobKeys.from_secret(new_secret()), own_host_only()) as router,

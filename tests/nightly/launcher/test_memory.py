@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.shortage import Shortage
+from farandole.control.oom_kills import OomKills
 from tests.nightly.launcher.test_elastic_jobs import TRAINS
 from tests.support.launch.running import StartJob
 from workbench.attacks.limits import memory_group
@@ -87,9 +87,9 @@ def test_what_the_kernel_has_killed_for_its_memory_is_said_to_be(
 def test_the_kernel_is_asked_what_is_new(tmp_path: Path) -> None:
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("pgfault 7\noom_kill 3\n")
-    shortage = Shortage(vmstat)
+    shortage = OomKills(vmstat)
     assert not shortage.has_struck()
     vmstat.write_text("pgfault 9\noom_kill 4\n")
     assert shortage.has_struck()
     assert not shortage.has_struck()
-    assert not Shortage(tmp_path / "nothing").has_struck()
+    assert not OomKills(tmp_path / "nothing").has_struck()

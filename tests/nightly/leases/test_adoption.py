@@ -16,7 +16,7 @@ import pytest
 
 from farandole.control import process
 from farandole.elastic.membership.journal import replay
-from farandole.launch.hosts.lead_log import LeadLog
+from farandole.launch.hosts.leader_log import LeaderLog
 from tests.nightly.leases.test_leases import Lend, lend
 from tests.support.launch.running import RunningJob
 from tests.support.paths import SUPPORT
@@ -174,7 +174,7 @@ def test_a_lead_that_was_cut_off_and_comes_back_commits_nothing_and_ends(run: Ca
     second.until(lambda: max(own.steps(whole[0].process)) > now + STEPS_ON, "for steps after that")
     own.end(second)
     assert are_contiguous(own.steps(whole[0].process))
-    assert LeadLog(own.path).last().epoch == 2
+    assert LeaderLog(own.path).last().epoch == 2
 
 
 def test_leases_end_where_no_lead_comes_in_time(run: Callable[..., Run], lend: Lend) -> None:
@@ -234,7 +234,7 @@ def test_no_generation_begins_before_it_stands_in_the_log(run: Callable[..., Run
     whole = trains(running, 2)
     assert asked == 1
     assert whole[0].step == held[-1], "nobody has gone on meanwhile"
-    assert LeadLog(own.path).last().generation == 2
+    assert LeaderLog(own.path).last().generation == 2
     own.end(running)
 
 
@@ -249,7 +249,7 @@ def test_leases_that_never_lost_a_lead_follow_the_one_that_has_superseded_it(
     stopped = tree(first)
     signal_all(stopped, signal.SIGSTOP)  # for so long as a second lead asks whether it is there
     second = own.lead("--host-timeout", "60")
-    second.until(lambda: LeadLog(own.path).last().epoch == 2, "for the second lead")
+    second.until(lambda: LeaderLog(own.path).last().epoch == 2, "for the second lead")
     signal_all(stopped, signal.SIGCONT)
     first.until(lambda: first.process.poll() is not None, "for the end of the first lead")
     assert "number 2 has taken over" in first.stderr
@@ -310,7 +310,7 @@ def test_a_lead_that_stands_still_for_20_s_goes_on_and_no_other_comes(run: Calla
     signal_all(stopped, signal.SIGCONT)
     last = max(own.steps(before[0].process))
     running.until(lambda: max(own.steps(before[0].process)) > last + STEPS_ON, "for steps after that")
-    assert LeadLog(own.path).last().epoch == 1
+    assert LeaderLog(own.path).last().epoch == 1
     own.end(running)
     assert are_contiguous(own.steps(before[0].process))
     agent.wait(PATIENCE_S)

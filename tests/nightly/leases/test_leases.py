@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.control.agent_messages import LeaseTerms
+from farandole.control.agent_messages import LeaseOffer
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
 from farandole.control.run_messages import PERSON, RunOrder, RunReply
 from farandole.errors import UsageError
 from farandole.launch.hosts.discovery import Fixed
-from farandole.launch.hosts.lead_log import LeadLog
+from farandole.launch.hosts.leader_log import LeaderLog
 from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent
 from farandole.launch.hosts.plan import Host
 from farandole.launch.hosts.run_folder import CONTACT, RunContact, RunFolder
@@ -282,7 +282,7 @@ def test_a_lead_that_wakes_as_another_one_leads_obeys_nothing_that_came_meanwhil
     with Dealer(contact.addresses[0], PERSON + b"late", JobKeys.from_secret(contact.secret)) as dealer:
         os.kill(controller, signal.SIGSTOP)
         dealer.send(RunOrder("scale", 3))
-        LeadLog(folder(running)).take(goes_on=True)
+        LeaderLog(folder(running)).take(goes_on=True)
         os.kill(controller, signal.SIGCONT)
         reply = dealer.recv(60.0)
     assert isinstance(reply, RunReply)
@@ -404,7 +404,7 @@ def test_a_lease_is_named_by_its_job_and_restart(variables: Mapping[str, str], h
 
 def test_hosts_of_leases_come_after_the_leads_own_and_none_comes_twice() -> None:
     hosts = LeasedHosts(Fixed([Host("lead", 2)]))
-    one, two = (LeaseTerms("8", index, 0, "x", "n", 4) for index in (1, 2))
+    one, two = (LeaseOffer("8", index, 0, "x", "n", 4) for index in (1, 2))
     assert hosts.look(0.0) == (Host("lead", 2),)
     assert hosts.look(0.0) is None
     assert [hosts.admit(terms) for terms in (two, one)] == ["", ""]
@@ -417,4 +417,4 @@ def test_hosts_of_leases_come_after_the_leads_own_and_none_comes_twice() -> None
     hosts.gone("n+8_2")
     assert not hosts.leaving
     assert "has been here before" in hosts.admit(two)
-    assert "lends 0 workers" in hosts.admit(LeaseTerms("8", 3, 0, "x", "n", 0))
+    assert "lends 0 workers" in hosts.admit(LeaseOffer("8", 3, 0, "x", "n", 0))

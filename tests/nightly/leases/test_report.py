@@ -12,7 +12,7 @@ import pytest
 from farandole.errors import UsageError
 from farandole.largebatch.report import report
 from farandole.launch.hosts.run_folder import RunFolder
-from farandole.launch.leases.supply import POLICY
+from farandole.launch.leases.job_arrays import POLICY
 from tests.nightly.launcher.test_elastic_jobs import generation
 from tests.nightly.leases.test_leases import Lend, folder, lend
 from tests.support.launch.running import RunningJob, StartJob

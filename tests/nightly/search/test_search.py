@@ -14,7 +14,7 @@ import pytest
 
 import farandole
 from farandole.errors import ControlError, UsageError
-from farandole.search.front import SearchResult
+from farandole.search.api import SearchResult
 from farandole.search.pools import LocalPool
 from tests.support.launching import run_to_end
 from tests.support.paths import ROOT
@@ -172,4 +172,4 @@ def test_the_package_can_be_called_and_loads_nothing() -> None:
     code = "import farandole, sys; s = farandole.search; print(callable(s), *sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert told[0] == "True"
-    assert not {"optuna", "rich", "zmq", "farandole.search.front"} & set(told)
+    assert not {"optuna", "rich", "zmq", "farandole.search.api"} & set(told)

@@ -18,8 +18,8 @@ from farandole.control.messages import ThreadWait, Waits
 from farandole.native.core import call_stacks
 from farandole.runtime.lanes import native_threads, thread_joins, thread_waits
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
-from farandole.runtime.lanes.alone import LoneLane
 from farandole.runtime.lanes.reentry import Reentry
+from farandole.runtime.lanes.single_process import SingleProcessLane
 from farandole.runtime.lanes.thread_waits import survey
 from tests.support.patience import PATIENCE_S
 
@@ -136,7 +136,7 @@ meet = _as_in("farandole.runtime.collectives.planned", "meet")
 
 def _survey(active: ActiveCollectives, wait: Waiting = meet) -> Waits:
     """What the control thread finds, while the thread that calls this waits."""
-    lane = LoneLane(lambda *_: [], "a", [], True, Reentry())
+    lane = SingleProcessLane(lambda *_: [], "a", [], True, Reentry())
     found: list[Waits] = []
     begun = threading.Event()
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from farandole.launch.clusters.lent_function import FunctionCall, run_on
+from farandole.launch.clusters.slot_function import FunctionCall, run_on
 from tests.support.clusters.process_lender import ProcessLender
 
 

@@ -1,4 +1,4 @@
-"""Cluster of plain processes: a ``Lender`` whose tasks are children of this process, for what needs no scheduler."""
+"""Cluster of plain processes: a ``SlotProvider`` whose tasks are children of this process; no scheduler is needed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
-from farandole.launch.clusters.lender import Lender, last_line
 from farandole.launch.clusters.slot import DEVICES, Ticket, hold
+from farandole.launch.clusters.slot_provider import SlotProvider, last_line
 
 
 @final
-class ProcessLender(Lender):
+class ProcessLender(SlotProvider):
     """Slots on these ``nodes``, with one of ``devices`` each; those whose node is "" never come."""
 
     name = "processes"
@@ -27,7 +27,7 @@ class ProcessLender(Lender):
         self.told: Collection[int] | None = None
 
     def lend(self, np: int, ticket: Ticket) -> None:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         for slot, node in enumerate(self._nodes):
             if node:
                 task = self.tasks[slot] = subprocess.Popen(
@@ -41,7 +41,7 @@ class ProcessLender(Lender):
                     task.stdin.write(pickle.dumps((self._ticket or ticket, slot, node)))
 
     def failures(self) -> Mapping[int, str]:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         for slot, task in self.tasks.items():
             if task.poll() and slot not in self._words:
                 assert task.stderr is not None
@@ -49,11 +49,11 @@ class ProcessLender(Lender):
         return self._words
 
     def shortage(self) -> str:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         return f"there are {len(self.tasks)}"
 
     def close(self, told: Collection[int], until_s: float) -> None:
-        """See ``Lender``."""
+        """See ``SlotProvider``."""
         self.told = told
         for slot, task in self.tasks.items():
             try:

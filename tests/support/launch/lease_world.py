@@ -19,9 +19,15 @@ from farandole.launch.leases.actions import (
 )
 from farandole.launch.leases.decide import decide
 from farandole.launch.leases.lease import Lease, LeasePhase
-from farandole.launch.leases.lease_plan import LeasePlan
 from farandole.launch.leases.limits import LeaseLimits
-from farandole.launch.leases.seen import AnyLeaseOrder, LeaseAdvice, LeaseProgress, LeaseRefusal, LeaseSeen
+from farandole.launch.leases.observation import (
+    AnyLeaseOrder,
+    LeaseAdvice,
+    LeaseObservation,
+    LeaseProgress,
+    LeaseRefusal,
+)
+from farandole.launch.leases.policy_state import LeasePlan
 
 START_S = 1_700_000_000.0
 TRAINING = LeaseProgress(step_s=1.0, pause_s=0.2, warmup_s=40.0)
@@ -41,7 +47,7 @@ class Call:
 
     limits: LeaseLimits
     plan: LeasePlan
-    seen: LeaseSeen
+    seen: LeaseObservation
     after: LeasePlan
     decisions: list[LeaseDecision]
 
@@ -90,10 +96,10 @@ class LeaseWorld:
         changed = msgspec.structs.replace(lease, phase=phase, since_s=self.now_s)
         self.leases[lease.job] = msgspec.structs.replace(changed, **changes)
 
-    def seen(self) -> LeaseSeen:
+    def seen(self) -> LeaseObservation:
         listed = list(self.leases.values())
         self.random.shuffle(listed)
-        return LeaseSeen(
+        return LeaseObservation(
             self.now_s, self.have, self.own, tuple(listed), self.progress,
             looked_s=self.now_s - self.looked_s,
             node_hours=self.node_hours, arrays_answered=self.arrays,

@@ -20,7 +20,7 @@ import pytest
 import farandole
 import farandole.notebook
 from farandole.errors import ControlError, UsageError
-from farandole.search.front import SearchResult
+from farandole.search.api import SearchResult
 from tests.support.patience import PATIENCE_S
 from tests.support.search.objectives import await_file, loses_rank_1, loss, note, once, ranks
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.agent_messages import AgentHello, LeaseTerms, Leaving, Started
-from farandole.control.endings import WorkerExited
+from farandole.control.agent_messages import AgentHello, LeaseOffer, Leaving, Started
+from farandole.control.exits import WorkerExited
 from farandole.control.message import Message
 from farandole.control.messages import decode, encode
 from farandole.control.run_messages import (
@@ -25,7 +25,7 @@ whole = st.integers(-(2**31), 2**31)
 text = st.text(max_size=8)
 times = st.floats(allow_nan=False)
 metrics = st.dictionaries(text, times, max_size=3)
-terms = st.builds(LeaseTerms, text, whole, whole, text, text, whole, times)
+terms = st.builds(LeaseOffer, text, whole, whole, text, text, whole, times)
 advice = st.builds(AdviceView, whole, times, times, times, times, text)
 hosts = st.lists(st.builds(HostView, text, st.lists(whole, max_size=3), whole, text, times), max_size=2)
 leases = st.lists(st.builds(LeaseView, text, text, whole, times, times, text), max_size=2)

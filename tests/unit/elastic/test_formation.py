@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.control.messages import Hello, Refuse, Welcome
 from farandole.elastic.membership.actions import Finish, Kill, Start
 from farandole.elastic.membership.formation import ElasticFormation

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.elastic.membership import job_events
 from farandole.elastic.membership.journal import Recorded, read, replay
 from farandole.elastic.membership.policy import Policy

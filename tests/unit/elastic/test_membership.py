@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.elastic.membership import actions, job_events
 from farandole.elastic.membership.actions import AnyAction
 from farandole.elastic.membership.job_state import JobState
@@ -434,10 +434,14 @@ def test_after_the_end_nothing_is_decided() -> None:
 
 # -- another lead -----------------------------------------------------------------------------------------------------
 
-LEAD, LEASE, OTHER = job_events.Seat(0, "a", 0), job_events.Seat(1, "b", 0), job_events.Seat(2, "c", 0)
+LEAD, LEASE, OTHER = (
+    job_events.MemberSlot(0, "a", 0),
+    job_events.MemberSlot(1, "b", 0),
+    job_events.MemberSlot(2, "c", 0),
+)
 
 
-def adopted(*seats: job_events.Seat) -> Job:
+def adopted(*seats: job_events.MemberSlot) -> Job:
     """A membership that begins with the seventh generation of the lead before, which was on host a."""
     job = Job(Policy(), {})
     job.tell(100.0, job_events.LeadReplaced(7, seats, 1000), job_events.HostLost("a", "it went with the lead"))

@@ -33,13 +33,13 @@ def test_a_job_of_which_nobody_is_left_says_so() -> None:
 # -- the checker finds what is wrong ----------------------------------------------------------------------------------
 
 
-def oldest_state(claims: Sequence[vote.Claim]) -> vote.Agreement:
+def oldest_state(claims: Sequence[vote.VoteClaim]) -> vote.Agreement:
     """The lowest step wins."""
     lowest = min(claim.step for claim in claims)
     return vote.agree([replace_step(claim, lowest) for claim in claims])
 
 
-def replace_step(claim: vote.Claim, lowest: int) -> vote.Claim:
+def replace_step(claim: vote.VoteClaim, lowest: int) -> vote.VoteClaim:
     return claim if claim.step == lowest else claim._replace(step=vote.NEW, joined=True)
 
 
@@ -48,7 +48,7 @@ def own_part_only(parts: Sequence[vote.Vote]) -> vote.VoteOutcome:
     return vote.VoteOutcome(parts[0].step + 1, (2,), False)
 
 
-def no_digest(claims: Sequence[vote.Claim]) -> vote.Agreement:
+def no_digest(claims: Sequence[vote.VoteClaim]) -> vote.Agreement:
     """Whoever is at the same step counts as having the same state."""
     return vote.agree([claim._replace(digest="") for claim in claims])
 

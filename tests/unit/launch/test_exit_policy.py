@@ -7,7 +7,7 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.launch.job.exit_policy import ExitAction, ExitPolicy, Loss
 from farandole.launch.job.exit_wording import ExitWording
 

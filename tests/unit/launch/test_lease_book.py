@@ -5,28 +5,28 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.agent_messages import LeaseTerms
+from farandole.control.agent_messages import LeaseOffer
 from farandole.launch.leases.lease import Lease, LeasePhase
-from farandole.launch.leases.lease_book import CLEAN_LOOKS, PARTIAL_S, LeaseBook
+from farandole.launch.leases.lease_table import CLEAN_LOOKS, PARTIAL_S, LeaseTable
+from farandole.launch.leases.observation import OutsideCancel, OutsideHold, OutsideLimit, OutsideSuspend
 from farandole.launch.leases.scheduler import JobPhase, JobView
-from farandole.launch.leases.seen import OutsideCancel, OutsideHold, OutsideLimit, OutsideSuspend
 
 LIKE = Lease("", workers=2, nodes=1, length_s=3600.0)
 HOUR_S = 3600.0
 
 
-def book(count: int = 1) -> LeaseBook:
-    made = LeaseBook()
+def book(count: int = 1) -> LeaseTable:
+    made = LeaseTable()
     made.submitted("8", count, LIKE, 0.0)
     return made
 
 
-def phases(of: LeaseBook) -> list[LeasePhase]:
+def phases(of: LeaseTable) -> list[LeasePhase]:
     return [lease.phase for lease in of.leases]
 
 
-def terms(index: int, node: str = "n", restart: int = 0) -> LeaseTerms:
-    return LeaseTerms("8", index, restart, "x", node, 2)
+def terms(index: int, node: str = "n", restart: int = 0) -> LeaseOffer:
+    return LeaseOffer("8", index, restart, "x", node, 2)
 
 
 def test_a_life_of_a_lease() -> None:
@@ -86,7 +86,7 @@ def test_what_is_cancelled_here_is_no_order_of_others() -> None:
 
 
 def test_a_lease_of_two_nodes_is_a_member_when_both_are_and_gone_with_the_last() -> None:
-    own = LeaseBook()
+    own = LeaseTable()
     own.submitted("8", 1, Lease("", workers=4, nodes=2), 0.0)
     own.admit(terms(0, "a"), 1.0)
     own.admit(terms(0, "b"), 2.0)
@@ -127,8 +127,8 @@ def test_a_look_from_before_a_release_says_nothing_of_a_hold() -> None:
 
 
 def test_what_people_lend_is_a_lease_too() -> None:
-    own = LeaseBook()
-    own.admit(LeaseTerms("guest-1f", -1, 0, "x", "n", 3, 500.0), 1.0)
+    own = LeaseTable()
+    own.admit(LeaseOffer("guest-1f", -1, 0, "x", "n", 3, 500.0), 1.0)
     [lease] = own.leases
     assert (lease.job, lease.workers, lease.nodes, lease.ends_s) == ("guest-1f", 3, 1, 500.0)
 
@@ -136,7 +136,7 @@ def test_what_people_lend_is_a_lease_too() -> None:
 def test_another_controller_goes_on_with_what_was_known() -> None:
     own = book(2)
     own.admit(terms(0), 0.0)
-    again = LeaseBook()
+    again = LeaseTable()
     again.restore(own.leases, own.node_hours(HOUR_S), HOUR_S)
     again.admit(terms(0), HOUR_S + 1)
     again.train({"n+8_0"}, HOUR_S + 2)
@@ -197,7 +197,7 @@ def test_a_suspended_lease_is_told_once_also_when_it_is_given_up() -> None:
 
 
 def test_a_lease_of_two_nodes_counts_with_those_that_have_called() -> None:
-    own = LeaseBook()
+    own = LeaseTable()
     own.submitted("8", 1, Lease("", workers=4, nodes=2, length_s=3600.0), 0.0)
 
     def known() -> tuple[LeasePhase, int]:
@@ -218,7 +218,7 @@ def test_a_lease_of_two_nodes_counts_with_those_that_have_called() -> None:
 
 
 def test_a_lease_counts_in_full_until_the_agents_that_another_controller_knew_have_called() -> None:
-    own = LeaseBook()
+    own = LeaseTable()
     own.restore([Lease("8_0", 4, LeasePhase.MEMBER, nodes=2)], 0.0, 0.0)
     own.expect("a+8_0", "8_0")
     own.expect("b+8_0", "8_0")

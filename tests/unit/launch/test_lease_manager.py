@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.agent_messages import LeaseTerms
+from farandole.control.agent_messages import LeaseOffer
 from farandole.control.run_messages import AdviceView, Progressed
 from farandole.errors import SettingsError
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.actions import Release
 from farandole.launch.leases.ending import arrays_of, cancelled
 from farandole.launch.leases.folder_thread import JOURNAL
+from farandole.launch.leases.job_arrays import POLICY, LeaseSupply, limits_in, write_supply
 from farandole.launch.leases.journal import read_records, replay
 from farandole.launch.leases.lease import LeasePhase
-from farandole.launch.leases.lease_book import PARTIAL_S
+from farandole.launch.leases.lease_table import PARTIAL_S
 from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.live_plan import dry_run
 from farandole.launch.leases.manager import FIND_AGAIN_S, LeaseManager
+from farandole.launch.leases.observation import ScaleTo, Stop
 from farandole.launch.leases.rules import LeaseRule
 from farandole.launch.leases.scheduler import JobPhase, Scheduler
-from farandole.launch.leases.seen import ScaleTo, Stop
-from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in, write_supply
 from workbench.scheduler.cluster import FakeCluster
 from workbench.scheduler.fake import FakeScheduler
 
@@ -77,8 +77,8 @@ class Managed:
         self.manager.close()
 
 
-def terms(index: int, node: str = "n") -> LeaseTerms:
-    return LeaseTerms("1", index, 0, "x", node, 1)
+def terms(index: int, node: str = "n") -> LeaseOffer:
+    return LeaseOffer("1", index, 0, "x", node, 1)
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_the_end_cancels_own_arrays_those_in_doubt_too_and_nobody_elses(
     managed = make(LeaseLimits(max_np=8, array_leases=3))
     guests = managed.cluster.submit(SCRIPT, 2, "other")
     managed.turn()
-    managed.manager.book.admit(LeaseTerms(guests, 0, 0, "x", "n", 1), managed.now_s)
+    managed.manager.book.admit(LeaseOffer(guests, 0, 0, "x", "n", 1), managed.now_s)
     managed.turn()
     folder = RunFolder.create(tmp_path / "run")
     (folder.path / JOURNAL).write_text("".join(managed.journal))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.collective import DType, Kind
-from farandole.control.messages import Entry, GatheredParts, Order, Share, Signature, Welcome
+from farandole.control.messages import Entry, GatheredParts, Order, SharedEntry, Signature, Welcome
 from farandole.runtime.coordination.downlink import Downlink
 from farandole.runtime.coordination.rank_set import RankSet, alike
 from farandole.runtime.relay.combining import HOLD_S, Combining
@@ -34,7 +34,7 @@ def test_all_below_are_one_share_without_ranks() -> None:
     for rank in (2, 6, 3):
         assert combining.take(0.0) == []
         combining.submit(only(rank), ACCURACY, now=0.0)
-    assert combining.take(0.0) == [Share(ACCURACY)]
+    assert combining.take(0.0) == [SharedEntry(ACCURACY)]
     assert combining.take(HOLD_S) == []
     assert combining.deadline_s is None
 
@@ -44,7 +44,7 @@ def test_only_members_of_the_process_set_are_waited_for() -> None:
     mine = Entry(1, "loss", 4)
     combining.submit(only(2), mine, now=0.0)
     combining.submit(only(6), mine, now=0.0)
-    assert combining.take(0.0) == [Share(mine)]
+    assert combining.take(0.0) == [SharedEntry(mine)]
 
 
 def test_what_differs_goes_up_side_by_side() -> None:
@@ -52,13 +52,13 @@ def test_what_differs_goes_up_side_by_side() -> None:
     other = Entry(0, "loss", signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[4]]))
     for rank, entry in ((2, LOSS), (3, other), (6, LOSS)):
         combining.submit(only(rank), entry, now=0.0)
-    assert combining.take(0.0) == [Share(LOSS, [2, 3, 6, 7]), Share(other, [3, 4])]
+    assert combining.take(0.0) == [SharedEntry(LOSS, [2, 3, 6, 7]), SharedEntry(other, [3, 4])]
 
 
 def test_an_unknown_process_set_is_nothing_to_wait_for() -> None:
     combining = Combining(below([2, 3]))
     combining.submit(only(2), Entry(9, "loss", 4), now=0.0)
-    assert combining.take(0.0) == [Share(Entry(9, "loss", 4), [2, 3])]
+    assert combining.take(0.0) == [SharedEntry(Entry(9, "loss", 4), [2, 3])]
 
 
 def test_after_a_while_it_goes_up_as_far_as_it_came_and_the_late_ones_follow_at_once() -> None:
@@ -66,21 +66,21 @@ def test_after_a_while_it_goes_up_as_far_as_it_came_and_the_late_ones_follow_at_
     combining.submit(only(2), ACCURACY, now=1.0)
     combining.submit(only(3), ACCURACY, now=1.1)
     due = [combining.deadline_s]
-    assert combining.take(1.0 + HOLD_S) == [Share(ACCURACY, [2, 4])]
+    assert combining.take(1.0 + HOLD_S) == [SharedEntry(ACCURACY, [2, 4])]
     assert [*due, combining.deadline_s] == [1.0 + HOLD_S, None]
     combining.submit(only(6), ACCURACY, now=9.0)
-    assert combining.take(9.0) == [Share(ACCURACY, [6, 7])]
+    assert combining.take(9.0) == [SharedEntry(ACCURACY, [6, 7])]
 
 
 def test_a_rank_that_was_told_of_an_error_may_come_again() -> None:
     combining = Combining(below([2, 3]))
     combining.submit(only(2), ACCURACY, now=0.0)
-    assert combining.take(HOLD_S) == [Share(ACCURACY, [2, 3])]
+    assert combining.take(HOLD_S) == [SharedEntry(ACCURACY, [2, 3])]
     combining.ordered(Order(0, 1, Kind.ALLREDUCE, ["accuracy"], [SIGNATURE], error="no"), only(2))
     combining.submit(only(3), ACCURACY, now=1.0)
     assert combining.take(1.0) == []
     combining.submit(only(2), ACCURACY, now=1.0)
-    assert combining.take(1.0) == [Share(ACCURACY)]
+    assert combining.take(1.0) == [SharedEntry(ACCURACY)]
 
 
 def test_joined_ranks_are_not_waited_for_and_their_joining_goes_up_with_what_needs_it() -> None:
@@ -89,10 +89,10 @@ def test_joined_ranks_are_not_waited_for_and_their_joining_goes_up_with_what_nee
     assert combining.take(0.0) == []
     for rank in (2, 3):
         combining.submit(only(rank), ACCURACY, now=0.0)
-    assert combining.take(0.0) == [Share(ACCURACY, [2, 4]), Share(JOIN, [6, 7])]
+    assert combining.take(0.0) == [SharedEntry(ACCURACY, [2, 4]), SharedEntry(JOIN, [6, 7])]
     for rank in (2, 3):
         combining.submit(only(rank), ACCURACY, now=0.0)
-    assert combining.take(0.0) == [Share(ACCURACY, [2, 4])]
+    assert combining.take(0.0) == [SharedEntry(ACCURACY, [2, 4])]
 
 
 def test_joining_overtakes_nothing_that_was_said_before() -> None:
@@ -100,13 +100,13 @@ def test_joining_overtakes_nothing_that_was_said_before() -> None:
     combining.submit(only(2), ACCURACY, now=0.0)
     combining.submit(only(2), JOIN, now=0.0)
     combining.submit(only(3), JOIN, now=0.0)
-    assert combining.take(0.0) == [Share(ACCURACY, [2, 3]), Share(JOIN)]
+    assert combining.take(0.0) == [SharedEntry(ACCURACY, [2, 3]), SharedEntry(JOIN)]
 
 
 def test_once_all_have_joined_they_are_waited_for_again() -> None:
     combining = Combining(below([2, 3]))
     combining.submit(only(2, 3), JOIN, now=0.0)
-    assert combining.take(0.0) == [Share(JOIN)]
+    assert combining.take(0.0) == [SharedEntry(JOIN)]
     combining.ordered(Order(0, 1, Kind.JOIN, ["join"], [Signature(Kind.JOIN, [], [])]), only(2, 3))
     combining.submit(only(2), ACCURACY, now=0.0)
     assert combining.take(0.0) == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from farandole.collective import DType, Kind
 from farandole.control import messages, task_messages
 from farandole.control.agent_messages import Report
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
@@ -433,11 +433,11 @@ peers: list[st.SearchStrategy[Message]] = [
     st.builds(task_messages.FetchTask, small),
     st.builds(Welcome, small, small, st.just([]), text, text),
     st.builds(Report, st.builds(WorkerExited, small, small, text, text, small, text)),
-    st.builds(messages.Ready, small, st.lists(st.builds(messages.Share, entries, st.lists(small, max_size=4)))),
+    st.builds(messages.Ready, small, st.lists(st.builds(messages.SharedEntry, entries, st.lists(small, max_size=4)))),
 ]  # fmt: skip
-letters = st.lists(st.builds(messages.Letter, sockets, st.one_of(peers).map(messages.encode) | st.binary(max_size=3)))
+letters = st.lists(st.builds(messages.Envelope, sockets, st.one_of(peers).map(messages.encode) | st.binary(max_size=3)))
 moves = st.one_of(
-    st.tuples(sockets | st.just(b"relay-b"), st.one_of(peers) | letters.map(messages.Letters)),
+    st.tuples(sockets | st.just(b"relay-b"), st.one_of(peers) | letters.map(messages.Envelopes)),
     st.tuples(st.just(None), st.floats(0, 700)),
     st.tuples(st.just("exit"), st.tuples(small, st.integers(100, 103), small)),
 )

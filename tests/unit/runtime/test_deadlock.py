@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from farandole.collective import Kind
 from farandole.control.messages import ThreadWait, Waits
-from farandole.runtime.coordination.deadlock import Confirmation, Deadlock, DeadlockDetector
+from farandole.runtime.coordination.deadlock import Deadlock, DeadlockCheck, DeadlockDetector
 from farandole.runtime.coordination.process_groups import ProcessGroups
 from farandole.runtime.coordination.rank_set import NOBODY, RankSet
 from tests.support.runtime.programs import Job, Op, jobs
@@ -70,7 +70,7 @@ class Observed(Flat):
                 self.words[r].append(msgspec.structs.replace(self.waits(r), question=word))
         elif how == "look" and not self.verdict:
             step = self.detector.look(0.0)
-            if isinstance(step, Confirmation):
+            if isinstance(step, DeadlockCheck):
                 for rank in step.ranks:
                     self.words[rank].append(step.question)
             elif isinstance(step, Deadlock):
@@ -162,7 +162,7 @@ def _verdict(*said: Waits, pending: dict[str, tuple[list[int], list[int]]] | Non
     asked = detector.look(0.2)
     if asked is None:
         return ""
-    assert isinstance(asked, Confirmation)
+    assert isinstance(asked, DeadlockCheck)
     for rank in asked.ranks:
         detector.hear(rank, msgspec.structs.replace(said[rank], question=asked.question), 0.2)
     found = detector.look(0.2)
@@ -208,7 +208,7 @@ def test_one_that_has_moved_in_between_is_no_part_of_it(tokens: tuple[int, int])
     detector.hear(0, _planned(1, "p", 3), 0.0)
     detector.hear(1, _planned(1, "q", 3), 0.0)
     asked = detector.look(0.2)
-    assert isinstance(asked, Confirmation)
+    assert isinstance(asked, DeadlockCheck)
     for rank, (token, lane) in enumerate(zip(tokens, "pq", strict=True)):
         answer = msgspec.structs.replace(_planned(token, lane, 3), question=asked.question)
         detector.hear(rank, answer, 0.3)
@@ -222,8 +222,8 @@ def test_answers_to_an_earlier_question_do_not_count() -> None:
         detector.hear(rank, said[rank], 0.0)
     first = detector.look(0.2)
     again = detector.look(99.0)
-    assert isinstance(first, Confirmation)
-    assert isinstance(again, Confirmation)
+    assert isinstance(first, DeadlockCheck)
+    assert isinstance(again, DeadlockCheck)
     for rank in (0, 1):
         detector.hear(rank, msgspec.structs.replace(said[rank], question=first.question), 99.0)
     assert detector.look(99.5) is None
@@ -241,11 +241,11 @@ def test_one_that_goes_on_takes_the_others_along() -> None:
     for rank in range(3):
         detector.hear(rank, said[rank], 0.0)
     asked = detector.look(0.2)
-    assert isinstance(asked, Confirmation)
+    assert isinstance(asked, DeadlockCheck)
     assert asked.ranks == (0, 1, 2)
     detector.hear(0, msgspec.structs.replace(said[0], question=asked.question), 0.2)
     ready[0, "a"] = [0], [1, 2]  # the next one
     detector.hear(2, Waits(1, question=asked.question), 0.2)
     said[1] = _named(1, "b")
     detector.hear(1, msgspec.structs.replace(said[1], question=asked.question), 0.2)
-    assert isinstance(detector.look(0.2), Confirmation), "rank 0 is asked again"
+    assert isinstance(detector.look(0.2), DeadlockCheck), "rank 0 is asked again"

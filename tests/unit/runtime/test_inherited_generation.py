@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
-from farandole.control.endings import GenerationEnded
-from farandole.control.messages import Abort, Blocked, ChangeDue, Entry, Hello, Leave, Progress, Stay, Submit, Withdraw
+from farandole.control.exits import GenerationEnded
+from farandole.control.messages import (
+    Abort,
+    Blocked,
+    ChangeDue,
+    ControllerLost,
+    Entry,
+    Hello,
+    Leave,
+    Progress,
+    Submit,
+    Withdraw,
+)
 from farandole.elastic.membership.formation import ElasticFormation
 from farandole.elastic.membership.job_events import Answered, WorkerHung, WorkerLeft
 from farandole.elastic.membership.journal import Recorded, read
@@ -51,7 +62,7 @@ def hello(worker_id: int) -> Hello:
 
 def test_who_stays_is_told_to_come_when_its_state_allows_it() -> None:
     bench = Bench()
-    assert bench.says(b"wc", Stay(7, 0)) == [(b"wc", ChangeDue(7, REASON))]
+    assert bench.says(b"wc", ControllerLost(7, 0)) == [(b"wc", ChangeDue(7, REASON))]
     assert bench.says(b"xc", Leave(7, worker_id=1)) == []
     assert bench.says(b"wc", hello(0)) == []  # as it was told
     assert not bench.inherited.takes(b"wc", hello(0))  # it is for the controller as well
@@ -59,24 +70,31 @@ def test_who_stays_is_told_to_come_when_its_state_allows_it() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Stay(7, 1, wait=True), SUBMIT, Leave(7, "it broke"), Blocked(7, 0, "o", 1, "", 9.0), hello(1), Withdraw(1)],
+    [
+        ControllerLost(7, 1, wait=True),
+        SUBMIT,
+        Leave(7, "it broke"),
+        Blocked(7, 0, "o", 1, "", 9.0),
+        hello(1),
+        Withdraw(1),
+    ],
     ids=lambda message: type(message).__name__,
 )
 def test_who_needs_a_controller_ends_it_for_all(message: Any) -> None:
     bench = Bench()
-    bench.says(b"wc", Stay(7, 0))
+    bench.says(b"wc", ControllerLost(7, 0))
     sent = bench.says(b"xo", message)
     assert sent[0][0] == b"wc"
     assert isinstance(sent[0][1], Abort)
-    assert bench.says(b"yc", Stay(7, 4)) == [(b"yc", sent[0][1])]  # whoever comes later, too
+    assert bench.says(b"yc", ControllerLost(7, 4)) == [(b"yc", sent[0][1])]  # whoever comes later, too
 
 
 def test_the_membership_is_told_who_has_left_and_who_only_takes_long() -> None:
     bench = Bench()
-    bench.says(b"wc", Stay(7, 0))
+    bench.says(b"wc", ControllerLost(7, 0))
     bench.says(b"wu", Leave(7, worker_id=0))
     bench.says(b"xu", Leave(7, "it broke", ending=True, worker_id=4))  # it never said that it stays
-    bench.says(b"yc", Stay(7, 1))
+    bench.says(b"yc", ControllerLost(7, 1))
     bench.says(b"yu", Progress(7, "", "", 0.5))
     assert bench.heard() == [WorkerLeft(0), GenerationEnded(7, "it broke"), WorkerLeft(4, ending=True), Answered(1)]
 
@@ -91,7 +109,7 @@ def test_who_has_left_before_it_could_say_that_it_stays_may_come_again() -> None
 def test_that_all_hang_is_noticed_though_the_controller_is_another_one() -> None:
     bench = Bench()
     for uid, worker_id in ((b"w", 0), (b"x", 1)):
-        bench.says(uid + b"c", Stay(7, worker_id))
+        bench.says(uid + b"c", ControllerLost(7, worker_id))
         bench.says(uid + b"u", Progress(7, "", "", 5.0))
     while not bench.heard() and bench.inherited.deadline_s is not None:
         bench.now = bench.inherited.deadline_s
@@ -106,19 +124,19 @@ def test_that_all_hang_is_noticed_though_the_controller_is_another_one() -> None
 
 
 def test_an_answer_goes_to_the_socket_that_listens() -> None:
-    assert {who for who, _ in Bench().says(b"wo", Stay(7, 0, wait=True))} == {b"wc"}
+    assert {who for who, _ in Bench().says(b"wo", ControllerLost(7, 0, wait=True))} == {b"wc"}
 
 
 def test_one_that_had_ended_before_stays_ended() -> None:
     bench = Bench(over="worker 1 was killed")
-    assert bench.says(b"wc", Stay(7, 0)) == [(b"wc", Abort(7, "worker 1 was killed"))]
+    assert bench.says(b"wc", ControllerLost(7, 0)) == [(b"wc", Abort(7, "worker 1 was killed"))]
 
 
 def test_who_comes_from_another_generation_is_turned_away() -> None:
     bench = Bench()
-    [(who, answer)] = bench.says(b"wc", Stay(6, 0))
+    [(who, answer)] = bench.says(b"wc", ControllerLost(6, 0))
     assert (who, answer.generation) == (b"wc", 6)
     bench.inherited.replace()
-    [(who, answer)] = bench.says(b"wc", Stay(7, 0))
+    [(who, answer)] = bench.says(b"wc", ControllerLost(7, 0))
     assert isinstance(answer, Abort)
     assert not bench.inherited.takes(b"wu", SUBMIT)

@@ -12,7 +12,7 @@ import pytest
 from farandole.collective import Kind
 from farandole.control.messages import Order
 from farandole.runtime.coordination.negotiation import Delivery, Negotiation
-from farandole.runtime.coordination.overdue import Overdue
+from farandole.runtime.coordination.pending_resends import PendingResends
 from farandole.runtime.coordination.rank_set import NOBODY
 from farandole.runtime.lanes.announcement import Announcement
 from farandole.runtime.lanes.grants import WITHDRAWN, Grant, Grants, Said
@@ -166,7 +166,7 @@ def obey_the_generation_before(patch: pytest.MonkeyPatch) -> None:
 
 def let_a_join_overtake(patch: pytest.MonkeyPatch) -> None:
     """As it was: a rank joined before it had said again what it had named by a number that was forgotten."""
-    patch.setattr(Overdue, "hold", lambda *_: NOBODY)
+    patch.setattr(PendingResends, "hold", lambda *_: NOBODY)
 
 
 def withdraw_what_is_given(patch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,11 @@ from farandole.control import messages
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
-    Begin,
+    Envelopes,
     Exchange,
+    FormedGeneration,
     GatheredParts,
     Hello,
-    Letters,
     Ready,
     Refuse,
     Submit,
@@ -50,10 +50,10 @@ class Relay:
         self.up.append(message)
 
     def begin(self) -> None:
-        greetings = [messages.Letter(uid + b"u", messages.encode(HELLO)) for uid in (b"p", b"q")]
-        self.relaying.from_below(CHILD, Letters(greetings))
+        greetings = [messages.Envelope(uid + b"u", messages.encode(HELLO)) for uid in (b"p", b"q")]
+        self.relaying.from_below(CHILD, Envelopes(greetings))
         welcome = Welcome(1, -1, ["b", "b", "c", "c"], "tcp", "")
-        self.relaying.from_above(Begin(welcome, [[0, 2]], [(0, b"x"), (1, b"y"), (2, b"p"), (3, b"q")]))
+        self.relaying.from_above(FormedGeneration(welcome, [[0, 2]], [(0, b"x"), (1, b"y"), (2, b"p"), (3, b"q")]))
         self.relaying.flush()
 
 
@@ -61,7 +61,7 @@ def test_workers_are_welcomed_with_their_rank_and_children_with_theirs() -> None
     relay = Relay()
     relay.begin()
     (child, begin), *welcomes = relay.down
-    assert isinstance(begin, Begin)
+    assert isinstance(begin, FormedGeneration)
     assert (child, begin.members) == (CHILD, [(2, b"p"), (3, b"q")])
     assert [(to, message.rank) for to, message in welcomes if isinstance(message, Welcome)] == [(b"xc", 0), (b"yc", 1)]
 
@@ -92,21 +92,21 @@ def test_what_is_too_long_for_one_message_goes_up_in_several(sizes: list[int], f
         patched.setattr(messages, "LIMIT_BYTES", 1000)
         relay = Relay()
         said = [
-            messages.Letter(b"w%du" % n, messages.encode(TaskResult(0, True, bytes(size))))
+            messages.Envelope(b"w%du" % n, messages.encode(TaskResult(0, True, bytes(size))))
             for n, size in enumerate(sizes)
         ]
         longest = TaskResult(0, True, b"")
         room = 1000 - len(messages.encode(TaskResult(0, True, bytes(900)))) + 900
         said.append(
-            messages.Letter(b"longestu", messages.encode(msgspec.structs.replace(longest, payload=bytes(room))))
+            messages.Envelope(b"longestu", messages.encode(msgspec.structs.replace(longest, payload=bytes(room))))
         )
         for letter in said:
             if from_child:
-                relay.relaying.from_below(CHILD, Letters([letter]))
+                relay.relaying.from_below(CHILD, Envelopes([letter]))
             else:
                 relay.relaying.from_below(letter.identity, messages.decode(letter.frame))
         relay.relaying.flush()
-        assert [letter for bag in relay.up if isinstance(bag, Letters) for letter in bag.letters] == said
+        assert [letter for bag in relay.up if isinstance(bag, Envelopes) for letter in bag.letters] == said
         assert len(relay.up) <= 2 + len(sizes)
 
 
@@ -114,7 +114,7 @@ moves = st.one_of(
     st.tuples(
         st.sampled_from([b"xu", b"yu", b"zu", b"", b"\xff", CHILD]),
         st.one_of(peers)
-        | letters.map(Letters)
+        | letters.map(Envelopes)
         | st.builds(
             GatheredParts, small, st.just("k"), st.lists(small), st.lists(st.tuples(small, st.binary(max_size=2)))
         ),

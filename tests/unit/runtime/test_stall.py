@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from farandole.control.messages import Progress
 from farandole.runtime.coordination.stall import (
     PATIENCE_S,
-    Inquiry,
     Limits,
+    StackRequest,
     StallInspector,
     StallReport,
     StallVerdict,
@@ -39,7 +39,7 @@ def text(step: Step) -> str:
 
 def report(stall: StallInspector, now: float, *waiting: Waiting) -> str:
     """Ask, hear nothing, and report."""
-    assert isinstance(stall.look(now, waiting, LAST), Inquiry)
+    assert isinstance(stall.look(now, waiting, LAST), StackRequest)
     return text(stall.look(now + PATIENCE_S, waiting, LAST))
 
 
@@ -54,7 +54,7 @@ def test_a_report_says_what_waits_for_whom_and_where_they_are() -> None:
     stall.expect(100.0)
     assert stall.deadline_s == 160.0
     waiting = [wait(100.0)]
-    assert stall.look(160.0, waiting, LAST) == Inquiry((1,))
+    assert stall.look(160.0, waiting, LAST) == StackRequest((1,))
     assert stall.deadline_s == 160.0 + PATIENCE_S
     stall.answered(1, Progress(1, "allreduce.x", ""), 160.1)
     assert stall.deadline_s == 160.0 + PATIENCE_S
@@ -84,7 +84,7 @@ def test_a_rank_inside_something_else_is_said_to_be_there() -> None:
 
 def test_what_ends_while_it_is_asked_about_is_not_reported() -> None:
     stall = inspector()
-    assert isinstance(stall.look(60.0, [wait()], LAST), Inquiry)
+    assert isinstance(stall.look(60.0, [wait()], LAST), StackRequest)
     assert stall.look(61.0, [], LAST) is None
     assert stall.deadline_s is not None  # a repetition was due; then there is nothing, and it sleeps
     assert stall.look(stall.deadline_s, [], LAST) is None
@@ -103,7 +103,7 @@ def test_reports_come_at_doubling_intervals_however_many_collectives_wait() -> N
         if (
             stall.deadline_s is not None
             and now >= stall.deadline_s
-            and isinstance(stall.look(now, waiting, LAST), Inquiry)
+            and isinstance(stall.look(now, waiting, LAST), StackRequest)
         ):
             asked.append(second)
     assert asked == [10, 20, 40, 80, 160, 320]
@@ -112,7 +112,7 @@ def test_reports_come_at_doubling_intervals_however_many_collectives_wait() -> N
 def test_a_new_missing_rank_is_reported_at_once() -> None:
     stall = inspector()
     report(stall, 60.0, wait())
-    assert stall.look(70.0, [wait(), wait(10.0, "acc", (2,))], LAST) == Inquiry((1, 2))
+    assert stall.look(70.0, [wait(), wait(10.0, "acc", (2,))], LAST) == StackRequest((1, 2))
 
 
 def test_a_stall_after_one_that_ended_is_reported_in_time() -> None:
@@ -120,7 +120,7 @@ def test_a_stall_after_one_that_ended_is_reported_in_time() -> None:
     report(stall, 60.0, wait())
     assert stall.look(100.0, [wait(90.0)], LAST) is None
     assert stall.deadline_s == 150.0
-    assert stall.look(150.0, [wait(90.0)], LAST) == Inquiry((1,))
+    assert stall.look(150.0, [wait(90.0)], LAST) == StackRequest((1,))
 
 
 def test_the_intervals_begin_anew_with_every_stall() -> None:
@@ -135,7 +135,7 @@ def test_the_intervals_begin_anew_with_every_stall() -> None:
 def test_many_waits_and_ranks_are_cut() -> None:
     stall = StallInspector(Limits(60.0, 0.0), ["a"] * 20)
     waiting = [Waiting((n,), f"allreduce 'n{n}'", 0.0, (0,), tuple(range(1, 20))) for n in range(9)]
-    assert stall.look(60.0, waiting, NOTHING) == Inquiry(tuple(range(1, 9)))
+    assert stall.look(60.0, waiting, NOTHING) == StackRequest(tuple(range(1, 9)))
     lines = text(stall.look(61.0, waiting, NOTHING)).splitlines()
     assert "stalled: 4 more" in lines
     assert "  and 11 more ranks" in lines
@@ -186,7 +186,7 @@ def test_old_news_end_no_job() -> None:
 def test_when_all_are_inside_they_are_asked_and_who_has_moved_on_ends_the_matter() -> None:
     stall = inspector()
     inside = wait(missing=())._replace(what="step 7")
-    assert stall.look(60.0, [inside], LAST) == Inquiry((0, 1, 2))
+    assert stall.look(60.0, [inside], LAST) == StackRequest((0, 1, 2))
     stall.answered(2, Progress(1, "", "step 8"), 60.5)
     assert stall.look(61.0, [inside], LAST) is None
     again = inspector()
@@ -222,7 +222,7 @@ def test_whatever_waits_it_neither_raises_nor_spins(
             assert looks < 5
             if isinstance(step, StallVerdict):
                 return
-            if isinstance(step, Inquiry) and answers:
+            if isinstance(step, StackRequest) and answers:
                 for rank in step.ranks:
                     stall.answered(rank, Progress(1, "", ""), now)
                     stall.stack(rank, "", now)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.messages import Hello
 from farandole.errors import UnsupportedError
 from farandole.runtime.coordination.formation import Decision, Formed, Refused
@@ -196,10 +196,10 @@ def test_a_member_whose_connections_are_gone_makes_room_without_a_word() -> None
         asked.append(identity)
         return False
 
-    forming.occupants.is_connected = is_connected
+    forming.registry.is_connected = is_connected
     assert formed(arrive(forming, hello(0, 1, pid=9))).members[0].hello.pid == 9
     assert asked == [b"0c"]
-    forming.occupants.below(lambda uid: uid == b"0")
+    forming.registry.below(lambda uid: uid == b"0")
     assert refused(arrive(forming, hello(0, 1, pid=10))).reason.startswith("rank 0 on a is process 9")
 
 

@@ -14,13 +14,13 @@ from farandole.control.agent_messages import (
     AGENT,
     AgentHello,
     KillWorker,
-    LeaseTerms,
+    LeaseOffer,
     Leaving,
     Report,
     Started,
     StartWorkers,
 )
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.keys import new_secret
 from farandole.control.search_messages import TrialLeft
 from farandole.errors import ControlError
@@ -130,7 +130,7 @@ def test_ends_on_a_lease_that_leaves_are_no_fault_of_the_others(tmp_path: Path) 
     for host, slots in (("a", 9), ("b", 1)):
         pool.take(
             AGENT + f"{host}+7".encode(),
-            AgentHello(f"{host}+7", 1, __version__, lent=LeaseTerms("7", -1, 0, "", host, slots)),
+            AgentHello(f"{host}+7", 1, __version__, lent=LeaseOffer("7", -1, 0, "", host, slots)),
         )
     pool.take(AGENT + b"a+7", Leaving())
     for worker_id in range(9):

@@ -17,7 +17,7 @@ from farandole.search.advisor import Advisor, Parameters, TrialResult
 from farandole.search.optuna_advisor import OptunaAdvisor
 from farandole.search.rungs import Rungs
 from farandole.search.space import Space
-from farandole.search.study import ATTEMPTS, Row, Study, StudyPlan
+from farandole.search.study import ATTEMPTS, Study, StudyPlan, StudyTrial
 from farandole.search.trial_log import TrialLog
 
 SPACE = Space.of({"x": (0.0, 1.0)})
@@ -179,7 +179,7 @@ def test_of_many_trials_a_report_looks_anew_at_the_one_that_reports(
     looked: list[int] = []
     losses = Study._losses_at_rungs
 
-    def looking(own: Study, row: Row) -> tuple[float, ...]:
+    def looking(own: Study, row: StudyTrial) -> tuple[float, ...]:
         looked.append(row.number)
         return losses(own, row)
 

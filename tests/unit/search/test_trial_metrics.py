@@ -11,7 +11,7 @@ import pytest
 
 from farandole.control.search_messages import TrialOrder, TrialReport, TrialVerdict
 from farandole.errors import UsageError
-from farandole.search.front import _searched
+from farandole.search.api import _searched
 from farandole.search.trial import Trial
 from farandole.search.trial_log import TrialLog
 from farandole.search.trial_metrics import plain_name

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, final
 
 from farandole import events
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.control.messages import Hello
 from farandole.elastic.membership import actions, job_events
 from farandole.elastic.membership.journal import Recorded
@@ -89,7 +89,7 @@ class ElasticFormation(Formation):
 
     def turn_away(self, uid: bytes, hello: Hello) -> str:
         """See ``Formation``."""
-        taken = self.occupants.objection(hello)
+        taken = self.registry.objection(hello)
         if taken:
             self._due.append(Refused((Member(uid, hello),), taken))
         return taken
@@ -97,7 +97,7 @@ class ElasticFormation(Formation):
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
         """See ``Formation``."""
         member = Member(uid, hello)
-        self.occupants.enter(uid, hello)
+        self.registry.enter(uid, hello)
         reference = self._formed or tuple(self._known.values())
         is_new = hello.worker_id not in self._seniors
         misfit = disagreement((reference[0], member)) if reference and is_new else ""
@@ -111,7 +111,7 @@ class ElasticFormation(Formation):
 
     def worker_exited(self, event: WorkerExited) -> None:
         """See ``Formation``."""
-        self.occupants.leave(event.worker_id)
+        self.registry.leave(event.worker_id)
         self._known.pop(event.worker_id, None)
         self._seniors.discard(event.worker_id)
         # Without its last lines: the journal has what is decided by, and they may be long.
@@ -119,7 +119,7 @@ class ElasticFormation(Formation):
 
     def left(self, worker_id: int, ending: bool, told: bool) -> None:
         """See ``Formation``."""
-        self.occupants.leave(worker_id)
+        self.registry.leave(worker_id)
         self.tell(job_events.WorkerLeft(worker_id, ending, told))
 
     def answered(self, worker_id: int) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias, final
 
 import msgspec
 
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, WorkerExited
 
 UNTOLD = -1
 """Worker id in events of journals from before these told it."""
@@ -111,7 +111,7 @@ class ControllerReplaced(Event, frozen=True):
 
 
 @final
-class Seat(msgspec.Struct, frozen=True):
+class MemberSlot(msgspec.Struct, frozen=True):
     """Place of a member: its number, its host, and its slot there."""
 
     worker_id: int
@@ -128,7 +128,7 @@ class LeadReplaced(Event, frozen=True):
     """
 
     generation: int
-    members: tuple[Seat, ...]
+    members: tuple[MemberSlot, ...]
     next_worker_id: int
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, final
 
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.control.process import exit_status
 from farandole.elastic.membership import job_events
 from farandole.elastic.membership.actions import AbortGeneration, AnyAction, Decision, Greet, Kill, RefuseWorkers

@@ -30,7 +30,7 @@ class Opening(msgspec.Struct, frozen=True, tag=True):
 
 
 @final
-class Heard(msgspec.Struct, frozen=True):
+class EventRecord(msgspec.Struct, frozen=True):
     """An event, and when the membership was told of it."""
 
     at_s: float
@@ -38,16 +38,16 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 @final
-class Turn(msgspec.Struct, frozen=True, tag=True):
+class DecisionRecord(msgspec.Struct, frozen=True, tag="Turn"):
     """Events since the last turn, and the decisions that followed from them."""
 
     at_s: float
-    heard: list[Heard]
+    heard: list[EventRecord]
     decisions: list[Decision]
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Opening | Turn)
+_decoder = msgspec.json.Decoder(Opening | DecisionRecord)
 
 
 @final
@@ -57,7 +57,7 @@ class Recorded:
     def __init__(self, policy: Policy, write: Callable[[str], object], lines: Sequence[str] = ()) -> None:
         self._membership = Membership(policy)
         self._write = write
-        self._heard: list[Heard] = []
+        self._heard: list[EventRecord] = []
         self.finish: Decision | None = None
         """The decision to finish, if the journal that is gone on with has it."""
         if lines:
@@ -67,9 +67,9 @@ class Recorded:
 
     def follow(self, lines: Iterable[str]) -> None:
         """Go on where these lines end, which another process has written after those that were known here."""
-        self._repeat(turn for turn in map(_decoder.decode, lines) if isinstance(turn, Turn))
+        self._repeat(turn for turn in map(_decoder.decode, lines) if isinstance(turn, DecisionRecord))
 
-    def _repeat(self, turns: Iterable[Turn]) -> None:
+    def _repeat(self, turns: Iterable[DecisionRecord]) -> None:
         for turn in turns:
             for heard in turn.heard:
                 self._membership.on(heard.at_s, heard.event)
@@ -78,7 +78,7 @@ class Recorded:
 
     def on(self, now: float, event: job_events.JobEvent) -> None:
         """See ``Membership``."""
-        self._heard.append(Heard(now, event))
+        self._heard.append(EventRecord(now, event))
         self._membership.on(now, event)
 
     def decide(self, now: float) -> list[Decision]:
@@ -87,7 +87,7 @@ class Recorded:
         if self._heard or decisions:
             # Written before the caller can obey: should this process die in between, the next controller repeats an
             # order, which agents obey once. The other way round it would not know of a worker that was started.
-            self._add(Turn(now, self._heard, decisions))
+            self._add(DecisionRecord(now, self._heard, decisions))
             self._heard = []
         return decisions
 
@@ -131,11 +131,11 @@ class Recorded:
         """See ``Membership``."""
         return self._membership.step_s
 
-    def _add(self, line: Opening | Turn) -> None:
+    def _add(self, line: Opening | DecisionRecord) -> None:
         self._write(_encoder.encode(line).decode() + "\n")
 
 
-def read(lines: Iterable[str]) -> tuple[Policy, list[Turn]]:
+def read(lines: Iterable[str]) -> tuple[Policy, list[DecisionRecord]]:
     """The policy and all turns of a journal. A last line without its end is of a writer that was killed: it is left."""
     whole = [line for line in lines if line.endswith("\n")]
     try:
@@ -144,10 +144,10 @@ def read(lines: Iterable[str]) -> tuple[Policy, list[Turn]]:
         raise UsageError(f"this is no journal of an elastic job of this version: {error}") from error
     if not isinstance(opening, Opening) or any(isinstance(turn, Opening) for turn in turns):
         raise UsageError("this is no journal of one elastic job: its first line, and no other, has the policy")
-    return opening.policy, [turn for turn in turns if isinstance(turn, Turn)]
+    return opening.policy, [turn for turn in turns if isinstance(turn, DecisionRecord)]
 
 
-def replay(lines: Iterable[str]) -> list[Turn]:
+def replay(lines: Iterable[str]) -> list[DecisionRecord]:
     """Decide everything again; returns the turns, and raises ``UsageError`` at the first that comes out otherwise."""
     policy, turns = read(lines)
     membership = Membership(policy)

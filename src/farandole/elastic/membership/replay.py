@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from farandole.elastic.membership.journal import Turn, replay
+from farandole.elastic.membership.journal import DecisionRecord, replay
 from farandole.errors import UsageError
 
 
-def tell(turns: Sequence[Turn]) -> Iterator[str]:
+def tell(turns: Sequence[DecisionRecord]) -> Iterator[str]:
     """Lines to print, for each event and decision; seconds count from the first turn."""
     begin_s = turns[0].at_s if turns else 0.0
     for turn in turns:

@@ -75,7 +75,7 @@ def count(parts: Sequence[Vote]) -> VoteOutcome:
 
 
 @final
-class Claim(NamedTuple):
+class VoteClaim(NamedTuple):
     """Description of one rank's state when a generation begins.
 
     ``step`` counts the steps that it has seen voted and has wholly applied (``NEW``: it has no state of the job, or
@@ -90,7 +90,7 @@ class Claim(NamedTuple):
 
 
 def goes_on_from(step: int, joined: bool) -> int:
-    """The step from which a job goes on with a state of such a ``Claim``; ``NEW`` if it cannot.
+    """The step from which a job goes on with a state of such a ``VoteClaim``; ``NEW`` if it cannot.
 
     >>> goes_on_from(7, joined=True), goes_on_from(NEW, joined=False), goes_on_from(NEW, joined=True)
     (7, 0, -1)
@@ -117,7 +117,7 @@ class Agreement:
     alike: list[str]
 
 
-def agree(claims: Sequence[Claim]) -> Agreement:
+def agree(claims: Sequence[VoteClaim]) -> Agreement:
     """Choose the rank whose state is the job's. Raises ``StartError`` if no rank is left that has it."""
     step = max(claim.step for claim in claims)
     eligible = [rank for rank, claim in enumerate(claims) if claim.step == step and (step > NEW or not claim.joined)]
@@ -138,7 +138,7 @@ def agree(claims: Sequence[Claim]) -> Agreement:
     )
 
 
-def _alike(claims: Sequence[Claim], root: int) -> list[str]:
+def _alike(claims: Sequence[VoteClaim], root: int) -> list[str]:
     """Names of the private things in which all ranks at one step agree, at whatever step; tensors say nothing of it.
 
     Ranks that have yet to begin are where the root is, as those that have loaded a checkpoint begin there. Those that

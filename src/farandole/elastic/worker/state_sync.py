@@ -22,9 +22,9 @@ from typing import Any, Generic, TypeVar, final
 import cloudpickle
 
 from farandole import events
-from farandole.elastic.membership.vote import NEW, Agreement, Claim, agree
+from farandole.elastic.membership.vote import NEW, Agreement, VoteClaim, agree
 from farandole.elastic.worker.state_parts import StatePart, unfit
-from farandole.elastic.worker.transfer import Flat, transfer
+from farandole.elastic.worker.transfer import FlatState, transfer
 from farandole.errors import UsageError
 from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
@@ -154,8 +154,8 @@ def synchronize(
     inventory = Inventory(parts, leaves)
     # Of the layout, too: equal bytes of other arrays are no reason to keep them, as there may be more than these here.
     layout = zlib.crc32(leaves.layout([*inventory.common(), *inventory.own()]).encode())
-    digest = f"{Flat(leaves.memory(inventory.common())).checksum():08x}{layout:08x}"
-    claim = Claim(job_state.step, digest, inventory.private(job_state.unlike), job_state.joined)
+    digest = f"{FlatState(leaves.memory(inventory.common())).checksum():08x}{layout:08x}"
+    claim = VoteClaim(job_state.step, digest, inventory.private(job_state.unlike), job_state.joined)
     # Every rank decides by itself, from the same claims in the same order: no further round, and no rank whose death
     # would leave the others without an answer.
     agreement = agree(allgather_object(claim, "elastic.claims"))
@@ -218,7 +218,7 @@ def _put_back_by_failure(leaves: Leaves[T], inventory: Inventory[T], reach: Call
     """Restore all tensors if the block raises. The copy is made once in a job, before its first step."""
     tensors = [*inventory.common(), *inventory.own()]
     arrays = leaves.memory(tensors)
-    memory = Flat(arrays)
+    memory = FlatState(arrays)
     everything, kept = range(memory.nbytes), (ctypes.c_char * memory.nbytes)()
     memory.read(everything, ctypes.addressof(kept))
     try:
@@ -232,7 +232,7 @@ def _put_back_by_failure(leaves: Leaves[T], inventory: Inventory[T], reach: Call
 
 def _move(leaves: Leaves[T], tensors: Sequence[T], sources: Sequence[int], receives: bool, label: str) -> int:
     arrays = leaves.memory(tensors)
-    nbytes = transfer(Flat(arrays), sources, receives, label)
+    nbytes = transfer(FlatState(arrays), sources, receives, label)
     if receives:
         leaves.written(tensors, arrays)
     return nbytes

@@ -29,7 +29,7 @@ _CHECK = struct.Struct("<I")
 
 
 @final
-class Flat:
+class FlatState:
     """Pieces of host memory as one sequence of bytes."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
@@ -83,7 +83,7 @@ def stripes(nbytes: int, sources: int, round_bytes: int = ROUND_BYTES) -> list[l
     return rounds
 
 
-def transfer(memory: Flat, sources: Sequence[int], receives: bool, label: str) -> int:
+def transfer(memory: FlatState, sources: Sequence[int], receives: bool, label: str) -> int:
     """Make ``memory`` on every rank that ``receives`` what it is on the ``sources``; returns how many bytes that were.
 
     Collective among all ranks; ``sources`` ascend. Raises ``EngineError`` on a rank that got a stripe with a wrong
@@ -93,7 +93,7 @@ def transfer(memory: Flat, sources: Sequence[int], receives: bool, label: str) -
     rank = session.topology.rank
     # Two buffers, as the all-gather reads one while it writes the other. Each serves all rounds: when ``_exchange``
     # returns the round is over on this rank, and the engine needs neither any more.
-    packing, arriving = _Room(), _Room()
+    packing, arriving = _ReceiveBuffer(), _ReceiveBuffer()
     for number, parts in enumerate(stripes(memory.nbytes, len(sources))):
         # A rank that neither sends nor receives takes part as well, with no bytes: the all-gather is of all ranks.
         own = _pack(memory, parts[sources.index(rank)], packing) if rank in sources else _array(_buffer(0), 0)
@@ -109,7 +109,7 @@ def transfer(memory: Flat, sources: Sequence[int], receives: bool, label: str) -
 
 
 @final
-class _Room:
+class _ReceiveBuffer:
     """Buffer that every round uses again: fresh memory costs as much as a copy."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class _Room:
         return _array(self._buffer, nbytes)
 
 
-def _pack(memory: Flat, part: range, room: _Room) -> Array:
+def _pack(memory: FlatState, part: range, room: _ReceiveBuffer) -> Array:
     """Copy a stripe of ``memory`` behind its checksum."""
     packed = room.array(_CHECK.size + len(part))
     memory.read(part, packed.address + _CHECK.size)
@@ -130,7 +130,7 @@ def _pack(memory: Flat, part: range, room: _Room) -> Array:
     return packed
 
 
-def _unpack(memory: Flat, parts: Iterable[tuple[int, range]], address: int) -> None:
+def _unpack(memory: FlatState, parts: Iterable[tuple[int, range]], address: int) -> None:
     """Check every stripe of a round, and write it; they lie at ``address`` in the order of their sources."""
     for source, part in parts:
         [said] = _CHECK.unpack(_view(address, _CHECK.size))
@@ -144,7 +144,7 @@ def _unpack(memory: Flat, parts: Iterable[tuple[int, range]], address: int) -> N
         address += _CHECK.size + len(part)
 
 
-def _exchange(name: str, mine: Array, room: _Room) -> int:
+def _exchange(name: str, mine: Array, room: _ReceiveBuffer) -> int:
     """All-gather bytes through the negotiated lane; returns the address of what came."""
     call = Call(Kind.ALLGATHER, f"allgather.{name}", mine, (mine.count,), allocate=lambda shape: room.array(shape[0]))
     current().submit([call], background=False).wait()

@@ -31,7 +31,7 @@ from farandole.engines.engine import (
     require_served,
     require_short,
 )
-from farandole.engines.hybrid.crossing import Crossing
+from farandole.engines.hybrid.inter_host_alltoall import InterHostAlltoall
 from farandole.engines.hybrid.layout import HostLayout
 from farandole.engines.hybrid.member_parts import MemberParts, Rounds, Shared
 from farandole.engines.hybrid.pipeline import IN_FLIGHT, Phase, Pipeline
@@ -233,7 +233,7 @@ class HybridEngine(Engine):
     @ends_when_interrupted
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         """Through the neighbours who carry for the receivers."""
-        crossing = Crossing(self._layout, self.group.rank, self._inside, self._across)
+        crossing = InterHostAlltoall(self._layout, self.group.rank, self._inside, self._across)
         with self._collective():
             crossing.run(send, send_counts, recv, recv_counts)
 

@@ -42,14 +42,14 @@ from farandole.control.agent_messages import (
     Written,
 )
 from farandole.control.dial import first_answering
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
+from farandole.control.oom_kills import OomKills
 from farandole.control.os_text import printed, unpack
-from farandole.control.shortage import Shortage
 from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
-from farandole.launch.agents.lead_way import LeadWay
+from farandole.launch.agents.controller_lookup import ControllerLookup
 from farandole.launch.agents.output import STDERR, JobOutput
 from farandole.launch.agents.worker_output import WorkerOutput, pipes
 from farandole.runtime.relay.agent import Agent, Workers, connected
@@ -91,7 +91,9 @@ class LaunchedWorkers(Workers):
     lead may have a successor on another host has a ``way`` there.
     """
 
-    def __init__(self, config: LaunchedAgentConfig, address: str, signals: int, way: LeadWay | None = None) -> None:
+    def __init__(
+        self, config: LaunchedAgentConfig, address: str, signals: int, way: ControllerLookup | None = None
+    ) -> None:
         self._config, self._address, self._signals, self._way = config, address, signals, way
         self._start: StartWorkers | None = None
         self._output: JobOutput | None = None
@@ -108,7 +110,7 @@ class LaunchedWorkers(Workers):
         """Time at which resource trackers are killed that have been left to themselves."""
         self._finishing = self._dismissed = self._leaving = False
         self._heard = b""
-        self._shortage = Shortage()
+        self._shortage = OomKills()
         self._launcher_lives = config.lent is None  # else nobody writes to our standard input
         self._parent = os.getppid()
 
@@ -166,7 +168,7 @@ class LaunchedWorkers(Workers):
         if self._way is not None and self._link is not None:
             self._follow(self._way, self._link)
 
-    def _follow(self, way: LeadWay, link: AgentLink) -> None:
+    def _follow(self, way: ControllerLookup, link: AgentLink) -> None:
         """Go where the run is led from, and have the workers do so."""
         if address := way.found():
             self._renew(link, address)
@@ -416,7 +418,7 @@ def main() -> None:
         sys.exit(f"farandole: the agent on {config.host} cannot join the job: {error}")
 
 
-def serve(config: LaunchedAgentConfig, address: str, way: LeadWay | None = None) -> None:
+def serve(config: LaunchedAgentConfig, address: str, way: ControllerLookup | None = None) -> None:
     """Start the workers and serve until all have ended and all they wrote is written."""
     with process.signals_as_bytes(SIGNALS) as signals:
         workers = LaunchedWorkers(config, address, signals, way)

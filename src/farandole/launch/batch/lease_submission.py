@@ -25,11 +25,11 @@ from farandole.launch.batch.script import BatchJob, batch_script
 from farandole.launch.batch.submission import asked, submitted
 from farandole.launch.hosts.run_folder import RUNS, RunFolder
 from farandole.launch.leases.folder_thread import set_aside
+from farandole.launch.leases.job_arrays import LeaseSupply, write_supply
 from farandole.launch.leases.policy_file import SITE_POLICY, PolicyFile, bounded, read_policy
 from farandole.launch.leases.rules import LeaseRule
 from farandole.launch.leases.script import LeaseJob, LeaseShape, lease_script, parse_lease
 from farandole.launch.leases.slurm_words import submission, tie
-from farandole.launch.leases.supply import LeaseSupply, write_supply
 from farandole.launch.sbatch.environment import lease_environment
 
 if sys.version_info >= (3, 11):

@@ -25,8 +25,8 @@ from farandole.launch.batch.submission import submitted
 from farandole.launch.command.command import add_output_options, add_size_option
 from farandole.launch.command.options import Parser, add_knobs, knob_arguments, read_file
 from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.leases.job_arrays import read_supply
 from farandole.launch.leases.script import lease_script
-from farandole.launch.leases.supply import read_supply
 from farandole.launch.sbatch.options import BatchOptions
 from farandole.settings import Settings
 

@@ -1,6 +1,6 @@
 """Workers in slots of a cluster that stay, and make one call after another.
 
-    pool = WorkerPool(lender, np=4, env={}, knobs={})
+    pool = WorkerPool(provider, np=4, env={}, knobs={})
     pool.call(FunctionCall(train, (3,))).result()       # [...], by rank
     pool.close()
 
@@ -8,7 +8,7 @@ Every worker runs ``serve``, the function of one long run, and asks this process
 
 Threads. One runs that run, another one, ``_serve``, owns the router that the workers ask, and makes the calls in their
 order. Both are daemons, as a program that ends without ``close`` must not wait for them: its workers then notice that
-it is gone. What the threads share are the queue of calls, futures, and ``Lender.is_over``.
+it is gone. What the threads share are the queue of calls, futures, and ``SlotProvider.is_over``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from farandole.control.keys import JobKeys, new_secret
 from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
 from farandole.control.task_pieces import ResultPieces, fetch, piece_of, send_result
 from farandole.errors import ControlError
-from farandole.launch.clusters.lender import Lender
-from farandole.launch.clusters.lent_function import FunctionCall, run_on
+from farandole.launch.clusters.slot_function import FunctionCall, run_on
+from farandole.launch.clusters.slot_provider import SlotProvider
 from farandole.launch.function.results import Results, values_of
 from farandole.launch.function.task import Task, call
 from farandole.settings import Settings
@@ -50,8 +50,8 @@ END_S = 5.0
 class WorkerPool:
     """Pool of ``np`` workers. Returns at once; the first call waits for them."""
 
-    def __init__(self, lender: Lender, np: int, env: Mapping[str, str], knobs: Mapping[str, Any]) -> None:
-        self._lender, self._np = lender, np
+    def __init__(self, provider: SlotProvider, np: int, env: Mapping[str, str], knobs: Mapping[str, Any]) -> None:
+        self._provider, self._np = provider, np
         self._asked: queue.SimpleQueue[tuple[bytes, Future[list[Any]]] | None] = queue.SimpleQueue()
         self._waiting: dict[int, bytes] = {}
         self._payload, self._pieces = b"", ResultPieces()
@@ -61,7 +61,7 @@ class WorkerPool:
         self._run: Future[Any] = Future()
         self._calls = _in_thread(self._serve, secret, addresses)
         task = FunctionCall(serve, (addresses.result(), secret, self._settings.start_timeout_s))
-        _in_thread(lambda: run_on(lender, task, np, env=env, knobs=knobs), future=self._run)
+        _in_thread(lambda: run_on(provider, task, np, env=env, knobs=knobs), future=self._run)
 
     def call(self, asked: FunctionCall) -> Future[list[Any]]:
         """Make a call on all workers, after those before it; its results come in rank order.
@@ -79,7 +79,7 @@ class WorkerPool:
 
     def close(self, *, now: bool = False) -> None:
         """Let the workers return after the calls that were asked for, which ``now`` ends. Idempotent."""
-        self._lender.is_over = self._lender.is_over or (now and self._last is not None and not self._last.done())
+        self._provider.is_over = self._provider.is_over or (now and self._last is not None and not self._last.done())
         self._asked.put(None)
         self._calls.result()
 
@@ -124,7 +124,7 @@ class WorkerPool:
                 results.add(result.worker_id, result.ok, result.payload)
                 left -= 1
                 until_s = until_s if result.ok else min(until_s, time.monotonic() + OTHERS_S)
-        self._lender.is_over = self._lender.is_over or left > 0
+        self._provider.is_over = self._provider.is_over or left > 0
         return values_of(results, self._np, "")
 
     def _expect_workers(self) -> None:
@@ -155,7 +155,7 @@ class WorkerPool:
                 router.send(identity, TaskPayload(b""))
             self._waiting.clear()
             self._hear(router)
-            self._lender.is_over = self._lender.is_over or time.monotonic() > until_s
+            self._provider.is_over = self._provider.is_over or time.monotonic() > until_s
 
 
 def serve(addresses: list[str], secret: str, timeout_s: float) -> None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import final
 
-from farandole.control.agent_messages import LeaseTerms
+from farandole.control.agent_messages import LeaseOffer
 from farandole.launch.hosts.discovery import Discovery
 from farandole.launch.hosts.plan import Host
 
 LENT = "+"
-"""Sign in the names of hosts that are lent, see ``LeaseTerms.host``."""
+"""Sign in the names of hosts that are lent, see ``LeaseOffer.host``."""
 
 
 @final
@@ -50,7 +50,7 @@ class LeasedHosts(Discovery):
         """Hosts that are to leave, and have agents still."""
         return frozenset(self._leaving)
 
-    def admit(self, terms: LeaseTerms) -> str:
+    def admit(self, terms: LeaseOffer) -> str:
         """Take in a host that is lent; returns why it cannot be, or ""."""
         if terms.host in self._seen:
             return f"{terms.host} has been here before, and was given up"
@@ -111,7 +111,7 @@ def is_lent(host: str) -> bool:
 
 
 def title_of(host: str) -> str:
-    """Name of the lease that lends a host, see ``LeaseTerms.title``.
+    """Name of the lease that lends a host, see ``LeaseOffer.title``.
 
     >>> title_of("node1+812_3.1")
     '812_3'

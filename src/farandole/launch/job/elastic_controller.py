@@ -32,11 +32,11 @@ from farandole.elastic.membership.policy import Policy
 from farandole.engines.choose import choose
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.job.elastic_loop import ElasticLoop
-from farandole.launch.job.far_agents import FarAgents
 from farandole.launch.job.journal_copy import JournalCopy
+from farandole.launch.job.launcher_agents import LauncherAgents
 from farandole.launch.job.launcher_pipe import Finished, LauncherPipe, Listening
+from farandole.launch.job.leadership import Leadership
 from farandole.launch.job.loop import JobResult
-from farandole.launch.job.run_terms import RunTerms
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.stall import Limits
@@ -51,7 +51,7 @@ PROCESS_NAME = "farandole-ctl"
 
 
 @final
-class Legacy(msgspec.Struct, frozen=True):
+class Handover(msgspec.Struct, frozen=True):
     """Legacy of the controllers before: the name of each host's last agent, by host, and the names that are ``live``.
 
     ``decided`` is the result of the job, if they have decided that it is to end. Hosts that are ``gone`` were lent to
@@ -75,7 +75,7 @@ class ElasticController:
         secret: str,
         journal: int,
         copy: int,
-        terms: RunTerms | None = None,
+        terms: Leadership | None = None,
     ) -> None:
         self._terms = terms
         self._elastic, self._settings, self._secret, self._journal = elastic, settings, secret, journal
@@ -96,13 +96,13 @@ class ElasticController:
         elif lines:
             self._membership = Recorded(Policy.of(self._settings), self._write, lines)
 
-    def run(self, line: LauncherPipe, listen: str, legacy: Legacy) -> None:
+    def run(self, line: LauncherPipe, listen: str, legacy: Handover) -> None:
         """Serve until the job is over, and say how it ended."""
         process.name_this(PROCESS_NAME)
         result = self._serve(line, listen, legacy)
         line.send(Finished(result.status, result.words))  # once all that was said and written is on its way
 
-    def _serve(self, line: LauncherPipe, listen: str, legacy: Legacy) -> JobResult:
+    def _serve(self, line: LauncherPipe, listen: str, legacy: Handover) -> JobResult:
         with contextlib.ExitStack() as held:
             router = held.enter_context(Router(JobKeys.from_secret(self._secret), listen))
             line.send(Listening(router.address))
@@ -117,7 +117,7 @@ class ElasticController:
             held.callback(self._elastic.discovery.close)  # left after the loop, which watches its descriptors
             root = Root(router, self._settings, ANY, formation)
             root.controller.watching.resizable = self._terms is None  # else: farandole scale
-            agents = FarAgents(line, legacy.live, inherits=self._elastic.inherits)
+            agents = LauncherAgents(line, legacy.live, inherits=self._elastic.inherits)
             loop = ElasticLoop(self._elastic, agents, root, line, formation, self._secret, self._terms)
             held.enter_context(loop)
             loop.refuse(legacy.gone)

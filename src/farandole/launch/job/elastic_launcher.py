@@ -33,24 +33,24 @@ from farandole.errors import UsageError
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.hosts.elastic_job import ElasticJob
-from farandole.launch.hosts.lead_log import SupersededError
-from farandole.launch.job.elastic_controller import ElasticController, Legacy
+from farandole.launch.hosts.leader_log import SupersededError
+from farandole.launch.job.elastic_controller import ElasticController, Handover
 from farandole.launch.job.launcher_pipe import (
+    AbandonHost,
     AgentEnded,
     AgentSaid,
     Decided,
     Finished,
-    GiveUp,
     LauncherPipe,
     LentHostGone,
     Listening,
     Ping,
-    SendFor,
     Signal,
+    StartAgent,
 )
+from farandole.launch.job.leadership import Leadership
 from farandole.launch.job.loop import JobResult
 from farandole.launch.job.monitor_process import MonitorProcess, begin_monitor
-from farandole.launch.job.run_terms import RunTerms
 from farandole.launch.leases.ending import arrays_of, cancelled
 from farandole.launch.leases.slurm import SlurmScheduler
 from farandole.launch.sbatch.options import TOLD_TO_END
@@ -78,7 +78,7 @@ class ElasticLauncher:
         if not elastic.reaches_out:  # nobody's silence counts on the host of the controller
             settings = msgspec.structs.replace(settings, host_timeout_s=0.0)
         self._elastic, self._settings = elastic, settings
-        self._terms = RunTerms.of(elastic.folder, settings) if elastic.folder is not None else None
+        self._terms = Leadership.of(elastic.folder, settings) if elastic.folder is not None else None
 
     def run(self) -> JobResult:
         """Serve until the job is over, and leave nothing behind."""
@@ -121,7 +121,7 @@ class _ControllerSupervisor:
         interrupts: int,
         journal: int,
         copy: int,
-        terms: RunTerms | None,
+        terms: Leadership | None,
     ) -> None:
         self._elastic, self._settings, self._agents, self._interrupts = elastic, settings, agents, interrupts
         self.monitor: MonitorProcess | None = None
@@ -171,7 +171,7 @@ class _ControllerSupervisor:
         """Fork the next controller, with what the one before has left."""
         ours, theirs = LauncherPipe.pair()
         live = [name for name, agent in self._named.items() if agent.code is None and agent.hosts]
-        legacy = Legacy(self._names, tuple(live), self._decided, tuple(self._gone))
+        legacy = Handover(self._names, tuple(live), self._decided, tuple(self._gone))
 
         def serve() -> None:
             ours.close()  # else this process held the launcher's end open, and would never see it close
@@ -206,14 +206,14 @@ class _ControllerSupervisor:
 
     def _on_host(self, message: object) -> None:
         """Take in what becomes of a host."""
-        if isinstance(message, SendFor):
+        if isinstance(message, StartAgent):
             self._send_for(message.host, message.name)
-        elif isinstance(message, GiveUp) and message.name in self._named:
+        elif isinstance(message, AbandonHost) and message.name in self._named:
             self._named[message.name].give_up()
         elif isinstance(message, LentHostGone):
             self._gone.append(message.host)
 
-    def _end_run(self, terms: RunTerms, status: int) -> None:
+    def _end_run(self, terms: Leadership, status: int) -> None:
         """Leave nothing of a run that is over; one that was told to end is queued again, and has its held leases."""
         try:
             terms.require_lead()

@@ -17,8 +17,8 @@ import msgspec
 
 from farandole.cluster.environment import WORKER_ID, variables_for
 from farandole.control.addresses import is_own
-from farandole.control.agent_messages import AgentHello, KillWorker, LeaseTerms, Leaving, StopWorkers, WorkerSpec
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.agent_messages import AgentHello, KillWorker, LeaseOffer, Leaving, StopWorkers, WorkerSpec
+from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.control.process import signal_name
 from farandole.control.watch_messages import WatchOrder
 from farandole.elastic.membership import actions
@@ -29,9 +29,8 @@ from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.leased_hosts import is_lent
 from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all, within
 from farandole.launch.job.exit_policy import Loss
-from farandole.launch.job.far_agents import FarAgents
-from farandole.launch.job.fence import Fence
 from farandole.launch.job.job_leases import JobLeases
+from farandole.launch.job.launcher_agents import LauncherAgents
 from farandole.launch.job.launcher_pipe import (
     LIMIT_BYTES,
     AgentEnded,
@@ -43,8 +42,9 @@ from farandole.launch.job.launcher_pipe import (
     PipeClosed,
     Signal,
 )
+from farandole.launch.job.leader_fence import LeaderFence
+from farandole.launch.job.leadership import Leadership
 from farandole.launch.job.loop import NO_SIGNALS, JobResult, Loop
-from farandole.launch.job.run_terms import RunTerms
 from farandole.topology import Topology
 
 if TYPE_CHECKING:
@@ -84,12 +84,12 @@ class ElasticLoop(Loop):
     def __init__(
         self,
         elastic: ElasticJob,
-        agents: FarAgents,
+        agents: LauncherAgents,
         root: Root,
         line: LauncherPipe,
         formation: ElasticFormation,
         secret: str,
-        terms: RunTerms | None = None,
+        terms: Leadership | None = None,
     ) -> None:
         super().__init__(elastic.job, agents, root, NO_SIGNALS)
         self._elastic, self._formation, self._secret = elastic, formation, secret
@@ -110,7 +110,7 @@ class ElasticLoop(Loop):
         if elastic.leases is not None and terms is not None:
             self._leases = JobLeases(elastic.leases, terms, root, formation, self._say, self._end_for_people)
         address, settings = root.router.address, self._job.settings
-        self._fence = Fence(terms, formation, settings, address) if terms is not None else None
+        self._fence = LeaderFence(terms, formation, settings, address) if terms is not None else None
         self._told: set[str] = set()
         """Hosts that are not lent, and whose agents have been told to end and have no successor yet."""
         self._failures: list[WorkerExited] = []
@@ -382,7 +382,7 @@ class ElasticLoop(Loop):
             self._on_leaving(host)
         super()._on_agent(host, message)
 
-    def _admit(self, host: str, terms: LeaseTerms) -> None:
+    def _admit(self, host: str, terms: LeaseOffer) -> None:
         """Take in, or refuse, a host that is lent: its agent has come by itself."""
         no = "this job takes no leases: it has no --run-folder"
         refusal = self._leases.admit(terms) if self._leases is not None else no

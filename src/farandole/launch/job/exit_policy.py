@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 
 import msgspec
 
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.process import exit_status, signal_name
 from farandole.launch.job.exit_wording import ExitWording
 from farandole.settings import OnFailure

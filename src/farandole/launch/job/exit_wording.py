@@ -18,7 +18,7 @@ from typing import NamedTuple, final
 
 import msgspec
 
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.process import describe
 
 SHORTAGE = " (out of memory? the kernel has just killed a process of that host for that)"

@@ -20,21 +20,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
-from farandole.control.agent_messages import LeaseTerms, StopWorkers
+from farandole.control.agent_messages import LeaseOffer, StopWorkers
 from farandole.control.run_messages import HostView, Progressed, RunOrder, RunQuestion, RunReply, RunView
 from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent, title_of
+from farandole.launch.job.leadership import Leadership
 from farandole.launch.job.run_orders import END, Obeyed, RunOrders, unsafe
-from farandole.launch.job.run_terms import RunTerms
 from farandole.launch.leases.folder_thread import FolderThread
 from farandole.launch.leases.lease import LeasePhase
 from farandole.launch.leases.manager import LeaseManager
-from farandole.launch.leases.seen import Hold, Resume, ScaleTo, Stop
+from farandole.launch.leases.observation import Hold, Resume, ScaleTo, Stop
+from farandole.launch.leases.policy_context import count
 from farandole.launch.leases.slurm import SlurmScheduler
-from farandole.launch.leases.turn import count
 
 if TYPE_CHECKING:
     from farandole.elastic.membership.formation import ElasticFormation
-    from farandole.launch.job.fence import Fence
+    from farandole.launch.job.leader_fence import LeaderFence
     from farandole.runtime.controller.root import Root
 
 MOST_BARREN = 2
@@ -51,7 +51,7 @@ class JobLeases:
     def __init__(
         self,
         hosts: LeasedHosts,
-        terms: RunTerms,
+        terms: Leadership,
         root: Root,
         formation: ElasticFormation,
         say: Callable[[str], object],
@@ -64,7 +64,7 @@ class JobLeases:
         self._manager = LeaseManager(terms.limits, terms.supply, scheduler, self._files.write, say)
         self._dismissed: set[str] = set()
         """Lent hosts whose agents have been told to end, as their workers have left."""
-        self._terms: dict[str, LeaseTerms] = {}
+        self._terms: dict[str, LeaseOffer] = {}
         self._began_s = time.time()
         root.on_person = self._on_person
         self._later: list[Callable[[], object]] | None = []
@@ -105,7 +105,7 @@ class JobLeases:
                 self._manager.progressed(*self._reported)
         self._reply()
 
-    def obey_people(self, now: float, fence: Fence) -> None:
+    def obey_people(self, now: float, fence: LeaderFence) -> None:
         """Obey what people have ordered, once it is certain that this lead is the one they mean."""
         if self._orders.has_new():
             fence.look()
@@ -132,7 +132,7 @@ class JobLeases:
         due_s = self._manager.due_s(time.time()) if self._later is None else None
         return None if due_s is None else time.monotonic() + due_s
 
-    def admit(self, terms: LeaseTerms) -> str:
+    def admit(self, terms: LeaseOffer) -> str:
         """Take in a host that is lent; returns why it cannot be, or ""."""
         refusal = self._hosts.admit(terms)
         if not refusal:
@@ -140,7 +140,7 @@ class JobLeases:
             self._when_read(partial(self._manager.book.admit, terms, time.time()))
         return refusal
 
-    def keep(self, terms: LeaseTerms) -> None:
+    def keep(self, terms: LeaseOffer) -> None:
         """Take in the agent of a host that the controller before has admitted, or that was cut off."""
         self._terms[terms.host] = terms
         self._dismissed.discard(terms.host)  # the order may be lost: it is given again if nobody works there

@@ -1,7 +1,7 @@
 """Messages between the launcher of an elastic job and its controller, a child of it, and the pipe that carries them.
 
     ours, theirs = LauncherPipe.pair()
-    ours.send(SendFor("b", "b/2"))                  # in one process
+    ours.send(StartAgent("b", "b/2"))                # in one process
     for message in theirs.receive(): ...            # in the other, when theirs.fd is readable; PipeClosed() comes last
 
 The launcher has what must outlive a controller: the children that start agents, the terminal's signals, the journal.
@@ -22,19 +22,19 @@ LIMIT_BYTES = 2**17
 """Longest message; the longest there is holds the last words of some workers."""
 
 
-class Said(msgspec.Struct, frozen=True, tag=True):
+class PipeRequest(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages."""
 
 
 @final
-class Listening(Said, frozen=True):
+class Listening(PipeRequest, frozen=True):
     """The controller listens, at this address in ZeroMQ's words."""
 
     address: str
 
 
 @final
-class SendFor(Said, frozen=True):
+class StartAgent(PipeRequest, frozen=True):
     """Start an agent on a host; it is to call itself ``name``, and no other ever does."""
 
     host: str
@@ -42,21 +42,21 @@ class SendFor(Said, frozen=True):
 
 
 @final
-class GiveUp(Said, frozen=True):
+class AbandonHost(PipeRequest, frozen=True):
     """End the child that is, or has started, this agent: its host is lost."""
 
     name: str
 
 
 @final
-class LentHostGone(Said, frozen=True):
+class LentHostGone(PipeRequest, frozen=True):
     """The agent of a host that was lent has ended, or was given up: the next controller refuses it, too."""
 
     host: str
 
 
 @final
-class Decided(Said, frozen=True):
+class Decided(PipeRequest, frozen=True):
     """Result of the job once its workers have ended: for the next controller, which has not heard their last words."""
 
     status: int
@@ -64,7 +64,7 @@ class Decided(Said, frozen=True):
 
 
 @final
-class Finished(Said, frozen=True):
+class Finished(PipeRequest, frozen=True):
     """The job is over: its exit status, and why that is not 0."""
 
     status: int
@@ -72,12 +72,12 @@ class Finished(Said, frozen=True):
 
 
 @final
-class Ping(Said, frozen=True):
+class Ping(PipeRequest, frozen=True):
     """Question whether the controller's loop still turns; it sends the same back."""
 
 
 @final
-class Signal(Said, frozen=True):
+class Signal(PipeRequest, frozen=True):
     """Signal to the launcher: the user wants an end, or wants it passed on to the workers.
 
     Once it is passed on, the controller sends the same back; until then the next one is told, too.
@@ -87,7 +87,7 @@ class Signal(Said, frozen=True):
 
 
 @final
-class AgentSaid(Said, frozen=True):
+class AgentSaid(PipeRequest, frozen=True):
     """Last line written by the child that is, or starts, this agent."""
 
     name: str
@@ -95,7 +95,7 @@ class AgentSaid(Said, frozen=True):
 
 
 @final
-class AgentEnded(Said, frozen=True):
+class AgentEnded(PipeRequest, frozen=True):
     """End of the child that was, or had started, this agent; ``code`` is as in ``AgentProcess``."""
 
     name: str
@@ -104,14 +104,14 @@ class AgentEnded(Said, frozen=True):
 
 
 @final
-class PipeClosed(Said, frozen=True):
+class PipeClosed(PipeRequest, frozen=True):
     """The other end is closed."""
 
 
 PipeMessage: TypeAlias = (
     Listening
-    | SendFor
-    | GiveUp
+    | StartAgent
+    | AbandonHost
     | LentHostGone
     | Decided
     | Finished

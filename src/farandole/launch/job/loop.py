@@ -23,7 +23,7 @@ from farandole.control.agent_messages import (
     Started,
     StopWorkers,
 )
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.os_text import printed
 from farandole.control.process import INTERRUPTS, PASSED_ON, exit_status
 from farandole.control.watch_messages import Printed, WatchOrder

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol, final
 
 from farandole.control.agent_messages import AgentHello, StartWorkers
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.launch.agents.agents import END_S
 from farandole.launch.hosts.places import with_places
 from farandole.launch.hosts.plan import Job

@@ -27,7 +27,7 @@ class SubmitArray(LeaseAction, frozen=True):
     """Submit an array of ``count`` held leases of this length.
 
     ``serial`` counts the arrays of a run from 1, and is never used twice: the nonce can be made of it. Nothing is
-    submitted before ``LeaseSeen.arrays_answered`` has reached it.
+    submitted before ``LeaseObservation.arrays_answered`` has reached it.
     """
 
     serial: int

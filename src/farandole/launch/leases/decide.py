@@ -20,19 +20,19 @@ from collections.abc import Iterator
 
 from farandole.largebatch.advice import duration
 from farandole.launch.leases.actions import LeaseDecision, LookAtNodes, LookAtQueue, SetNice
-from farandole.launch.leases.filling import fill
-from farandole.launch.leases.goals import set_goal
-from farandole.launch.leases.intake import take_in
-from farandole.launch.leases.lease_plan import LeasePlan
+from farandole.launch.leases.apply_orders import take_in
+from farandole.launch.leases.grow import fill
 from farandole.launch.leases.limits import LeaseLimits
-from farandole.launch.leases.seen import LeaseSeen
-from farandole.launch.leases.shedding import lead_s, mark_expiring, shed
-from farandole.launch.leases.turn import LeaseTurn, by_number, count
+from farandole.launch.leases.observation import LeaseObservation
+from farandole.launch.leases.policy_context import PolicyContext, by_number, count
+from farandole.launch.leases.policy_state import LeasePlan
+from farandole.launch.leases.shrink import lead_s, mark_expiring, shed
+from farandole.launch.leases.target_size import set_goal
 
 
-def decide(limits: LeaseLimits, plan: LeasePlan, seen: LeaseSeen) -> tuple[LeasePlan, list[LeaseDecision]]:
+def decide(limits: LeaseLimits, plan: LeasePlan, seen: LeaseObservation) -> tuple[LeasePlan, list[LeaseDecision]]:
     """Decide on the leases of a run; returns the plan for the next call, and what is to be done now."""
-    turn = LeaseTurn(limits, plan, seen)
+    turn = PolicyContext(limits, plan, seen)
     take_in(turn)
     turn.sort()
     mark_expiring(turn)
@@ -49,7 +49,7 @@ def decide(limits: LeaseLimits, plan: LeasePlan, seen: LeaseSeen) -> tuple[Lease
     return turn.plan, turn.decisions
 
 
-def _lower_priority(turn: LeaseTurn) -> None:
+def _lower_priority(turn: PolicyContext) -> None:
     """Lower the priority of leases that wait, once a rule has said so."""
     nice = turn.plan.nice
     if nice:
@@ -59,7 +59,7 @@ def _lower_priority(turn: LeaseTurn) -> None:
                 turn.decide(SetNice(lease.job, nice), f"a rule holds: {turn.plan.fired[-1]}")
 
 
-def _tell_of_waits(turn: LeaseTurn) -> None:
+def _tell_of_waits(turn: PolicyContext) -> None:
     """Tell of leases that wait for long, once each."""
     for lease in sorted(turn.pending, key=by_number):
         note = turn.note(lease.job)
@@ -71,7 +71,7 @@ def _tell_of_waits(turn: LeaseTurn) -> None:
             turn.say("wait", f"{lease.job} has waited for {duration(waited_s)} and {when}; {goes_on}")
 
 
-def _look_due_s(turn: LeaseTurn) -> float:
+def _look_due_s(turn: PolicyContext) -> float:
     """Time of the next look; infinite where there is nothing to look at."""
     if not turn.leases and not turn.pending:
         return math.inf
@@ -79,14 +79,14 @@ def _look_due_s(turn: LeaseTurn) -> float:
     return max(turn.plan.looked_s, turn.now_s - turn.seen.looked_s) + interval_s
 
 
-def _look(turn: LeaseTurn) -> None:
+def _look(turn: PolicyContext) -> None:
     if _look_due_s(turn) <= turn.now_s:
         turn.plan.looked_s = turn.now_s
         waits = count(len(turn.waiting), "lease")
         turn.decide(LookAtQueue(), f"{waits} in the queue; the last look was {duration(turn.seen.looked_s)} ago")
 
 
-def _look_at_nodes(turn: LeaseTurn) -> None:
+def _look_at_nodes(turn: PolicyContext) -> None:
     """Look from time to time whether nodes are being drained: no job is told of it."""
     if not turn.running:
         turn.plan.nodes_looked_s = turn.now_s
@@ -95,7 +95,7 @@ def _look_at_nodes(turn: LeaseTurn) -> None:
         turn.decide(LookAtNodes(), f"{count(len(turn.running), 'lease')} may have a node that is being drained")
 
 
-def _moments(turn: LeaseTurn) -> Iterator[float]:
+def _moments(turn: PolicyContext) -> Iterator[float]:
     """Times at which something is to be decided without any news."""
     plan, limits, running = turn.plan, turn.limits, turn.running
     yield _look_due_s(turn)

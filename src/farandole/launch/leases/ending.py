@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from farandole.errors import UsageError
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.folder_thread import JOURNAL, last
+from farandole.launch.leases.job_arrays import LeaseSupply
 from farandole.launch.leases.scheduler import (
     CallDone,
     CallRefused,
@@ -19,7 +20,6 @@ from farandole.launch.leases.scheduler import (
     Submitted,
     wait_for_answers,
 )
-from farandole.launch.leases.supply import LeaseSupply
 
 PATIENCE_S = 60.0
 """Time for the scheduler to cancel what is left."""

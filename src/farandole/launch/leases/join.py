@@ -19,11 +19,11 @@ from collections.abc import Mapping
 
 from farandole.cluster.allocation import OWN_NAME
 from farandole.control import process
-from farandole.control.agent_messages import LeaseTerms
+from farandole.control.agent_messages import LeaseOffer
 from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.agent import dial, serve
 from farandole.launch.agents.agent_config import DIAL_SHARE, LaunchedAgentConfig
-from farandole.launch.agents.lead_way import LeadContact, LeadWay
+from farandole.launch.agents.controller_lookup import ControllerLookup, LeadContact
 from farandole.launch.hosts.run_folder import RunContact, RunFolder
 
 CANNOT_JOIN = 3
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def lend(folder: RunFolder, contact: RunContact, terms: LeaseTerms) -> None:
+def lend(folder: RunFolder, contact: RunContact, terms: LeaseOffer) -> None:
     """Be the agent of this node until the end; raises ``ControlError`` where the lead does not answer."""
     process.adopt_orphans()
     config = LaunchedAgentConfig(
@@ -88,12 +88,12 @@ def lend(folder: RunFolder, contact: RunContact, terms: LeaseTerms) -> None:
         found = folder.contact()
         return LeadContact(found.epoch, found.addresses, found.secret)
 
-    way = LeadWay(read, contact.secret, contact.epoch, address, contact.lead_patience_s)
+    way = ControllerLookup(read, contact.secret, contact.epoch, address, contact.lead_patience_s)
     with contextlib.closing(way):
         serve(config, address, way)
 
 
-def terms_of(variables: Mapping[str, str], np: int | None) -> LeaseTerms:
+def terms_of(variables: Mapping[str, str], np: int | None) -> LeaseOffer:
     """Terms on which this node is lent, by the variables of Slurm, if it has started this; pure but for the nonce.
 
     Raises ``UsageError`` for a number of workers that is none.
@@ -104,7 +104,7 @@ def terms_of(variables: Mapping[str, str], np: int | None) -> LeaseTerms:
     array, index = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
     job = array or variables.get("SLURM_JOB_ID") or f"guest-{secrets.token_hex(4)}"
     tasks = variables.get("SLURM_NTASKS_PER_NODE", "1").partition("(")[0]
-    return LeaseTerms(
+    return LeaseOffer(
         job=job,
         index=int(index) if array and index else -1,
         restart=int(variables.get("SLURM_RESTART_COUNT", "0")),

@@ -18,9 +18,9 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.launch.leases.actions import LeaseDecision
 from farandole.launch.leases.decide import decide
-from farandole.launch.leases.lease_plan import LeasePlan
 from farandole.launch.leases.limits import LeaseLimits
-from farandole.launch.leases.seen import AnyLeaseOrder, LeaseSeen
+from farandole.launch.leases.observation import AnyLeaseOrder, LeaseObservation
+from farandole.launch.leases.policy_state import LeasePlan
 
 
 @final
@@ -29,7 +29,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     limits: LeaseLimits
     plan: LeasePlan
-    seen: LeaseSeen
+    seen: LeaseObservation
     after: LeasePlan
     decisions: list[LeaseDecision]
     asked: list[AnyLeaseOrder] = []
@@ -56,13 +56,13 @@ _decoder = msgspec.json.Decoder(LeaseRecord)
 
 
 def record(
-    limits: LeaseLimits, plan: LeasePlan, seen: LeaseSeen, after: LeasePlan, decisions: list[LeaseDecision]
+    limits: LeaseLimits, plan: LeasePlan, seen: LeaseObservation, after: LeasePlan, decisions: list[LeaseDecision]
 ) -> str:
     """One call of ``decide`` as a line."""
     return _encoder.encode(LeaseRecord(limits, plan, seen, after, decisions)).decode() + "\n"
 
 
-def record_asked(limits: LeaseLimits, plan: LeasePlan, seen: LeaseSeen, asked: list[AnyLeaseOrder]) -> str:
+def record_asked(limits: LeaseLimits, plan: LeasePlan, seen: LeaseObservation, asked: list[AnyLeaseOrder]) -> str:
     """Orders that people have given, and that nothing has been decided about yet, as a line."""
     return _encoder.encode(LeaseRecord(limits, plan, seen, plan, [], asked)).decode() + "\n"
 

@@ -15,9 +15,9 @@ from farandole.launch.leases.actions import LOOKS, LeaseDecision
 from farandole.launch.leases.decide import decide
 from farandole.launch.leases.ending import arrays_of
 from farandole.launch.leases.folder_thread import JOURNAL, last
-from farandole.launch.leases.lease_book import LeaseBook
+from farandole.launch.leases.job_arrays import limits_in, read_supply
+from farandole.launch.leases.lease_table import LeaseTable
 from farandole.launch.leases.scheduler import CallRefused, CallUnanswered, Looked, Scheduler, answered
-from farandole.launch.leases.supply import limits_in, read_supply
 
 PATIENCE_S = 60.0
 """Time for the looks."""
@@ -34,7 +34,7 @@ def dry_run(folder: RunFolder, scheduler: Scheduler, now_s: float) -> list[Lease
         raise UsageError(f"there is no journal of leases in {folder.path}: nothing has been decided there yet")
     supply = read_supply(folder)
     limits = limits_in(folder, supply, found.limits.min_np, found.limits.max_np)
-    book = LeaseBook()
+    book = LeaseTable()
     book.restore(found.seen.leases, found.seen.node_hours, found.seen.now_s)
     arrays, _ = arrays_of(folder, supply)
     for array in arrays:

@@ -34,11 +34,21 @@ from farandole.launch.leases.actions import (
     SubmitArray,
 )
 from farandole.launch.leases.decide import decide
+from farandole.launch.leases.job_arrays import LeaseSupply
 from farandole.launch.leases.journal import record, record_asked
 from farandole.launch.leases.lease import Lease, LeasePhase
-from farandole.launch.leases.lease_book import LeaseBook
-from farandole.launch.leases.lease_plan import LeasePlan
+from farandole.launch.leases.lease_table import LeaseTable
 from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.observation import (
+    AnyLeaseOrder,
+    LeaseAdvice,
+    LeaseObservation,
+    LeaseProgress,
+    LeaseRefusal,
+    Stop,
+)
+from farandole.launch.leases.policy_context import CANCELLED, ENDED, RELEASED, count
+from farandole.launch.leases.policy_state import LeasePlan
 from farandole.launch.leases.scheduler import (
     Answer,
     CallDone,
@@ -49,9 +59,6 @@ from farandole.launch.leases.scheduler import (
     Scheduler,
     Submitted,
 )
-from farandole.launch.leases.seen import AnyLeaseOrder, LeaseAdvice, LeaseProgress, LeaseRefusal, LeaseSeen, Stop
-from farandole.launch.leases.supply import LeaseSupply
-from farandole.launch.leases.turn import CANCELLED, ENDED, RELEASED, count
 
 ALIKE = 1.25
 """Ratio of two durations of steps by which they differ."""
@@ -77,7 +84,7 @@ class LeaseManager:
     ) -> None:
         self.limits, self._supply, self._scheduler = limits, supply, scheduler
         self._journal, self.say = journal, say
-        self.book = LeaseBook()
+        self.book = LeaseTable()
         self._plan = LeasePlan()
         self._progress = LeaseProgress()
         self._orders: list[AnyLeaseOrder] = []
@@ -186,7 +193,9 @@ class LeaseManager:
             self._obey(decision, now_s)
         yield from self._leaving()
 
-    def restore(self, plan: LeasePlan, seen: LeaseSeen, now_s: float, asked: Collection[AnyLeaseOrder] = ()) -> None:
+    def restore(
+        self, plan: LeasePlan, seen: LeaseObservation, now_s: float, asked: Collection[AnyLeaseOrder] = ()
+    ) -> None:
         """Go on from the last line of the journal."""
         # An order to stop was for the lead before, which has ended; if this one goes on, it was queued again.
         # Of one that was given to this lead the launcher knows.
@@ -326,8 +335,8 @@ class LeaseManager:
         others = msgspec.structs.replace(progress, metrics={})
         return self.book.leases, have, own, others, rules, self.limits, self._answered
 
-    def _see(self, now_s: float, have: int, own: int) -> LeaseSeen:
-        return LeaseSeen(
+    def _see(self, now_s: float, have: int, own: int) -> LeaseObservation:
+        return LeaseObservation(
             now_s=now_s,
             have=have,
             own=own,

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 from farandole.control.clock import Stamp
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
@@ -32,13 +32,14 @@ from farandole.control.messages import (
     Blocked,
     ChangeDue,
     Entry,
+    Envelopes,
     Exchange,
     GatheredParts,
     GroupMade,
     Hello,
+    HostSilent,
     LaneClosed,
     Leave,
-    Letters,
     Notice,
     Orders,
     Progress,
@@ -47,7 +48,6 @@ from farandole.control.messages import (
     SetTimeline,
     Submit,
     TimelineSet,
-    Unheard,
     Waits,
     Welcome,
     Withdraw,
@@ -58,14 +58,14 @@ from farandole.control.watch_messages import Acted, CellOver, Metrics, Prepared
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
 from farandole.runtime.controller.watching import Watching
 from farandole.runtime.coordination.after_fault import AfterFault
-from farandole.runtime.coordination.deadlock import Confirmation, Deadlock
+from farandole.runtime.coordination.deadlock import Deadlock, DeadlockCheck
 from farandole.runtime.coordination.downlink import CONTROL, ORDERS, Downlink, Send
 from farandole.runtime.coordination.formation import Due, EndNow, Formation, Formed
 from farandole.runtime.coordination.generation import Generation
 from farandole.runtime.coordination.negotiation import Delivery
 from farandole.runtime.coordination.process_groups import GLOBAL
 from farandole.runtime.coordination.rank_set import RankSet, alike
-from farandole.runtime.coordination.stall import Inquiry, Limits, StallReport, StallVerdict
+from farandole.runtime.coordination.stall import Limits, StackRequest, StallReport, StallVerdict
 from farandole.runtime.coordination.static_formation import StaticFormation
 from farandole.settings import Settings
 
@@ -107,7 +107,7 @@ class Controller:
         """Told, by kind, of processes that have the job's key and are none of its workers."""
         self._settings, self._expected, self._clock, self._downlink = settings, expected, clock, Downlink(send)
         self._formation = formation or StaticFormation.of(settings, expected)
-        self.occupants = self._formation.occupants.below(self._downlink.is_relayed)
+        self.registry = self._formation.registry.below(self._downlink.is_relayed)
         self.inherited = InheritedGeneration(send, self._formation, clock)  # another, where a controller was before
         self.watching = Watching(send, lambda ranks, message: self._tell(ranks, CONTROL, message), time.time)
         self._generation: Generation | None = None
@@ -115,7 +115,7 @@ class Controller:
         self._received, self._rejected = 0, Counter[str]()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {
             Ready: self._on_ready,
-            Letters: self._on_letters,
+            Envelopes: self._on_letters,
             Hello: self._on_hello,
             GatheredParts: self._on_parts,
             Leave: self._on_leave,
@@ -134,7 +134,7 @@ class Controller:
             Blocked: self._on_blocked,
             LaneClosed: self._on_lane_closed,
             GroupMade: self._on_group_made,
-            Unheard: self._on_unheard,
+            HostSilent: self._on_unheard,
             Progress: self._on_progress,
             Waits: self._on_waits,
             SetTimeline: self._on_timeline,
@@ -283,10 +283,10 @@ class Controller:
             return None, RankSet()
         return generation, self._downlink.branches[relay] & generation.present()
 
-    def _on_letters(self, identity: bytes, message: Letters) -> None:
+    def _on_letters(self, identity: bytes, message: Envelopes) -> None:
         """Take in messages of workers that a relay passes on."""
         for sender, inner in self._downlink.opened(identity, message):
-            if inner is None or isinstance(inner, Letters | Ready | GatheredParts):
+            if inner is None or isinstance(inner, Envelopes | Ready | GatheredParts):
                 self._rejected["letters that are not from workers"] += 1
             else:
                 self._take(sender, inner)
@@ -364,7 +364,7 @@ class Controller:
         if rank not in message.ranks or not generation.negotiation.groups.adopt(message.process_set, message.ranks):
             self._rejected["GroupMade that cannot be"] += 1
 
-    def _on_unheard(self, generation: Generation, rank: int, message: Unheard) -> None:
+    def _on_unheard(self, generation: Generation, rank: int, message: HostSilent) -> None:
         if message.host not in generation.hosts:
             self._rejected["Unheard of a host without ranks"] += 1
             return
@@ -482,7 +482,7 @@ class Controller:
 
     def _look(self, generation: Generation, now: float) -> None:
         step = generation.stall.look(now, generation.waiting(now), generation.negotiation.last)
-        if isinstance(step, Inquiry):
+        if isinstance(step, StackRequest):
             self._tell(RankSet.of(step.ranks), CONTROL, AskProgress(generation.number))
             for rank in step.ranks:
                 self.request_stack(generation.members[rank].hello)
@@ -505,7 +505,7 @@ class Controller:
 
     def _look_for_deadlock(self, generation: Generation, now: float) -> None:
         step = generation.deadlocks.look(now)
-        if isinstance(step, Confirmation):
+        if isinstance(step, DeadlockCheck):
             self._tell(RankSet.of(step.ranks), CONTROL, AskWaits(generation.number, step.question))
         elif isinstance(step, Deadlock) and not generation.negotiation.end_crossed(RankSet.of(step.ranks)):
             self.abort(step.reason, "MismatchError")  # an elastic job would run into it again

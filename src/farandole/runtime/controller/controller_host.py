@@ -20,7 +20,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from farandole.control.agent_messages import AgentHello, Report, Stack
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from farandole.control.endings import GenerationEnded
-from farandole.control.messages import Abort, ChangeDue, Hello, Leave, Progress, Stay, TimelineSet, Withdraw
+from farandole.control.exits import GenerationEnded
+from farandole.control.messages import Abort, ChangeDue, ControllerLost, Hello, Leave, Progress, TimelineSet, Withdraw
 from farandole.control.watch_messages import Acted, CellOver, Metrics, Prepared
 from farandole.runtime.coordination.downlink import CONTROL, Send
 from farandole.runtime.coordination.formation import Formation
@@ -63,7 +63,7 @@ class InheritedGeneration:
             if message.worker_id in self._unheard:  # it was not in it any more, or never; the others may wait for it
                 self.end(f"worker {message.worker_id} has left it while no controller was there")
             return False
-        if isinstance(message, Stay):
+        if isinstance(message, ControllerLost):
             self._answer(identity, message)
             return True
         if not self._generation or getattr(message, "generation", None) != self._generation:
@@ -114,7 +114,7 @@ class InheritedGeneration:
             if self._over is not None:  # it has had no time yet to form another
                 self._formation.answered(worker_id)
 
-    def _answer(self, identity: bytes, message: Stay) -> None:
+    def _answer(self, identity: bytes, message: ControllerLost) -> None:
         uid = identity[:-1]
         identity = uid + CONTROL  # whichever of the worker's sockets it came from
         if message.generation != self._generation:

@@ -16,7 +16,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Report, Severed, StopWorkers
+from farandole.control.agent_messages import (
+    AGENT,
+    AgentHello,
+    Alive,
+    DumpStack,
+    RelayParentLost,
+    Report,
+    SetRelayParent,
+    StopWorkers,
+)
 from farandole.control.messages import Hello, Submit
 from farandole.control.run_messages import Progressed, RunOrder, RunQuestion
 from farandole.control.watch_messages import WATCHER, Seen, WatchJob, WatchOrder
@@ -40,14 +49,14 @@ class Root:
         self.router = router
         self.controller = Controller(router.send, settings, expected, time.monotonic, formation)
         self.controller.request_stack = self._request_stack
-        self.controller.refuse, self.controller.occupants.is_connected = router.refuse, router.reaches
+        self.controller.refuse, self.controller.registry.is_connected = router.refuse, router.reaches
         self._is_elastic = formation is not None
         self.hosts = HostLiveness(settings.host_timeout_s)
         self._tree = Tree(settings.tree_radix)
         self._relays: dict[str, tuple[str, ...]] = {}
         self._names: dict[str, str] = {}
         self.on_agent: Callable[[str, Any], object] = lambda _host, _message: None
-        """Told of the messages of agents, but for ``Alive`` and ``Severed``; an ``AgentHello`` has been checked."""
+        """Receives messages of agents but ``Alive`` and ``RelayParentLost``; an ``AgentHello`` has been checked."""
         self.on_person: Callable[[bytes, Any], object] = lambda _identity, _message: None
         """Told of questions and orders of people, which ``router.send`` answers, and of what scripts report."""
         self.on_lost: Callable[[str, str], object] = lambda _host, _reason: None
@@ -137,11 +146,13 @@ class Root:
         if isinstance(message, AgentHello) and message.relay:
             self._relays[host] = message.relay
             parent = self._tree.add(host)
-            self.tell(host, Branch(parent, self._relays[parent]) if self.hosts.is_up(parent) else Branch())
-        elif isinstance(message, Severed):
+            self.tell(
+                host, SetRelayParent(parent, self._relays[parent]) if self.hosts.is_up(parent) else SetRelayParent()
+            )
+        elif isinstance(message, RelayParentLost):
             self.controller.abort(message.reason)
-            self.tell(host, Branch())  # what comes next need not fail, too
-        if not isinstance(message, Alive | Severed):
+            self.tell(host, SetRelayParent())  # what comes next need not fail, too
+        if not isinstance(message, Alive | RelayParentLost):
             self.on_agent(host, message)
 
     def _patience_s(self, until_s: float | None) -> float | None:

@@ -42,7 +42,7 @@ Awaited: TypeAlias = Callable[[Key], tuple[RankSet, RankSet]]
 
 
 @final
-class Confirmation(NamedTuple):
+class DeadlockCheck(NamedTuple):
     """Ask these ranks if all their threads still wait. An answer counts for its own ``question`` alone."""
 
     ranks: tuple[int, ...]
@@ -90,7 +90,7 @@ class DeadlockDetector:
         self._is_spoilt |= self._asked.pop(rank, None) is not None
         self._unanswered.discard(rank)
 
-    def look(self, now: float) -> Confirmation | Deadlock | None:
+    def look(self, now: float) -> DeadlockCheck | Deadlock | None:
         """Next step, if one is due."""
         self.due_s = None
         if self._asked and self._unanswered and now < self._patience_s:
@@ -107,7 +107,7 @@ class DeadlockDetector:
             self._unanswered, self._is_spoilt = set(knot), False
             self._question += 1
             self.due_s = self._patience_s = now + ANSWER_S
-            return Confirmation(tuple(sorted(knot)), self._question)
+            return DeadlockCheck(tuple(sorted(knot)), self._question)
         return None
 
     def _find(self, said: Mapping[int, Waits]) -> set[int]:

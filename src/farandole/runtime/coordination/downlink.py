@@ -18,7 +18,17 @@ import msgspec
 
 from farandole.collective import Kind
 from farandole.control.message import Message
-from farandole.control.messages import Begin, Letter, Letters, Multicast, Order, Welcome, bags, decode, encode
+from farandole.control.messages import (
+    Envelope,
+    Envelopes,
+    FormedGeneration,
+    Multicast,
+    Order,
+    Welcome,
+    bags,
+    decode,
+    encode,
+)
 from farandole.errors import ControlError
 from farandole.runtime.coordination.process_groups import GLOBAL
 from farandole.runtime.coordination.rank_set import RankSet
@@ -59,7 +69,7 @@ class Downlink:
         """True if the messages of this worker come through a child."""
         return uid + UP in self._via
 
-    def opened(self, via: bytes, letters: Letters) -> Iterator[tuple[bytes, Any]]:
+    def opened(self, via: bytes, letters: Envelopes) -> Iterator[tuple[bytes, Any]]:
         """Messages that the child ``via`` passes on, each with the socket it came from; ``None`` for no message."""
         for letter in letters.letters:
             self.learn(letter.identity, via)
@@ -89,7 +99,7 @@ class Downlink:
         self.sets = {GLOBAL: RankSet.span(0, len(welcome.hosts))}
         self.sets.update((number, RankSet.of(ranks)) for number, ranks in enumerate(process_sets, 1))
         for via, own in below.items():
-            self._post(via, Begin(welcome, [list(ranks) for ranks in process_sets], own))
+            self._post(via, FormedGeneration(welcome, [list(ranks) for ranks in process_sets], own))
         for rank, uid in self._uids.items():
             self._post(uid + CONTROL, msgspec.structs.replace(welcome, rank=rank))
 
@@ -124,7 +134,7 @@ class Downlink:
     def post(self, identities: Iterable[bytes], message: Message) -> None:
         """Send ``message`` to these sockets, whether they have a rank or not."""
         frame = b""
-        relayed: dict[bytes, list[Letter]] = {}
+        relayed: dict[bytes, list[Envelope]] = {}
         for identity in identities:
             # Ways are learnt from messages on their way up, and sockets that receive send none: the third one tells.
             via = self._via.get(identity) or self._via.get(identity[:-1] + UP)
@@ -132,7 +142,7 @@ class Downlink:
                 self._post(identity, message)
             else:
                 frame = frame or encode(message)
-                relayed.setdefault(via, []).append(Letter(identity, frame))
+                relayed.setdefault(via, []).append(Envelope(identity, frame))
         for via, letters in relayed.items():
             for bag in bags(letters):
                 self._post(via, bag)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.control.message import Message
 from farandole.control.messages import Hello, Refuse, Welcome
-from farandole.runtime.coordination.occupants import Occupants
 from farandole.runtime.coordination.process_groups import fitting
 from farandole.runtime.coordination.rank_names import by_saying
+from farandole.runtime.coordination.worker_registry import WorkerRegistry
 
 Choose: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], tuple[str, str]]
 """From hosts and usable engines, by rank, to an engine and the reason; ``FarandoleError`` where none fits."""
@@ -125,7 +125,7 @@ class Formation(ABC):
     """Decides, from news of workers that come and go, which of them form a generation."""
 
     def __init__(self) -> None:
-        self.occupants = Occupants()
+        self.registry = WorkerRegistry()
         """Which process has which ``worker_id``; another process that asks for the same one is turned away."""
 
     @abstractmethod

@@ -27,7 +27,7 @@ from farandole.collective import Kind
 from farandole.control.messages import Entry, Order, Signature
 from farandole.runtime.coordination.agreement import Plan, malformed, settle, title
 from farandole.runtime.coordination.cache import CachedSignature, Key, SignatureCache
-from farandole.runtime.coordination.overdue import Overdue
+from farandole.runtime.coordination.pending_resends import PendingResends
 from farandole.runtime.coordination.process_groups import GLOBAL, ProcessGroups
 from farandole.runtime.coordination.proposal import Proposal
 from farandole.runtime.coordination.rank_names import by_saying, list_some
@@ -81,7 +81,7 @@ class Negotiation:
         self._proposals: dict[Key, Proposal] = {}
         self._queue: list[Proposal] = []
         self._join: Proposal | None = None
-        self._overdue = Overdue()
+        self._overdue = PendingResends()
         self._left: dict[int, str] = {}
         self._gone = NOBODY
         self._last: dict[int, Order] = {}

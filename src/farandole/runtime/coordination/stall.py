@@ -99,7 +99,7 @@ class Waiting(NamedTuple):
 
 
 @final
-class Inquiry(NamedTuple):
+class StackRequest(NamedTuple):
     """Ask these ranks for their progress and their Python stack."""
 
     ranks: tuple[int, ...]
@@ -120,7 +120,7 @@ class StallVerdict(NamedTuple):
     missing: tuple[int, ...] = ()
 
 
-Step: TypeAlias = Inquiry | StallReport | StallVerdict | None
+Step: TypeAlias = StackRequest | StallReport | StallVerdict | None
 Last: TypeAlias = Callable[[int], str]
 
 
@@ -225,7 +225,7 @@ class StallInspector:
     def _is_silent(self, rank: int, now: float) -> bool:
         return now >= self._heard_s.get(rank, -math.inf) + self._shutdown_s
 
-    def _consider(self, now: float, overdue: Sequence[Waiting]) -> Inquiry | None:
+    def _consider(self, now: float, overdue: Sequence[Waiting]) -> StackRequest | None:
         """Ask, if there is something that has not been said, or has been said long ago."""
         self._told = {one.key: self._told[one.key] for one in overdue if one.key in self._told}
         if not self._told:
@@ -239,7 +239,7 @@ class StallInspector:
         ranks = {rank for one in overdue for rank in one.missing or one.ready}
         self._asked = _Asked(tuple(sorted(ranks)[:MOST_STACKS]), now + PATIENCE_S)
         self._look_again(self._asked.until_s)
-        return Inquiry(self._asked.ranks)
+        return StackRequest(self._asked.ranks)
 
     def _conclude(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Last) -> StallReport | None:
         """Report, if all answers are there or will not come."""

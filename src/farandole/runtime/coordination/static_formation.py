@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import final
 
-from farandole.control.endings import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.control.messages import Hello
 from farandole.engines.choose import choose
 from farandole.errors import FarandoleError
@@ -78,7 +78,7 @@ class StaticFormation(Formation):
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
         """Take in a worker that has called ``init``."""
         self._dismiss(hello.worker_id)
-        self.occupants.enter(uid, hello)
+        self.registry.enter(uid, hello)
         self._waiting[hello.worker_id] = Member(uid, hello)
         self._sizes[hello.expected] += 1
         if self._first_hello_s is None:
@@ -87,7 +87,7 @@ class StaticFormation(Formation):
     def worker_exited(self, event: WorkerExited) -> None:
         """Take in the end of a worker. It is excused if it took part in a generation, or has failed and may fail."""
         worker_id, size = event.worker_id, self._expected
-        self.occupants.leave(worker_id)
+        self.registry.leave(worker_id)
         excused = event.code != 0 and self._excuse_failures
         rank = self._roster.find(worker_id, event.pid)
         worker = self._latest[rank] if rank is not None else self._waiting_worker(worker_id, event.pid)
@@ -101,7 +101,7 @@ class StaticFormation(Formation):
 
     def left(self, worker_id: int, ending: bool, told: bool) -> None:
         """See ``Formation``."""
-        self.occupants.leave(worker_id)
+        self.registry.leave(worker_id)
 
     def answered(self, worker_id: int) -> None:
         """Ignored: no generation waits for the members of the one before."""
@@ -125,7 +125,7 @@ class StaticFormation(Formation):
             return (
                 f"the job runs Farandole {version}, and {newcomer.name} has {hello.version}: install the same version"
             )
-        if taken := self.occupants.objection(hello):
+        if taken := self.registry.objection(hello):
             return taken
         home = self._homes.get(hello.worker_id) if hello.expected == self._expected else None
         if home and home != hello.host:

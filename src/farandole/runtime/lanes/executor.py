@@ -17,7 +17,7 @@ from typing import TypeAlias, final
 from farandole.collective import Array, DType, Kind, ReduceOp, Reduction
 from farandole.control.messages import Order, Signature
 from farandole.engines.engine import Engine
-from farandole.runtime.lanes import adasum, eager
+from farandole.runtime.lanes import adasum, inline_payload
 from farandole.runtime.lanes.call import Call, CallResult
 from farandole.runtime.lanes.fusion import Fusion
 from farandole.runtime.lanes.packing import identity, scratch
@@ -70,7 +70,7 @@ class Executor:
     def _allreduce(self, order: Order, mine: Mine) -> list[list[CallResult]]:
         if order.contributions:
             begin = self.phases.begin()
-            eager.reduce(order.signatures[0], order.contributions, mine[0] or ())
+            inline_payload.reduce(order.signatures[0], order.contributions, mine[0] or ())
             self.phases.end("reduce", begin, sum(map(len, order.contributions)))
         else:
             self._reduce(order, mine)

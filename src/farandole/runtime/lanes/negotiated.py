@@ -43,13 +43,13 @@ from typing import TypeAlias, final
 from farandole import events
 from farandole.collective import Kind
 from farandole.control.message import Message
-from farandole.control.messages import Entry, Order, Orders, Resend, Stay, Submit
+from farandole.control.messages import ControllerLost, Entry, Order, Orders, Resend, Submit
 from farandole.errors import AbortError, CollectiveError, ControlError, MismatchError
 from farandole.runtime.lanes import phase_events
 from farandole.runtime.lanes.announcement import Announcement, Key
 from farandole.runtime.lanes.call import CallResult
-from farandole.runtime.lanes.eager import contribution
 from farandole.runtime.lanes.failure import Failure
+from farandole.runtime.lanes.inline_payload import contribution
 from farandole.runtime.lanes.lane import PendingCollectives, Performer, interrupting
 from farandole.runtime.lanes.native_threads import StartedThreads
 from farandole.runtime.lanes.peer_lane import PeerLane
@@ -57,7 +57,7 @@ from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.submissions import Submissions, offer
 
 Send: TypeAlias = Callable[[Message], None]
-Torn: TypeAlias = Callable[[Failure], None]
+OnLocalFailure: TypeAlias = Callable[[Failure], None]
 """Called with the failure of a collective that broke on this rank only, so that the generation cannot go on."""
 
 
@@ -112,15 +112,15 @@ class NegotiatedLane:
         send: Send,
         generation: int,
         perform: Performer,
-        torn: Torn,
+        torn: OnLocalFailure,
         reentry: Reentry,
         cache_capacity: int,
         eager: bool,
-        stay: Stay | None = None,
+        stay: ControllerLost | None = None,
     ) -> None:
         self.last: Order | None = None
         self.inside: Order | None = None
-        self._direct, self._send, self._generation = direct, send, generation
+        self._peer_lane, self._send, self._generation = direct, send, generation
         self._perform, self._torn, self._reentry = perform, torn, reentry
         self._eager, self._stay = eager, stay
         self._lock = lock = threading.RLock()
@@ -150,7 +150,7 @@ class NegotiatedLane:
         try:
             known = self._enter(pending)
             has_spoken = True
-            grant = pending.grant = offer(self._direct, announcement, known)
+            grant = pending.grant = offer(self._peer_lane, announcement, known)
             if not grant:
                 self._announce(known or announcement.entry(), announcement, pending)
             if pending.begin_s:
@@ -178,12 +178,12 @@ class NegotiatedLane:
                     raise self._ended.fresh()
                 if not is_join or submissions.may_join():
                     known = submissions.enter(pending)
-                    if self._direct.fast is not None:
-                        self._direct.fast.give_way(pending.announcement)
+                    if self._peer_lane.fast is not None:
+                        self._peer_lane.fast.give_way(pending.announcement)
                     self._unattended += pending.background
                     return known
             # Without the lock, as it receives. Another thread may submit before this one has it again: hence the loop.
-            self._direct.release()
+            self._peer_lane.release()
             self._drive(lambda: submissions.may_join() or self._ended is not None)
 
     def _take_back(self, pending: NegotiatedHandle, failure: Failure) -> None:
@@ -194,7 +194,7 @@ class NegotiatedLane:
                 self._finish(pending, [], failure)
                 self._unattended = sum(each.background for each in inflight.values())  # it may not have been counted
             elif pending.announcement.kind is Kind.JOIN:
-                self._direct.come_back()
+                self._peer_lane.come_back()
 
     def refuse(self, announcement: Announcement) -> None:
         """See ``Lane``."""
@@ -206,12 +206,13 @@ class NegotiatedLane:
 
     def _refuse(self, announcement: Announcement) -> None:
         with self._lock:
-            if self._direct.fast is not None:
-                self._direct.fast.detach(announcement.name)  # first: what comes after a refusal is not what others mean
+            if self._peer_lane.fast is not None:
+                # First: what comes after a refusal is not what others mean.
+                self._peer_lane.fast.detach(announcement.name)
             if self._ended is not None or not self._submissions.refuse(announcement):
                 return
         try:
-            self._direct.withdraw(announcement.key)
+            self._peer_lane.withdraw(announcement.key)
             self._announce(announcement.entry())
         except BaseException as error:
             self._tear(error)
@@ -255,7 +256,7 @@ class NegotiatedLane:
             pending = inflight.get(announcement.key)
             if pending is None or pending.announcement is not announcement:
                 return None
-        grants = self._direct.grants()
+        grants = self._peer_lane.grants()
         return None if grants is None else PendingCollectives(list(inflight), *grants)
 
     def _drive(self, enough: Callable[[], bool]) -> None:
@@ -314,7 +315,7 @@ class NegotiatedLane:
         """See ``Lane``. Any thread may call it; what a leader has in its engine must be aborted there."""
         if self._ended is None:  # without the lock: the thread below a handler, or a leader, sees it at once
             self._ended = failure
-        self._direct.interrupt()  # after ``_ended``: a leader that wakes must find it, or it would receive again
+        self._peer_lane.interrupt()  # after ``_ended``: a leader that wakes must find it, or it would receive again
         with self._lock:
             self._fail_all(self._ended)
             self._changed.notify_all()
@@ -333,7 +334,7 @@ class NegotiatedLane:
         """See ``Lane``."""
         if self._background is not None:
             self._background.join()
-        self._direct.close()
+        self._peer_lane.close()
 
     def _tear(self, error: BaseException) -> None:
         """End the generation after an interruption, as by Ctrl-C, of which some ranks have heard more than others."""
@@ -355,13 +356,13 @@ class NegotiatedLane:
         has_come = False
         try:
             try:
-                message = self._direct.recv(limit_s)
+                message = self._peer_lane.recv(limit_s)
             except ControlError as error:
                 self._lose(error)
                 return
             has_come = True
             try:
-                heard = self._direct.hear()
+                heard = self._peer_lane.hear()
             except CollectiveError as error:
                 self._tear(error)
                 return
@@ -371,7 +372,7 @@ class NegotiatedLane:
         except BaseException as error:
             # These messages are gone, and the other ranks wait in what they order. Also one that had left the socket
             # and was on its way here. Who is interrupted in its sleep has missed nothing, and may go on.
-            if has_come or self._direct.is_taking:
+            if has_come or self._peer_lane.is_taking:
                 self._tear(error)
             raise
 
@@ -380,7 +381,7 @@ class NegotiatedLane:
         if self._stay is None:
             self._torn(Failure(AbortError, f"this rank lost the controller: {error}", error))
         else:
-            self._direct.renew(self._stay)  # the other socket may not have noticed, and what it sends would be lost
+            self._peer_lane.renew(self._stay)  # the other socket may not have noticed, and what it sends would be lost
 
     def _take(self, message: Message) -> None:
         if not isinstance(message, Orders | Resend) or message.generation != self._generation:
@@ -415,7 +416,7 @@ class NegotiatedLane:
             try:
                 outcomes = self._perform(order, calls)
                 if order.direct:  # in here, as the first time it connects all ranks: where that fails, it tears
-                    self._direct.open(order)
+                    self._peer_lane.open(order)
             except MismatchError as error:  # every member has it, and none is out of step
                 failure = Failure.of(error)
             except Exception as error:
@@ -438,8 +439,8 @@ class NegotiatedLane:
                 if pending is None or pending.finished:  # ``end`` may have failed it while it was executed
                     continue
                 is_direct = pending.grant and not pending.asked_again and failure is None
-                if is_direct and self._direct.fast is not None:
-                    self._direct.fast.attach(pending.announcement, pending.grant)
+                if is_direct and self._peer_lane.fast is not None:
+                    self._peer_lane.fast.attach(pending.announcement, pending.grant)
                 self._finish(pending, outcomes[i], failure)
                 number = order.cached[i] if order.cached else -1
                 if number >= 0:
@@ -459,7 +460,7 @@ class NegotiatedLane:
             self._submissions.finish(pending)
             self._unattended -= pending.background
             if pending.announcement.kind is Kind.JOIN:
-                self._direct.come_back()
+                self._peer_lane.come_back()
             pending.announcement.release()
         finally:  # out of flight it is found by nobody, and its owner would wait for ever if a handler raised above
             pending.finished = True  # last: its owner looks at it without the lock, and then at what is above

@@ -40,18 +40,18 @@ from typing import TypeAlias, final
 
 from farandole.control.channel import Dealer
 from farandole.control.message import Message
-from farandole.control.messages import Order, Stay
+from farandole.control.messages import ControllerLost, Order
 from farandole.control.sockets import LONGEST_WAIT_S
-from farandole.engines.silence import Lookout
+from farandole.engines.silence_monitor import SilenceMonitor
 from farandole.errors import AbortError, EngineError
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
 from farandole.runtime.lanes.announcement import Announcement, Key
-from farandole.runtime.lanes.eager import contribution
 from farandole.runtime.lanes.fast_path import FastPath
+from farandole.runtime.lanes.inline_payload import contribution
 from farandole.runtime.lanes.peer_protocol import PeerProtocol
 from farandole.topology import Topology
 
-Connect: TypeAlias = Callable[[], tuple[Mapping[int, socket.socket], Lookout, FastPath | None]]
+Connect: TypeAlias = Callable[[], tuple[Mapping[int, socket.socket], SilenceMonitor, FastPath | None]]
 """Makes a connection to each other rank, and the fast path where all are on one host; collective."""
 
 CONNECTING = "connecting all ranks with each other"
@@ -87,7 +87,7 @@ class PeerLane:
         self._ready: list[int] = []
         self._poll = select.poll()
         self._bell = -1
-        self._lookout: Lookout | None = None
+        self._lookout: SilenceMonitor | None = None
         self.fast: FastPath | None = None  # written once, before the first grant is open
         self._lock = threading.RLock()  # guards what follows; a signal handler may shut down while its thread has it
         self._peer = PeerProtocol(topology.rank, topology.size, topology.generation)
@@ -192,7 +192,7 @@ class PeerLane:
         """True after an exception from ``recv`` that may have taken a message along."""
         return self._orders.is_taking
 
-    def renew(self, stay: Stay) -> None:
+    def renew(self, stay: ControllerLost) -> None:
         """Go on after ``recv`` has raised, with another controller."""
         self._orders.renew()
         self._orders.send(stay)
@@ -222,7 +222,7 @@ class PeerLane:
             self._sleeps = not is_due
         return is_due
 
-    def _wait(self, lookout: Lookout, pause_s: float) -> bool:
+    def _wait(self, lookout: SilenceMonitor, pause_s: float) -> bool:
         """Sleep until somebody has said something; True if the controller has, or this rank was interrupted."""
         try:
             for _ in range(YIELDS):

@@ -22,7 +22,7 @@ from typing import Any, final
 import msgspec
 
 from farandole.control.addresses import free_ports
-from farandole.control.agent_messages import LeaseTerms
+from farandole.control.agent_messages import LeaseOffer
 from farandole.control.keys import JobKeys
 from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.errors import ControlError
@@ -46,7 +46,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     interface: str = ""
     ports: str = ""
     name: str = ""
-    lent: LeaseTerms | None = None
+    lent: LeaseOffer | None = None
     free_ports: int = 1
 
 

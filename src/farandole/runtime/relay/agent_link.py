@@ -30,15 +30,15 @@ from farandole.control.agent_messages import (
     AGENT,
     AgentHello,
     Alive,
-    Branch,
     DumpStack,
-    LeaseTerms,
-    Severed,
+    LeaseOffer,
+    RelayParentLost,
+    SetRelayParent,
     Stack,
     Started,
 )
 from farandole.control.channel import Dealer
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.errors import ControlError
@@ -66,7 +66,7 @@ class AgentLink:
         silence_s: float,
         relay: Relay | None = None,
         name: str = "",
-        lent: LeaseTerms | None = None,
+        lent: LeaseOffer | None = None,
         ports: tuple[int, ...] = (),
     ) -> None:
         self._dealer = Dealer(address, AGENT + (name or host).encode(), keys, timeout_s=None, silence_s=silence_s)
@@ -116,7 +116,7 @@ class AgentLink:
             if isinstance(message, DumpStack):
                 # A daemon: an agent that is to end does not wait for the stack of a process that is stopped.
                 threading.Thread(target=self._dump, args=(message,), daemon=True).start()
-            elif isinstance(message, Branch) and self._relay:
+            elif isinstance(message, SetRelayParent) and self._relay:
                 self._relay.attach(message.addresses or (self._dealer.address,), message.host)
                 self._severed = False  # with another parent, its loss is news again
             else:
@@ -188,7 +188,7 @@ class AgentLink:
             self._relay.serve()
             if self._relay.lost and not self._severed:
                 self._severed = True
-                self.send(Severed(self._relay.lost))
+                self.send(RelayParentLost(self._relay.lost))
 
     def _dump(self, message: DumpStack) -> None:
         try:

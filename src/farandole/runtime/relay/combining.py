@@ -20,7 +20,7 @@ from typing import TypeAlias, final
 import msgspec
 
 from farandole.collective import Kind
-from farandole.control.messages import Entry, Order, Share
+from farandole.control.messages import Entry, Order, SharedEntry
 from farandole.runtime.coordination.downlink import Downlink
 from farandole.runtime.coordination.rank_set import RankSet
 
@@ -49,7 +49,7 @@ class Combining:
         """Time at which ``take`` may have something to pass on that is not complete."""
         self._downlink, self._hold_s = downlink, hold_s
         self._held: dict[_Key, _Held] = {}
-        self._complete: list[Share] = []
+        self._complete: list[SharedEntry] = []
         self._joined = RankSet()
         self._joins = _Held(RankSet(), math.inf)
 
@@ -108,7 +108,7 @@ class Combining:
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 
-    def take(self, now: float) -> list[Share]:
+    def take(self, now: float) -> list[SharedEntry]:
         """Remove and return the shares that are to be passed on now."""
         if self.deadline_s is not None and self.deadline_s <= now:
             self._expire(now)
@@ -134,9 +134,11 @@ class Combining:
     def _release(self, key: _Key, held: _Held) -> None:
         self._complete += self._shares(key, held)
 
-    def _shares(self, key: _Key, held: _Held) -> list[Share]:
+    def _shares(self, key: _Key, held: _Held) -> list[SharedEntry]:
         everybody = self._downlink.sets.get(key[0], RankSet()) & self._downlink.ranks
-        shares = [Share(entry, [] if ranks == everybody else ranks.spans()) for entry, ranks in held.shares.values()]
+        shares = [
+            SharedEntry(entry, [] if ranks == everybody else ranks.spans()) for entry, ranks in held.shares.values()
+        ]
         held.shares = {}
         return shares
 

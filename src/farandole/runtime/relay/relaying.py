@@ -19,12 +19,12 @@ from typing import Any, final
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
-    Begin,
+    Envelope,
+    Envelopes,
     Exchange,
+    FormedGeneration,
     GatheredParts,
     Hello,
-    Letter,
-    Letters,
     Multicast,
     Orders,
     Ready,
@@ -54,7 +54,7 @@ class Relaying:
         self._combining = Combining(self._downlink, hold_s)
         self._gathering = Gathering(self._downlink, hold_s)
         self._up, self._clock = up, clock
-        self._letters: list[Letter] = []
+        self._letters: list[Envelope] = []
         self._hopeful: set[bytes] = set()
         self._over = False
 
@@ -71,19 +71,19 @@ class Relaying:
             branch = self._downlink.branches.get(identity)
             if branch is not None and self._is_current(message.generation):
                 self._merge(branch, message)
-        elif isinstance(message, Letters):
+        elif isinstance(message, Envelopes):
             for letter in message.letters:
                 self._downlink.learn(letter.identity, via=identity)
             self._letters += message.letters
         elif not self._combine(self._downlink.direct.get(identity[:-1]), message):
             if isinstance(message, Hello):
                 self._hopeful.add(identity[:-1])
-            self._letters.append(Letter(identity, encode(message)))
+            self._letters.append(Envelope(identity, encode(message)))
 
     def from_above(self, message: Any) -> None:
         """Take in a message of the parent."""
         self._counts["from_above"] += 1
-        if isinstance(message, Begin):
+        if isinstance(message, FormedGeneration):
             self._over = False
             self._hopeful.difference_update(uid for _, uid in message.members)
             self._forget()
@@ -91,7 +91,7 @@ class Relaying:
         elif isinstance(message, Multicast) and message.generation == self._downlink.generation:
             inner = decode(message.frame)
             self._learn(inner, self._downlink.pass_on(message, inner))
-        elif isinstance(message, Letters):
+        elif isinstance(message, Envelopes):
             for letter in message.letters:
                 self._downlink.post([letter.identity], decode(letter.frame))
 

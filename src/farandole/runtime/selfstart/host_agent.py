@@ -20,7 +20,7 @@ from typing import Any, final
 import msgspec
 
 from farandole.control.agent_messages import Report, Watch
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.errors import ControlError
 from farandole.runtime.relay.agent import Agent, Workers, connected
 from farandole.runtime.relay.agent_link import AgentLink

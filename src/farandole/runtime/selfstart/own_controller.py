@@ -29,7 +29,7 @@ import msgspec
 from farandole.control.addresses import own_endpoints
 from farandole.control.agent_messages import AgentHello, Watch
 from farandole.control.channel import Router
-from farandole.control.endings import WorkerExited
+from farandole.control.exits import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.messages import Hello
 from farandole.control.os_text import printed

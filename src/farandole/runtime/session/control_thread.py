@@ -37,12 +37,12 @@ from farandole.control.messages import (
     AskProgress,
     AskWaits,
     ChangeDue,
+    ControllerLost,
     Exchange,
     Exchanged,
     Notice,
     Progress,
     SetTimeline,
-    Stay,
     TimelineSet,
     Waits,
 )
@@ -113,7 +113,7 @@ class ControlThread:
         hooks: Hooks,
         active: ActiveCollectives,
         limits: Limits,
-        stay: Stay | None = None,
+        stay: ControllerLost | None = None,
         waits_look_s: float = WAITS_LOOK_S,
     ) -> None:
         self.away = False
@@ -127,9 +127,10 @@ class ControlThread:
         self._seen = self._told = Waits(generation)  # at the last look, and as last told
         self._came = threading.Condition()
         self._payloads: dict[str, list[bytes]] = {}
-        self._timelines = itertools.count(1)
+        self._timelines, self._questions = itertools.count(1), itertools.count(1)
         self._timeline_set = 0
         self._ended: Failure | None = None
+        self._is_aborted = False  # by the controller, which may be later than ``_ended``
         # A daemon: the interpreter joins other threads before ``atexit``, where a script that never calls shutdown()
         # leaves the job. Started last, as it uses all fields at once.
         self._thread = threading.Thread(target=self._listen, name="farandole-control", daemon=True)
@@ -148,6 +149,17 @@ class ControlThread:
             f"ranks {list(ranks)} could not connect with each other: not all came to {key!r} within {timeout_s:g} s. "
             "Every member must do this at the same point of the program. Is one slow? Raise FARANDOLE_STALL_SHUTDOWN_S"
         )
+
+    def sync_with_controller(self, rank: int, timeout_s: float) -> None:
+        """Wait, at most ``timeout_s``, until everything is handled that the controller had sent to this ``rank``.
+
+        The controller answers in order: a question that it answers at once comes after that, or its ``Abort`` does.
+        """
+        key = f"sync {next(self._questions)}"
+        with self._came:
+            self._say(Exchange(self._generation, key, [rank], b""))
+            self._await(lambda: key in self._payloads or self._is_aborted, timeout_s)
+            self._payloads.pop(key, None)
 
     def set_timeline(self, path: str, mark_cycles: bool, timeout_s: float) -> bool:
         """Have the other ranks write to ``path``, or stop where it is ""; False if not all have within ``timeout_s``.
@@ -226,7 +238,7 @@ class ControlThread:
                     self._over(Failure(AbortError, f"this rank lost the controller: {error}", error))
                 return
 
-    def _outlive(self, stay: Stay) -> None:
+    def _outlive(self, stay: ControllerLost) -> None:
         """Go on without a controller until another one comes, which is told by ``stay``: what needs none goes on."""
         with self._came:
             self.away = True
@@ -241,6 +253,9 @@ class ControlThread:
                 self._came.notify_all()
         elif isinstance(message, Abort):
             self._over(Failure.named(message.kind, message.reason))
+            with self._came:  # last: who waits for it finds the end known to the session
+                self._is_aborted = True
+                self._came.notify_all()
         elif isinstance(message, ChangeDue):
             self._hooks.change(message.reason)
         elif isinstance(message, AskProgress):

@@ -27,7 +27,7 @@ from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.choose import SHM_MEMBERS, base
 from farandole.engines.engine import Engine, Group, Rendezvous, Share
 from farandole.engines.factory import make
-from farandole.engines.silence import Lookout
+from farandole.engines.silence_monitor import SilenceMonitor
 from farandole.errors import AbortError, EngineError
 from farandole.native import core
 from farandole.runtime.lanes.executor import Executor
@@ -105,7 +105,7 @@ class EnginePool:
         """True where the engine shows that all ranks reach each other by TCP."""
         return self._engine in BY_SOCKETS
 
-    def connect(self) -> tuple[dict[int, socket.socket], Lookout, FastPath | None]:
+    def connect(self) -> tuple[dict[int, socket.socket], SilenceMonitor, FastPath | None]:
         """Connect with each other rank, for the peer lane; returns the sockets, their lookout, and the fast path.
 
         Collective. There is no fast path where ranks share no memory.
@@ -118,7 +118,7 @@ class EnginePool:
         group = dataclasses.replace(group, broken=self._over)
         connections = connect(group, rendezvous)
         self._fast_path = self._make_fast_path(group, rendezvous)
-        return connections, Lookout.of(group, connections), self._fast_path
+        return connections, SilenceMonitor.of(group, connections), self._fast_path
 
     def _make_fast_path(self, group: Group, rendezvous: Rendezvous) -> FastPath | None:
         if base(self._engine) != "shm" or group.size > SHM_MEMBERS:

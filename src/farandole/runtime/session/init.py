@@ -37,16 +37,16 @@ from farandole.errors import (
     UnsupportedError,
     UsageError,
 )
-from farandole.runtime.coordination import lineage
+from farandole.runtime.coordination import forked_children
 from farandole.runtime.lanes.lane import interrupted
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.thread_joins import join
 from farandole.runtime.lanes.weak_objects import WeakObjects
 from farandole.runtime.session import tracebacks
+from farandole.runtime.session.cancelled_join import CancelledJoin
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set, require_registered
 from farandole.runtime.session.session import Session
-from farandole.runtime.session.start import Past, start
-from farandole.runtime.session.withdrawal import Withdrawal
+from farandole.runtime.session.start import PreviousSession, start
 
 __all__ = [
     "ProcessSet",
@@ -115,7 +115,7 @@ def rejoin(state: str = "", state_step: int = 0, withdrawn: bool = False) -> Non
     """
     with _here.lock:
         _here.require_rest("the next generation")
-        _here.withdrawal = Withdrawal(withdrawn)  # first: it also ends a wait that has not begun
+        _here.withdrawal = CancelledJoin(withdrawn)  # first: it also ends a wait that has not begun
         _here.leave()
         _here.join(state, state_step)
 
@@ -303,7 +303,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @final
-class _Here:
+class _ProcessState:
     """State of this process: its session, and what the next one needs to know of it. ``lock`` guards it."""
 
     def __init__(self) -> None:
@@ -325,7 +325,7 @@ class _Here:
         self.sessions = 0
         self.forgetting: list[Callable[[], object]] = []
         self._doing = ""  # with the lock
-        self.withdrawal = Withdrawal()
+        self.withdrawal = CancelledJoin()
         self.settling: list[Callable[[], None]] = []
         self._step_s: float | None = None  # the longest step of the last session; of none, before the first
         self._inherited: Session | None = None
@@ -358,9 +358,9 @@ class _Here:
         with self._busy("init()"):
             while self.session is None:
                 try:
-                    self.session = start(*self.asked, Past(self._step_s, state, state_step), self.withdrawal)
+                    self.session = start(*self.asked, PreviousSession(self._step_s, state, state_step), self.withdrawal)
                 except BaseException as error:  # Ctrl-C, too: children must be free to take the place of this process
-                    lineage.release()
+                    forked_children.release()
                     if not isinstance(error, AbortError) or not detect().is_elastic:
                         raise
                     self._step_s = self._step_s or 0.0
@@ -437,7 +437,7 @@ class _Here:
                     session.abort(f"its script raised {_first_line(error)}", ending=True)
                 session.close()
             if releasing:
-                lineage.release()
+                forked_children.release()
 
     def forget_past(self) -> None:
         """Forget what ``rejoin`` would tell the others of the last session."""
@@ -448,8 +448,8 @@ class _Here:
     def _forget(self) -> None:
         # In the child, in its only thread.
         self.lock, self._doing = threading.RLock(), ""  # the parent's may be held by a thread that is not here
-        self.withdrawal = Withdrawal()
-        lineage.release()
+        self.withdrawal = CancelledJoin()
+        forked_children.release()
         Reentry.forsake_all()
         self._inherited = (
             self.session or self._inherited
@@ -457,4 +457,4 @@ class _Here:
         self.session = None
 
 
-_here = _Here()
+_here = _ProcessState()

@@ -21,12 +21,12 @@ from farandole.cluster.contact import is_loopback
 from farandole.cluster.environment import CONTROLLER
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
-from farandole.control.messages import Hello, Notice, Refuse, Stay, Welcome, Withdraw
+from farandole.control.messages import ControllerLost, Hello, Notice, Refuse, Welcome, Withdraw
 from farandole.control.sockets import Context
 from farandole.errors import ControlError, FarandoleError, StartError
 from farandole.events import logger
+from farandole.runtime.session.cancelled_join import CancelledJoin
 from farandole.runtime.session.control_thread import show
-from farandole.runtime.session.withdrawal import Withdrawal
 
 CONTROLLER_GRACE_S = 5.0
 """Time that a worker waits longer than its controller, which knows who is missing, and says so first."""
@@ -75,10 +75,10 @@ class Link:
         silence_s: float = 0.0,
         *,
         replaced: bool = False,
-        withdrawal: Withdrawal | None = None,
+        withdrawal: CancelledJoin | None = None,
     ) -> None:
         self.worker = uuid.uuid4().hex
-        self._withdrawal = withdrawal or Withdrawal()
+        self._withdrawal = withdrawal or CancelledJoin()
         self._assignment, self._timeout_s, self._begin_s = assignment, timeout_s, time.monotonic()
         self._replaced = replaced
         self._silence_s = 0.0 if is_loopback(assignment.controller) else silence_s
@@ -159,9 +159,9 @@ class Link:
             self.up.send(Withdraw(worker_id))
             raise StartError(f"rank {worker_id} on {host} was told to end before the job was formed")
 
-    def stay(self, generation: int, *, wait: bool = False) -> Stay | None:
+    def stay(self, generation: int, *, wait: bool = False) -> ControllerLost | None:
         """Message for another controller that comes while ``generation`` lasts; ``None`` where none will come."""
-        return Stay(generation, self._assignment.worker_id, wait) if self._replaced else None
+        return ControllerLost(generation, self._assignment.worker_id, wait) if self._replaced else None
 
     def close(self, *, deliver: bool = True) -> None:
         """Disconnect; first ``deliver`` what was sent, if there is anybody to. Idempotent."""

@@ -35,7 +35,7 @@ from farandole import events
 from farandole.collective import Kind
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
-from farandole.control.messages import Leave, Order, Unheard, Waits
+from farandole.control.messages import HostSilent, Leave, Order, Waits
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.control.run_messages import Progressed
 from farandole.control.watch_messages import ActAt, Prepare, SendMetrics
@@ -53,7 +53,6 @@ from farandole.errors import (
 from farandole.runtime.coordination.agreement import title
 from farandole.runtime.coordination.stall import Limits
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
-from farandole.runtime.lanes.alone import LoneLane
 from farandole.runtime.lanes.announcement import Announcement, FastRequest
 from farandole.runtime.lanes.call import Call, CallResult, Handle, require_device
 from farandole.runtime.lanes.failure import Failure
@@ -61,6 +60,7 @@ from farandole.runtime.lanes.lane import Lane
 from farandole.runtime.lanes.negotiated import NegotiatedLane
 from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
+from farandole.runtime.lanes.single_process import SingleProcessLane
 from farandole.runtime.lanes.thread_waits import survey
 from farandole.runtime.session.abort_reason import await_news
 from farandole.runtime.session.cell_state import CellState
@@ -299,6 +299,11 @@ class Session:
         if self._ended is not None:
             self._lane.await_exit(None)
 
+    def sync_with_controller(self, timeout_s: float) -> None:
+        """Wait until an end of the generation is known here that the controller knows of, at most ``timeout_s``."""
+        if self._control is not None:
+            self._control.sync_with_controller(self.topology.rank, timeout_s)
+
     def end_with(self, error: MismatchError | DivergenceError) -> None:
         """End the generation, as the script has with ``error``, which other ranks may be about to raise: so all do."""
         failure = Failure.named(type(error).__name__, f"{error} (raised on {self._name()}, whose script has ended)")
@@ -422,7 +427,7 @@ class Session:
     def _open_lane(self, sets: Sequence[ProcessSet]) -> Lane:
         if self._link is None or self.topology.size == 1:
             dynamic = self.settings.dynamic_process_sets
-            return LoneLane(self._perform, self.topology.host, [s.ranks for s in sets], dynamic, self._in_lane)
+            return SingleProcessLane(self._perform, self.topology.host, [s.ranks for s in sets], dynamic, self._in_lane)
         connect = self._engine_pool.connect if self._engine_pool.has_reach else None
         direct = PeerLane(self.topology, connect, self._link.orders, self._active, self._explain)
         return NegotiatedLane(
@@ -521,7 +526,7 @@ class Session:
         """Tell the controller, which decides what follows, that an engine hears nothing from ``host``."""
         if self._link is not None:
             with contextlib.suppress(ControlError):  # closed: the session is over, and the engine about to be aborted
-                self._link.up.send(Unheard(self.generation, host))
+                self._link.up.send(HostSilent(self.generation, host))
 
     def _explain(self) -> None:
         """Raise the controller's reason for the loss of a rank that an engine has noticed, if it gives one."""

@@ -22,8 +22,9 @@ from farandole.engines.candidates import usable
 from farandole.engines.choose import choose
 from farandole.engines.factory import load
 from farandole.errors import StartError, UsageError
-from farandole.runtime.coordination import lineage
+from farandole.runtime.coordination import forked_children
 from farandole.runtime.coordination.process_groups import fitting
+from farandole.runtime.session.cancelled_join import CancelledJoin
 from farandole.runtime.session.init_arguments import (
     ANY,
     configure_logging,
@@ -37,7 +38,6 @@ from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike
 from farandole.runtime.session.rendezvous import meet
 from farandole.runtime.session.session import Session
 from farandole.runtime.session.stacks import stack_dump
-from farandole.runtime.session.withdrawal import Withdrawal
 from farandole.settings import Settings
 from farandole.topology import Topology
 
@@ -46,7 +46,7 @@ MOST_REFUSALS = 3
 
 
 @final
-class Past(NamedTuple):
+class PreviousSession(NamedTuple):
     """Past of a process that has had a session before, see ``Hello``; ``step_s`` is ``None`` if it has had none."""
 
     step_s: float | None = None
@@ -58,8 +58,8 @@ def start(
     comm: object,
     process_sets: Sequence[ProcessSetLike] | str | None,
     overrides: Mapping[str, Any],
-    past: Past,
-    withdrawal: Withdrawal,
+    past: PreviousSession,
+    withdrawal: CancelledJoin,
 ) -> Session:
     """See ``session.init``; ``withdrawal`` ends the wait for the other ranks."""
     require_gil()
@@ -71,12 +71,12 @@ def start(
     has_viewers = environment.is_interactive or environment.is_watched
     is_watched = has_viewers and bool(environment.controller)  # and has one for that, also if alone
     if part.expected > 1 or is_watched or environment.is_elastic or (environment.launched and environment.size > 1):
-        lineage.require_no_ancestor(environment)
-        lineage.hold(environment)
+        forked_children.require_no_ancestor(environment)
+        forked_children.hold(environment)
         try:
             session = _persistently(meet(environment, part, settings), settings, sets, past, withdrawal)
         except BaseException:
-            lineage.release()
+            forked_children.release()
             raise
         if environment.is_watched:  # the order to tell may come after the script's first numbers
             session.watch(SendMetrics(session.generation, EXPECTED_S))
@@ -98,7 +98,11 @@ def require_gil() -> None:
 
 
 def _persistently(
-    assignment: Assignment, settings: Settings, sets: Sequence[ProcessSet], past: Past, withdrawal: Withdrawal
+    assignment: Assignment,
+    settings: Settings,
+    sets: Sequence[ProcessSet],
+    past: PreviousSession,
+    withdrawal: CancelledJoin,
 ) -> Session:
     """Join the next controller where one is lost; ``StartError`` after ``MOST_REFUSALS`` refusals in a row."""
     refusals = 0
@@ -113,7 +117,11 @@ def _persistently(
 
 
 def _among_others(
-    assignment: Assignment, settings: Settings, sets: Sequence[ProcessSet], past: Past, withdrawal: Withdrawal
+    assignment: Assignment,
+    settings: Settings,
+    sets: Sequence[ProcessSet],
+    past: PreviousSession,
+    withdrawal: CancelledJoin,
 ) -> Session:
     moments = [time.monotonic()]
     is_elastic = assignment.expected == ANY
@@ -148,7 +156,7 @@ def _tell_phases(generation: int, phases: Sequence[str], moments: Sequence[float
             events.emit(events.Phase("generation", f"generation {generation}", "init", phase, begin_s, end_s))
 
 
-def _hello(link: Link, assignment: Assignment, sets: Sequence[ProcessSet], past: Past) -> Hello:
+def _hello(link: Link, assignment: Assignment, sets: Sequence[ProcessSet], past: PreviousSession) -> Hello:
     fd, number = stack_dump()
     return Hello(
         worker=link.worker,

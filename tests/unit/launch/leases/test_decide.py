@@ -21,13 +21,11 @@ from farandole.launch.leases.actions import (
 )
 from farandole.launch.leases.decide import decide
 from farandole.launch.leases.lease import Lease, LeasePhase
-from farandole.launch.leases.lease_plan import LeasePlan
 from farandole.launch.leases.limits import LeaseLimits
-from farandole.launch.leases.rules import LeaseRule
-from farandole.launch.leases.seen import (
+from farandole.launch.leases.observation import (
     Hold,
+    LeaseObservation,
     LeaseRefusal,
-    LeaseSeen,
     OutsideCancel,
     OutsideHold,
     OutsideLimit,
@@ -35,6 +33,8 @@ from farandole.launch.leases.seen import (
     ScaleTo,
     Stop,
 )
+from farandole.launch.leases.policy_state import LeasePlan
+from farandole.launch.leases.rules import LeaseRule
 from tests.support.launch.lease_world import START_S, LeaseWorld
 
 
@@ -192,7 +192,7 @@ def test_who_ends_soonest_leaves_first_then_the_newest() -> None:
     plan = LeasePlan()
     gone = []
     for np in (4, 3, 2, 1):
-        plan, decisions = decide(LeaseLimits(), plan, LeaseSeen(START_S, 5, 1, leases, orders=(ScaleTo(np),)))
+        plan, decisions = decide(LeaseLimits(), plan, LeaseObservation(START_S, 5, 1, leases, orders=(ScaleTo(np),)))
         gone += [decision.action for decision in only(EndLease, decisions)]
     assert gone == [EndLease("8_2"), EndLease("8_4"), EndLease("8_3"), EndLease("8_1")]
 
@@ -221,7 +221,7 @@ def test_ten_minutes_lie_between_opposite_changes(first: str) -> None:
 def test_a_lease_stays_that_min_np_needs() -> None:
     """A worker of a lease has died, which its scheduler does not know."""
     leases = tuple(Lease(f"8_{i}", 1, LeasePhase.MEMBER, START_S, START_S + 5000) for i in range(3))
-    seen = LeaseSeen(START_S, 2, 0, leases, orders=(ScaleTo(1),))
+    seen = LeaseObservation(START_S, 2, 0, leases, orders=(ScaleTo(1),))
     assert not only(EndLease, decide(LeaseLimits(min_np=2), LeasePlan(), seen)[1])
     assert only(EndLease, decide(LeaseLimits(min_np=1), LeasePlan(), seen)[1])
 
@@ -399,7 +399,7 @@ def long_waits(wait_s: float) -> tuple[float, float]:
     held = Lease("8_1", 1, LeasePhase.HELD, START_S, nodes=1, length_s=4 * 3600.0)
     plan = LeasePlan(waits_s=(1.0, wait_s, wait_s), goal=1, reached=1)
     for minute in range(4 * 60):
-        plan, decisions = decide(limits, plan, LeaseSeen(START_S + 60 * minute, 1, 0, (member, held)))
+        plan, decisions = decide(limits, plan, LeaseObservation(START_S + 60 * minute, 1, 0, (member, held)))
         if only(Release, decisions):
             return member.ends_s, START_S + 60 * minute
     raise AssertionError
@@ -420,11 +420,11 @@ def test_a_wait_that_goes_on_counts_as_long_as_it_is() -> None:
     limits = LeaseLimits(lease_lengths_s=(4 * 3600.0,))
     member = Lease("8_0", 1, LeasePhase.MEMBER, START_S, START_S + 4 * 3600.0, 1, length_s=4 * 3600.0)
     held = [Lease(f"8_{i}", 1, LeasePhase.HELD, START_S, nodes=1, length_s=4 * 3600.0) for i in (1, 2, 3)]
-    plan, first = decide(limits, LeasePlan(), LeaseSeen(START_S, 1, 0, (member, *held), orders=(ScaleTo(2),)))
+    plan, first = decide(limits, LeasePlan(), LeaseObservation(START_S, 1, 0, (member, *held), orders=(ScaleTo(2),)))
     assert [decision.action for decision in only(Release, first)] == [Release("8_1")]
     held[0] = msgspec.structs.replace(held[0], phase=LeasePhase.PENDING)
     for minute in range(4 * 60):
-        plan, decisions = decide(limits, plan, LeaseSeen(START_S + 60 * minute, 1, 0, (member, *held)))
+        plan, decisions = decide(limits, plan, LeaseObservation(START_S + 60 * minute, 1, 0, (member, *held)))
         if only(Release, decisions):
             break
     assert minute == pytest.approx(2 * 60, abs=1)  # it has waited for two hours, and two are left
@@ -434,7 +434,7 @@ def test_node_hours_of_a_lease_count_until_it_has_left() -> None:
     member = Lease("8_0", 1, LeasePhase.LEAVING, START_S, START_S + 3600.0, 1, length_s=3600.0)
     held = Lease("8_1", 1, LeasePhase.HELD, START_S, nodes=1, length_s=3600.0)
     limits = LeaseLimits(budget_node_hours=1.5)
-    seen = LeaseSeen(START_S, 1, 1, (member, held), orders=(ScaleTo(2),))
+    seen = LeaseObservation(START_S, 1, 1, (member, held), orders=(ScaleTo(2),))
     assert only(SetLimit, decide(limits, LeasePlan(), seen)[1])[0].action == SetLimit("8_1", 30)
 
 
@@ -459,7 +459,7 @@ def test_a_lease_that_may_run_on_leaves_before_its_hours_are_over() -> None:
     limits = LeaseLimits(hours=("22-24",), leave_s=30.0)
 
     def ended(before_s: float) -> list[LeaseDecision]:
-        seen = LeaseSeen(midnight_s - before_s, 2, 1, (member,))
+        seen = LeaseObservation(midnight_s - before_s, 2, 1, (member,))
         return only(EndLease, decide(limits, LeasePlan(goal=2, reached=2), seen)[1])
 
     assert not ended(before_s=31.0)
@@ -555,7 +555,7 @@ def test_an_array_whose_submission_is_unanswered_is_not_submitted_again() -> Non
     plan = LeasePlan()
     submitted = []
     for minute in range(100):
-        seen = LeaseSeen(START_S + 60 * minute, 1, 1, orders=(ScaleTo(2),))
+        seen = LeaseObservation(START_S + 60 * minute, 1, 1, orders=(ScaleTo(2),))
         plan, decisions = decide(LeaseLimits(), plan, seen)
         submitted += only(SubmitArray, decisions)
     assert len(submitted) == 1
@@ -563,14 +563,14 @@ def test_an_array_whose_submission_is_unanswered_is_not_submitted_again() -> Non
 
 def test_a_release_that_a_look_does_not_show_yet_is_not_repeated() -> None:
     held = tuple(Lease(f"8_{i}", 1, LeasePhase.HELD, START_S) for i in range(4))
-    plan, first = decide(LeaseLimits(), LeasePlan(), LeaseSeen(START_S, 1, 1, held, orders=(ScaleTo(2),)))
-    plan, second = decide(LeaseLimits(), plan, LeaseSeen(START_S + 60, 1, 1, held))
+    plan, first = decide(LeaseLimits(), LeasePlan(), LeaseObservation(START_S, 1, 1, held, orders=(ScaleTo(2),)))
+    plan, second = decide(LeaseLimits(), plan, LeaseObservation(START_S + 60, 1, 1, held))
     assert [decision.action for decision in only(Release, first)] == [Release("8_0")]
     assert not only(Release, second)
     refusal = LeaseRefusal("start", "8_0", "Job/step already completing or completed")
-    plan, third = decide(LeaseLimits(), plan, LeaseSeen(START_S + 70, 1, 1, held, refusals=(refusal,)))
+    plan, third = decide(LeaseLimits(), plan, LeaseObservation(START_S + 70, 1, 1, held, refusals=(refusal,)))
     assert not only(Release, third)
-    plan, fourth = decide(LeaseLimits(), plan, LeaseSeen(START_S + 131, 1, 1, held))
+    plan, fourth = decide(LeaseLimits(), plan, LeaseObservation(START_S + 131, 1, 1, held))
     assert [decision.action for decision in only(Release, fourth)] == [Release("8_0")]
 
 

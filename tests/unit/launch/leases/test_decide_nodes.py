@@ -7,7 +7,7 @@ import msgspec
 from farandole.launch.leases.actions import EndLease, LookAtNodes, Release, Say
 from farandole.launch.leases.lease import LeasePhase
 from farandole.launch.leases.limits import LeaseLimits
-from farandole.launch.leases.seen import OutsideSuspend, ScaleTo
+from farandole.launch.leases.observation import OutsideSuspend, ScaleTo
 from tests.support.launch.lease_world import LeaseWorld
 from tests.unit.launch.leases.test_decide import only, ordered
 

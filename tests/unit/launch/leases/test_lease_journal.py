@@ -11,8 +11,8 @@ from farandole.errors import UsageError
 from farandole.largebatch import Advice, Estimate, Prospect, Refusal
 from farandole.launch.leases.journal import read_records, record, replay
 from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.observation import Hold, LeaseAdvice, LeaseProgress, OutsideCancel, Resume, ScaleTo
 from farandole.launch.leases.rules import LeaseRule
-from farandole.launch.leases.seen import Hold, LeaseAdvice, LeaseProgress, OutsideCancel, Resume, ScaleTo
 from tests.support.launch.lease_world import LeaseWorld
 
 

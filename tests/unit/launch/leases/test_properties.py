@@ -13,7 +13,7 @@ from farandole.launch.leases.actions import CancelPending, EndLease, Release, Su
 from farandole.launch.leases.decide import decide
 from farandole.launch.leases.lease import LeasePhase
 from farandole.launch.leases.limits import LeaseLimits
-from farandole.launch.leases.seen import AnyLeaseOrder, Hold, LeaseRefusal, OutsideCancel, Resume, ScaleTo, Stop
+from farandole.launch.leases.observation import AnyLeaseOrder, Hold, LeaseRefusal, OutsideCancel, Resume, ScaleTo, Stop
 from tests.support.launch.lease_world import ALIVE, Call, LeaseWorld
 
 EVENTS = (

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from farandole.largebatch.advice import duration, significant
 from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.policy_context import count
 from farandole.launch.leases.simulation.simulate import SimulatedRun
 from farandole.launch.leases.simulation.trace import Trace
 from farandole.launch.leases.simulation.training import TrainingModel
-from farandole.launch.leases.turn import count
 
 MODES = {
     "holes": "leases get nodes that the jobs of the trace leave free",

@@ -29,9 +29,9 @@ from farandole.launch.leases.actions import (
 from farandole.launch.leases.decide import decide
 from farandole.launch.leases.journal import record
 from farandole.launch.leases.lease import Lease, LeasePhase
-from farandole.launch.leases.lease_plan import LeasePlan
 from farandole.launch.leases.limits import LeaseLimits
-from farandole.launch.leases.seen import LeaseProgress, LeaseSeen
+from farandole.launch.leases.observation import LeaseObservation, LeaseProgress
+from farandole.launch.leases.policy_state import LeasePlan
 from farandole.launch.leases.simulation.queues import Backfill, Holes, SimulatedQueue
 from farandole.launch.leases.simulation.trace import Trace
 from farandole.launch.leases.simulation.training import SimulatedTraining, TrainingModel
@@ -222,7 +222,7 @@ class LeaseSimulation:
         """Ask the policy, and obey."""
         self._observe()
         self._has_news = False
-        seen = LeaseSeen(
+        seen = LeaseObservation(
             self._now_s, self._have, self._own, tuple(self._leases.values()), self._progress,
             self._now_s - self._looked_s, self._node_hours, arrays_answered=self._arrays,
         )  # fmt: skip

@@ -24,7 +24,7 @@ from farandole.largebatch.advice import decide as decide_workers
 from farandole.largebatch.advice import prospect
 from farandole.largebatch.goodput import Prospect, StepModel, SyncTime
 from farandole.largebatch.noise import Estimate
-from farandole.launch.leases.seen import LeaseAdvice
+from farandole.launch.leases.observation import LeaseAdvice
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,8 +14,8 @@ import ray
 
 from farandole.errors import UnsupportedError, UsageError
 from farandole.launch.clusters import executable
-from farandole.launch.clusters.lent_function import FunctionCall
 from farandole.launch.clusters.pool import WorkerPool
+from farandole.launch.clusters.slot_function import FunctionCall
 from farandole.ray import RayLender
 
 _ELASTIC = (
@@ -103,8 +103,8 @@ class RayExecutor:
         start_s = max(self._settings.timeout_s, self._settings.placement_group_timeout_s)
         interface = ",".join(self._settings.nics) or None
         knobs = {"horovod": True, "start_timeout_s": start_s, "network_interface": interface}
-        lender = RayLender(self._bundle, self._strategy, self._each)
-        self._pool = WorkerPool(lender, self._np, dict(extra_env_vars or {}), knobs)
+        provider = RayLender(self._bundle, self._strategy, self._each)
+        self._pool = WorkerPool(provider, self._np, dict(extra_env_vars or {}), knobs)
         try:
             self._call(executable.make, executable_cls, executable_args or (), executable_kwargs or {}).result()
         except BaseException:  # also Ctrl-C: Ray would keep the bundles of workers that nobody can reach

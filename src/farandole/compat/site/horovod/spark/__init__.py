@@ -10,7 +10,7 @@ from typing import Any
 from pyspark import SparkContext
 
 from farandole.errors import UnsupportedError, UsageError
-from farandole.launch.clusters.lent_function import FunctionCall, run_on
+from farandole.launch.clusters.slot_function import FunctionCall, run_on
 from farandole.launch.command.horovodrun import without_meaning
 from farandole.spark import SparkLender
 

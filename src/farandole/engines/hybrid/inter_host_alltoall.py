@@ -1,0 +1,119 @@
+"""An all-to-all among several hosts, in which every part crosses once, on the lane of the member it is for.
+
+Crossing(layout, member, inside, across).run(send, send_counts, recv, recv_counts)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TypeAlias, final
+
+from farandole.collective import Array, DType
+from farandole.engines.arrays import copy, plain_memory, split
+from farandole.engines.engine import Engine
+from farandole.engines.hybrid.layout import HostLayout
+
+_Part: TypeAlias = tuple[int, int]
+"""What one member sends to another: the indices of both."""
+_Parts: TypeAlias = list[_Part]
+
+
+@final
+class InterHostAlltoall:
+    """A part goes to the neighbour who carries for its receiver, across, and to the receiver.
+
+    So a member talks to one member of each other host instead of to all of them, in messages that are as many times
+    longer. ``across`` is this member's lane, if it carries.
+    """
+
+    def __init__(self, layout: HostLayout, member: int, inside: Engine, across: Engine | None) -> None:
+        self._layout, self._member, self._inside, self._across = layout, member, inside, across
+        self._everybody = range(sum(map(len, layout.hosts)))
+        self._abroad = [p for p in self._everybody if p not in layout.neighbours]
+        self._index = {p: index for members in layout.hosts for index, p in enumerate(members)}
+        self._sizes: dict[_Part, int] = {}
+
+    def run(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
+        """Move everything. Collective."""
+        self._learn(send_counts, recv_counts)
+        mine = [(self._member, to) for to in self._everybody]
+        held = dict(zip(mine, split(send, send_counts), strict=True))
+        held |= self._step(self._inside, held, *self._to_carriers())
+        if self._across is not None:
+            held |= self._step(self._across, held, *self._over())
+        if not self._layout.is_even:
+            held |= self._step(self._inside, held, *self._home())
+        for source, member in enumerate(split(recv, recv_counts)):
+            copy(member, held[source, self._member])
+
+    def _learn(self, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
+        """Learn the sizes of all parts that come from or go to this host."""
+        size, neighbours = len(self._everybody), self._layout.neighbours
+        said = (ctypes.c_int64 * (2 * size))(*send_counts, *recv_counts)
+        heard = (ctypes.c_int64 * (2 * size * len(neighbours)))()
+        self._inside.allgather(
+            Array(ctypes.addressof(said), len(said), DType.INT64, said),
+            Array(ctypes.addressof(heard), len(heard), DType.INT64, heard),
+            [2 * size] * len(neighbours),
+        )
+        for index, neighbour in enumerate(neighbours):
+            begin = 2 * size * index
+            for other in self._everybody:
+                self._sizes[neighbour, other] = heard[begin + other]
+                self._sizes[other, neighbour] = heard[begin + size + other]
+
+    def _to_carriers(self) -> tuple[list[_Parts], list[_Parts]]:
+        """Inside: what leaves the host to who carries for its receiver, the rest to the receiver."""
+        for_each: list[list[int]] = [[] for _ in self._layout.neighbours]
+        for to in self._everybody:
+            is_near = to in self._layout.neighbours
+            for_each[self._index[to] if is_near else self._index[to] % self._layout.lanes].append(to)
+        outgoing = [[(self._member, to) for to in receivers] for receivers in for_each]
+        mine = for_each[self._layout.index]
+        return outgoing, [[(source, to) for to in mine] for source in self._layout.neighbours]
+
+    def _over(self) -> tuple[list[_Parts], list[_Parts]]:
+        """Across: what neighbours send to the passengers of my lane on each other host."""
+        layout = self._layout
+        outgoing, incoming = [], []
+        for host, members in enumerate(layout.hosts):
+            there = [] if host == layout.host else layout.passengers(host, layout.index)
+            here = [] if host == layout.host else layout.passengers(layout.host, layout.index)
+            outgoing.append([(source, to) for source in layout.neighbours for to in there])
+            incoming.append([(source, to) for source in members for to in here])
+        return outgoing, incoming
+
+    def _home(self) -> tuple[list[_Parts], list[_Parts]]:
+        """Inside: what has come for passengers."""
+        layout = self._layout
+        lane = layout.index % layout.lanes
+        passengers = layout.passengers(layout.host, layout.index)[1:] if layout.carries else ()
+        outgoing = [
+            [(source, to) for source in self._abroad] if to in passengers else []  #
+            for to in layout.neighbours
+        ]
+        carried = [(source, self._member) for source in self._abroad]
+        incoming = [carried if index == lane and not layout.carries else [] for index in range(len(layout.neighbours))]
+        return outgoing, incoming
+
+    def _step(
+        self, engine: Engine, held: dict[_Part, Array], outgoing: list[_Parts], incoming: list[_Parts]
+    ) -> dict[_Part, Array]:
+        """Send ``outgoing[i]`` to member ``i`` of ``engine`` and receive ``incoming[i]`` from it."""
+        dtype = next(iter(held.values())).dtype
+        (send, leaving), (recv, coming) = (self._room(parts, dtype) for parts in (outgoing, incoming))
+        for part, member in leaving.items():
+            copy(member, held[part])
+        send_counts, recv_counts = (
+            [sum(self._sizes[part] for part in parts) for parts in each] for each in (outgoing, incoming)
+        )
+        engine.alltoall(send, send_counts, recv, recv_counts)
+        return coming
+
+    def _room(self, parts: list[_Parts], dtype: DType) -> tuple[Array, dict[_Part, Array]]:
+        """Memory for these parts, one after the other."""
+        flat = [part for each in parts for part in each]
+        sizes = [self._sizes[part] for part in flat]
+        whole = plain_memory(sum(sizes) * dtype.itemsize).array(dtype, count=sum(sizes))
+        return whole, dict(zip(flat, split(whole, sizes), strict=True))

@@ -1,0 +1,99 @@
+"""Terms on which the gradients of one optimizer are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from farandole.collective import ReduceOp, Reduction
+from farandole.errors import UsageError
+from farandole.gradients.tensors import Param
+from farandole.runtime.lanes.reduction import reduction
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+
+
+@final
+@dataclass(frozen=True)
+class ReductionOptions:
+    """Reduction terms of a distributed optimizer.
+
+    >>> Terms(sparse_as_dense=True).how.op.label
+    'Average'
+
+    ``compression`` is the framework's, ``None`` for none. ``groups`` maps ``id(param)`` to the number of its group.
+    With ``even_groups``, so many are made of these parameters instead.
+    """
+
+    how: Reduction = field(default_factory=Reduction)
+    compression: Any = None
+    groups: dict[int, int] = field(default_factory=dict)
+    even_groups: int = 0
+    sparse_as_dense: bool = False
+    process_set: ProcessSet = global_process_set
+
+    def group_numbers(self, params: Sequence[Param]) -> list[int]:
+        """Numbers of the groups of ``params``, -1 for none.
+
+        Ranks may have listed parameters and groups in any order. ``params`` are in the one that they have agreed on: by
+        that, even groups are made, and all are numbered as they come.
+        """
+        groups = self.groups
+        if self.even_groups:
+            members = [id(param) for param in params if id(param) in groups]
+            groups = {member: i * self.even_groups // len(members) for i, member in enumerate(members)}
+        numbers: dict[int, int] = {}
+        return [numbers.setdefault(groups[i], len(numbers)) if (i := id(param)) in groups else -1 for param in params]
+
+
+def gradient_reduction(op: int, predivide_factor: float) -> Reduction:
+    """Reduction of gradients: an average divides by the factor before the sum and by *size* over it after.
+
+    >>> gradient_reduction(ReduceOp.AVERAGE, 4.0).prescale
+    0.25
+
+    Raises ``UsageError`` for arguments that cannot be.
+    """
+    if predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
+        raise UsageError("gradient_predivide_factor splits an average in two: it needs op=Average")
+    return reduction(None, op, 1.0 / predivide_factor, predivide_factor).checked()
+
+
+def listed_groups(groups: Sequence[Sequence[Param]], kind: type) -> dict[int, int]:
+    """``ReductionOptions.groups`` where the groups are lists of parameters, which are of a ``kind``."""
+    members = [(i, p) for i, group in enumerate(groups) for p in group]
+    if not all(isinstance(p, kind) for _, p in members):
+        raise UsageError("groups holds lists of parameters, or is their number")
+    found = {id(p): i for i, p in members}
+    if len(found) < len(members):
+        raise UsageError("a parameter may be in one group only, and once")
+    return found
+
+
+def numbered_groups(
+    groups: int | Sequence[Sequence[Param]] | None, params: Sequence[Param], kind: type
+) -> tuple[dict[int, int], int]:
+    """``groups`` and ``even_groups`` of ``ReductionOptions`` from what a user gives: lists of a ``kind``, or a number.
+
+    ``params`` are those to make groups of. Raises ``UsageError`` for what cannot be.
+    """
+    if groups is None:
+        return {}, 0
+    if not isinstance(groups, int):
+        return listed_groups(groups, kind), 0
+    if groups < 0:
+        raise UsageError(f"groups={groups}: expected a number from 0, or lists of parameters")
+    return {id(param): 0 for param in params if groups}, groups
+
+
+def refuse_impossible_groups(num_groups: int, groups: Any) -> None:
+    """Raise ``UsageError`` for groups that cannot be, where all gradients travel together anyway."""
+    if num_groups < 0 or not (groups is None or isinstance(groups, int | list | tuple)):
+        raise UsageError(f"num_groups={num_groups}, groups={groups!r}: give a number, or a list of lists of variables")
+
+
+def checked_passes(passes: int) -> int:
+    """``backward_passes_per_step``, or ``UsageError``."""
+    if passes < 1:
+        raise UsageError(f"backward_passes_per_step={passes}: it starts from 1")
+    return passes

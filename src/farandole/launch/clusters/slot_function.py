@@ -1,0 +1,112 @@
+"""``farandole.run`` on a cluster of another system: a function on workers in slots that it lends.
+
+    run_on(RayLender(), FunctionCall(train, (3,), {}), np=4, knobs={"engine": "tcp"})
+
+The launcher's loop runs in the calling thread, as for ``farandole.run``; its agents do not come over ssh, but by tasks
+of the cluster. Function, results and output travel over the job's own authenticated connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+import cloudpickle
+import msgspec
+
+from farandole.cluster.environment import variables_for
+from farandole.control.addresses import everywhere, own_endpoints
+from farandole.control.agent_messages import StartWorkers, WorkerSpec
+from farandole.control.channel import Router
+from farandole.control.keys import JobKeys, new_secret
+from farandole.control.os_text import pack
+from farandole.errors import UnsupportedError, UsageError
+from farandole.launch.agents.agent_config import DIAL_SHARE, LaunchedAgentConfig
+from farandole.launch.clusters.allocated_slots import AllocatedSlots
+from farandole.launch.clusters.slot import DEVICES, Ticket
+from farandole.launch.clusters.slot_agents import SlotAgents
+from farandole.launch.clusters.slot_provider import SlotProvider
+from farandole.launch.function.results import Results, values_of
+from farandole.launch.function.task import Task
+from farandole.launch.hosts.plan import Job, start_workers
+from farandole.launch.job.loop import NO_SIGNALS
+from farandole.launch.job.static_loop import StaticLoop
+from farandole.runtime.controller.root import Root
+from farandole.settings import Settings
+from farandole.topology import Topology
+
+
+@final
+class FunctionCall(NamedTuple):
+    """The function that is to be called on every worker, and its arguments."""
+
+    func: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+
+def run_on(
+    provider: SlotProvider,
+    call: FunctionCall,
+    np: int,
+    *,
+    output_filename: str = "",
+    verbose: bool = False,
+    env: Mapping[str, str] | None = None,
+    timestamps: bool = False,
+    knobs: Mapping[str, Any],
+) -> list[Any]:
+    """Make the call on ``np`` workers in slots of ``provider``; returns what they returned, in rank order.
+
+    Raises what ``farandole.run`` does, and ``ControlError`` if slots do not come in time or are lost.
+    """
+    settings = Settings.resolve(arguments=knobs)
+    if np < 1:
+        raise UsageError(f"np={np} asks for no worker; it must be at least 1")
+    if settings.is_elastic:
+        raise UnsupportedError(
+            f"workers that come and go are not lent by {provider.name}: leave min_np, max_np and host_discovery_script "
+            "out, or run the agents as jobs of a scheduler: farandole join --help"
+        )
+    # Results come straight to this process, so that none can arrive after the news of its worker's end.
+    settings = msgspec.structs.replace(settings, tree_radix=max(settings.tree_radix, np))
+    pickled = cloudpickle.dumps((call.func, tuple(call.args), dict(call.kwargs or {})))
+    task = Task(list(sys.path), pickled).encode()
+    job = Job([], (), settings, None, output_filename, timestamps, verbose, environment=dict(env or {}))
+    return _run(provider, job, np, task)
+
+
+def _run(provider: SlotProvider, job: Job, np: int, task: bytes) -> list[Any]:
+    settings, secret, results = job.settings, new_secret(), Results()
+    with contextlib.ExitStack() as held:
+        router = held.enter_context(Router(JobKeys.from_secret(secret), everywhere(settings.ports)))
+        addresses = own_endpoints(router.address, settings.network_interface)
+        ticket = Ticket(tuple(addresses), DIAL_SHARE * settings.start_timeout_s, settings.host_timeout_s, secret)
+        slots = held.enter_context(AllocatedSlots(provider, router, ticket, np))
+        slots.gather(settings.start_timeout_s)
+        job = msgspec.structs.replace(job, hosts=slots.hosts)
+        root = Root(router, settings, np)
+        root.controller.task, root.controller.on_result = task, results.add
+        loop = held.enter_context(StaticLoop(job, SlotAgents(slots, job.hosts), root, NO_SIGNALS))
+        config = LaunchedAgentConfig.of(settings, addresses, secret)
+        starts = {host: _start(job, slots, secret, host) for host in dict.fromkeys(job.hosts)}
+        loop.start_later(starts)
+        for host in starts:
+            slots.run_agent(host, pack(msgspec.json.encode, msgspec.structs.replace(config, host=host), exact=True))
+        outcome = loop.run()
+    return values_of(results, np, outcome.words if outcome.status else "", outcome.cause)
+
+
+def _start(job: Job, slots: AllocatedSlots, secret: str, host: str) -> StartWorkers:
+    """Order to the agent of ``host``. Its workers have the variables and the folder of the cluster's task there."""
+    shared = {"PYTHONUNBUFFERED": "1", **job.settings.to_environment(Settings.resolve(environment={}))}
+    shared |= {DEVICES: devices} if (devices := slots.devices(host)) else {}
+    shared |= job.environment
+    specs = [
+        WorkerSpec(rank, slots.command(host), {**shared, **variables_for(Topology.of(rank, job.hosts, 0), "", secret)})
+        for rank in range(job.size)
+        if job.hosts[rank] == host
+    ]
+    return msgspec.structs.replace(start_workers(job, specs, job.size, inherits=True), cwd="")

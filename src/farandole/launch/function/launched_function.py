@@ -1,0 +1,196 @@
+"""A function on N workers while the notebook, or the program, goes on: what ``farandole.launch`` returns.
+
+    job = LaunchedFunction(request, task, np=2)    # returns at once
+    job.resize(4)                                  # for functions of ``hvd.elastic.run``
+    job.result()                                   # waits; what ``farandole.run`` would have returned
+
+``farandole.monitor.launching`` has the function itself: of the live view, floors below know nothing.
+"""
+
+# Threads. One, of the job, is in ``run_elastic`` from its beginning to its end; ``_outcome`` and ``_failure`` are its
+# until it has ended, which ``_thread.join`` tells. ``stop`` and ``resize`` come from any thread: the one signals the
+# launcher's process under ``_lock``, in which the job's thread also takes it away, so that no other process that got
+# its number is signalled; the other replaces a file, which the launcher reads every second.
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast, final
+
+import msgspec
+
+from farandole.errors import ControlError, UnsupportedError, UsageError
+from farandole.launch.function.elastic_function import JobRequest, run_elastic
+from farandole.launch.function.job_record import folder_of_sockets, monitor_config, own_folder
+
+logger = logging.getLogger("farandole.launch")
+
+
+class WaitingView(Protocol):
+    """Live view of a job."""
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Obey those who watch until that is true, or return at once where nobody could be heard."""
+
+
+class ViewPlan(NamedTuple):
+    """Plan of what a job's numbers are for.
+
+    They are for a ``view``, which that makes, or for a record alone: in the folder ``record``, or where that is "", in
+    one that goes with the job. ``name`` is the title. Where ``is_optional``, the job begins also if that cannot be had.
+    """
+
+    view: Callable[[LaunchedFunction], WaitingView] | None
+    record: str
+    name: str
+    is_optional: bool = False
+
+
+@final
+class LaunchedFunction:
+    """A function that runs on workers of this host. At the interpreter's end it is stopped."""
+
+    def __init__(self, request: JobRequest, task: bytes, np: int, watch: ViewPlan | None = None) -> None:
+        folder = own_folder(self)
+        is_shown = watch is not None and watch.view is not None
+        self.link_file = (folder_of_sockets(self, folder) if is_shown else folder) / "live.link"
+        """File with the way to the job's live view while it is there, if it has any."""
+        self.record = Path(watch.record or folder / "run") if watch is not None else None
+        self._view, self._widget = watch.view if watch is not None else None, cast("WaitingView | None", None)
+        if watch is not None and self.record is not None:
+            config = monitor_config(watch.name, self.record, self.link_file if is_shown else None, watch.is_optional)
+            request = msgspec.structs.replace(request, job=msgspec.structs.replace(request.job, monitor=config))
+        self._file = folder / "hosts"
+        self._np = np
+        self._write(np)
+        self._request, self._task = msgspec.structs.replace(request, hostfile=str(self._file)), task
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], None]] | None = []
+        """Calls for when it has ended; ``None`` then."""
+        self._launcher = -1  # descriptor of its process, while there is one
+        self._is_stopped = False
+        self._outcome: list[Any] = []
+        self._failure: BaseException | None = None
+        # A daemon: the interpreter would wait for it before ``atexit``. The kernel kills what it has started.
+        self._thread = threading.Thread(target=self._run, name="farandole-launch", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        """State of the job, for the notebook."""
+        if self._thread.is_alive():
+            return f"a job of {self._np} workers, running: .result() waits, .stop() ends it"
+        told = "stopped" if self._is_stopped else "ended" if self._failure is None else f"failed: {self._failure}"
+        return f"a job of {self._np} workers, {told}"
+
+    @property
+    def status(self) -> int:
+        """Exit status: 0, also while it runs, or 1 if it has failed or was stopped."""
+        return int(self._is_stopped or self._failure is not None)
+
+    @property
+    def done(self) -> bool:
+        """True when all workers have ended."""
+        return not self._thread.is_alive()
+
+    def result(self, timeout_s: float | None = None) -> list[Any]:
+        """Wait, and return what the function returned, by rank; see ``farandole.run`` for what is raised.
+
+        The buttons of the live view work meanwhile. Raises ``TimeoutError`` if the job runs longer than ``timeout_s``,
+        and goes on. A ``KeyboardInterrupt`` ends the wait and not the job.
+        """
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._widget is not None:
+            self._widget.wait(lambda: self.done or (until_s is not None and time.monotonic() >= until_s))
+        self._thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
+        if self._thread.is_alive():
+            raise TimeoutError(f"the job has not ended within {timeout_s:g} s, and goes on: .result() waits again")
+        if self._is_stopped:
+            raise ControlError("the job was stopped, and has no result")
+        if self._failure is not None:
+            raise self._failure
+        return self._outcome
+
+    def stop(self) -> None:
+        """End the workers, as SIGTERM does, and return when they have ended. Nothing to do for a job that has."""
+        with self._lock:
+            self._is_stopped = self._is_stopped or self._thread.is_alive()
+            if self._launcher >= 0:
+                _terminate(self._launcher)
+        self._thread.join()
+
+    def resize(self, np: int) -> None:
+        """Go on with ``np`` workers: they come, or go, at the next commit of the function's elastic state.
+
+        A function without ``hvd.elastic.run`` cannot go on with others: then the job ends with an error.
+        """
+        if np < 1:
+            raise UsageError(f"resize({np}) asks for no worker: .stop() ends the job")
+        if self.done:
+            raise UsageError("the job has ended: farandole.launch(...) begins another one")
+        self._np = np
+        self._write(np)
+
+    @property
+    def widget(self) -> Any:
+        """Live view of the job, for the notebook; ``UnsupportedError`` where there is none."""
+        if self._view is None:
+            raise UnsupportedError(
+                "this job has no live view, as it was launched outside of a notebook or by live=False: launch it by "
+                "farandole.launch(..., live=True), or train by farandole run --live, which has a page"
+            )
+        if self._widget is None:
+            self._widget = self._view(self)
+        return self._widget
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call this by another thread when the workers have ended, before ``result`` returns; at once if they have."""
+        with self._lock:
+            if self._calls is not None:
+                self._calls.append(call)
+                return
+        call()
+
+    def _write(self, np: int) -> None:
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{socket.gethostname()} slots={np}\n")
+        new.replace(self._file)
+
+    def _run(self) -> None:
+        try:
+            self._outcome = run_elastic(self._request, self._task, self._begun)
+        except BaseException as error:  # ``result`` raises it
+            self._failure = error
+        with self._lock:
+            calls, self._calls = self._calls, None
+        for call in calls or ():
+            try:
+                call()
+            except Exception:  # the job's result is not to be lost by it
+                logger.warning("the end of a job could not be shown", exc_info=True)
+
+    @contextlib.contextmanager
+    def _begun(self, pid: int) -> Iterator[None]:
+        with self._lock:
+            self._launcher = os.pidfd_open(pid)
+            if self._is_stopped:
+                _terminate(self._launcher)
+        try:
+            yield
+        finally:
+            with self._lock:
+                os.close(self._launcher)
+                self._launcher = -1
+
+
+def _terminate(pidfd: int) -> None:
+    """Send SIGTERM to a process, and to no other that has its number by now."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)

@@ -1,0 +1,102 @@
+"""Fence of a run: a controller forms a generation only while its lead is the last one in the log of leads.
+
+    fence = Fence(terms, formation, settings, address)      # publishes that the controller listens there
+    fence.fd                                # wakes the loop
+    fence.turn(now)                         # begins what is claimed; "" or why this lead ends
+    fence.superseded                        # True where that is since another one leads
+    fence.close()
+
+One per controller; the loop's thread calls it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, final
+
+from farandole.control.addresses import own_endpoints
+from farandole.elastic.membership.actions import Form
+from farandole.launch.hosts.leader_log import LeadEntry, LeadMember
+from farandole.launch.job.leader_thread import UNSURE_S, LeaderThread
+from farandole.launch.job.leadership import Leadership
+from farandole.settings import Settings
+
+if TYPE_CHECKING:
+    from farandole.elastic.membership.formation import ElasticFormation
+
+CLOSE_S = 1.0
+"""Time for the thread to end."""
+
+
+@final
+class LeaderFence:
+    """Fence of a controller that listens at ``address``; it gives up after ``elastic_timeout_s`` without an answer."""
+
+    def __init__(self, terms: Leadership, formation: ElasticFormation, settings: Settings, address: str) -> None:
+        self._term, self._formation, self._patience_s = terms.term, formation, settings.elastic_timeout_s
+        self.begins_s = terms.term.begins_s
+        """Time before which this lead begins nothing of its own."""
+        self.lead_patience_s = terms.limits.lead_patience_s
+        """How long leases wait for the next lead."""
+        addresses = own_endpoints(address, settings.network_interface)
+        self._thread = LeaderThread(terms.folder, terms.contact(addresses, settings))
+        self._claims_since_s: float | None = None
+        formation.claim = self._claim
+
+    @property
+    def fd(self) -> int:
+        """Descriptor that is readable when ``turn`` has something to do."""
+        return self._thread.fd
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Time at which ``turn`` gives up."""
+        return None if self._claims_since_s is None else self._claims_since_s + self._patience_s
+
+    @property
+    def superseded(self) -> bool:
+        """True once another lead has come."""
+        return bool(self._thread.superseded)
+
+    def is_sure(self, now: float) -> bool:
+        """True unless it has not been looked for long whether another lead has come, as after a stop."""
+        return now - self._thread.sure_s < UNSURE_S
+
+    @property
+    def sure_s(self) -> float:
+        """Time at which this lead was the last one for certain."""
+        return self._thread.sure_s
+
+    @property
+    def why_over(self) -> str:
+        """Sentence that says that another one leads; "" while this one does."""
+        return self._thread.superseded
+
+    def look(self) -> None:
+        """Have it looked now whether another lead has come; ``fd`` is readable once that is known."""
+        self._thread.look()
+
+    def turn(self, now: float) -> str:
+        """Have generations begin that are claimed; returns why this lead is to end, or ""."""
+        for generation in self._thread.claimed():
+            self._claims_since_s = None
+            self._formation.claimed(generation)
+        if self._thread.superseded:
+            return self._thread.superseded
+        due_s = self.deadline_s
+        if due_s is None or now < due_s:
+            return ""
+        return f"the run folder has not answered for {self._patience_s:g} s, and no generation is formed without it"
+
+    def close(self) -> None:
+        """End the thread."""
+        self._formation.claim = None
+        self._thread.close(CLOSE_S)
+
+    def _claim(self, action: Form) -> None:
+        self._claims_since_s = time.monotonic()
+        membership = self._formation.membership
+        slots = [(worker_id, membership.workers[worker_id].slot) for worker_id in action.worker_ids]
+        members = tuple(LeadMember(worker_id, slot.host, slot.index) for worker_id, slot in slots)
+        entry = LeadEntry(self._term.epoch, action.generation, members, membership.next_worker_id)
+        self._thread.claim(entry)

@@ -1,0 +1,331 @@
+"""``farandole ps``, ``scale``, ``hold``, ``release``, ``stop``: questions and orders of people to a run with leases.
+
+    farandole ps                            all runs
+    farandole ps ~/runs/cosmo               who trains where, what waits, and why
+    farandole scale ~/runs/cosmo 8          eight workers, if leases can be had
+
+They speak to the controller of the run, by the contact in its folder, and print what it answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from farandole.control.channel import Dealer
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys
+from farandole.control.message import Message
+from farandole.control.run_messages import ANSWER_S, PERSON, HostView, RunOrder, RunQuestion, RunReply, RunView
+from farandole.control.search_messages import PoolView
+from farandole.errors import ControlError, FarandoleError, UsageError
+from farandole.launch.hosts.run_folder import CONTACT, LEAD_ANSWERS_S, RUNS, NoLeadError, RunContact, RunFolder
+from farandole.launch.leases.ending import arrays_of, cancelled
+from farandole.launch.leases.job_arrays import read_supply
+from farandole.launch.leases.policy_context import count
+from farandole.launch.leases.slurm import SlurmScheduler
+from farandole.launch.leases.slurm_words import NO_JOB, ClientReply, own_states, state_of, states, told_of
+from farandole.launch.sbatch.environment import client_environment
+
+ANSWERS_S = 3 * ANSWER_S
+"""Time for the controller of a run to answer: longer than an order can wait there, so that none is obeyed unheard."""
+
+VERBS = {
+    "ps": (
+        "show runs that take leases",
+        """\
+  farandole ps
+  farandole ps train-8f3a
+  farandole ps ~/runs/cosmo
+  farandole ps ~/runs/search/pool
+
+Shows who trains where, which leases wait or run, until when, and the last
+decisions with their reasons; of a search with --pool leases, which nodes it has
+and their trials. 'farandole stop' ends either. Without a folder: how the runs
+in ~/.farandole/runs stand, which may be told by name.
+""",
+    ),
+    "scale": (
+        "set the number of workers of such a run",
+        """\
+  farandole scale ~/runs/cosmo 8
+
+Sets the number of workers that the run should have. It grows as leases start,
+and shrinks at the next commit; the bounds of its policy hold.
+""",
+    ),
+    "hold": (
+        "let such a run grow no more",
+        """\
+  farandole hold ~/runs/cosmo
+
+Releases no more leases until 'farandole release'. What runs goes on.
+""",
+    ),
+    "release": (
+        "let it grow again",
+        """\
+  farandole release ~/runs/cosmo
+
+Ends a 'farandole hold' or 'farandole scale': the policy decides again.
+""",
+    ),
+    "stop": (
+        "end it, and its leases",
+        """\
+  farandole stop ~/runs/cosmo
+
+Ends the training at its next commit, and with it all leases. Where the lead
+does not answer, as it waits in the queue or has died, its job and the leases
+are cancelled.
+""",
+    ),
+}
+"""Help of each command: a line, and its example with what it does."""
+
+_Answer = TypeVar("_Answer", bound=Message)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add all five to the commands."""
+    for verb, (told, example) in VERBS.items():
+        is_ps = verb == "ps"
+        usage = f"farandole {verb} {'[FOLDER]' if is_ps else 'FOLDER'}{' N' if verb == 'scale' else ''}"
+        parser = subparsers.add_parser(verb, help=told, usage=usage, description=f"example:\n{example}")
+        where = "folder of the run, or its name"
+        parser.add_argument("folder", metavar="FOLDER", nargs="?" if is_ps else None, help=where)
+        if verb == "scale":
+            parser.add_argument("number", type=int, metavar="N", help="number of workers")
+        parser.set_defaults(main=_show if is_ps else _order)
+
+
+def ask(folder: RunFolder, message: Message, *kinds: type[_Answer], patience_s: float = ANSWERS_S) -> _Answer:
+    """Answer of the run to a question or an order; raises ``FarandoleError`` where there is none in time.
+
+    A lead that does not answer a call at once is called for ``patience_s`` once more.
+    """
+    with _dealer(folder, patience_s) as dealer:
+        dealer.send(message)
+        until_s = time.monotonic() + ANSWERS_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            answer = dealer.recv(left_s)
+            if isinstance(answer, kinds):
+                return answer
+    raise FarandoleError(f"the run {folder.name} has not answered within {ANSWERS_S:.0f} s")
+
+
+@contextmanager
+def _dealer(folder: RunFolder, patience_s: float) -> Iterator[Dealer]:
+    try:
+        contact = folder.contact()
+    except NoLeadError as error:
+        if words := _lead_told(folder):
+            raise NoLeadError(f"the run {folder.name} has no lead now: {words}") from error
+        raise
+    keys = JobKeys.from_secret(contact.secret)
+    try:
+        address = _answering(folder, contact, keys, patience_s)
+        with Dealer(address, PERSON + secrets.token_hex(8).encode(), keys, ANSWERS_S) as dealer:
+            yield dealer
+    except ControlError as error:
+        raise FarandoleError(f"the run {folder.name} cannot be reached from here: {error}") from error
+
+
+def _answering(folder: RunFolder, contact: RunContact, keys: JobKeys, patience_s: float) -> str:
+    """Address at which the lead answers; raises ``ControlError``, soon where the scheduler says why it does not."""
+    try:
+        return first_answering(contact.addresses, keys, LEAD_ANSWERS_S)
+    except ControlError as error:
+        if words := _lead_told(folder):
+            raise ControlError(words) from error
+        return first_answering(contact.addresses, keys, patience_s)
+
+
+def _lead_told(folder: RunFolder) -> str:
+    """Words of the scheduler on the job of the lead, if that does not run; "" where it does, or that is not known."""
+    lead = read_supply(folder).lead
+    return told_of(lead, _squeue(state_of(lead))) if lead else ""
+
+
+def _squeue(command: Sequence[str]) -> ClientReply:
+    pipes: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": ANSWERS_S}
+    try:
+        done = subprocess.run(command, env=client_environment(os.environ), check=False, **pipes)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return ClientReply(None, "", str(error))
+    return ClientReply(done.returncode, done.stdout, done.stderr)
+
+
+def _order(args: argparse.Namespace) -> int:
+    folder = RunFolder.told(args.folder)
+    try:
+        reply = ask(folder, RunOrder(args.name, getattr(args, "number", 0)), RunReply)
+    except FarandoleError as error:
+        is_there = isinstance(error, UsageError) and os.path.exists(folder.path / CONTACT)
+        if args.name != "stop" or is_there:
+            raise
+        return _sweep(folder, error)
+    if not reply.accepted:
+        raise UsageError(reply.text)
+    print(reply.text)
+    return 0
+
+
+def _sweep(folder: RunFolder, error: FarandoleError) -> int:
+    """Cancel what the scheduler has of a run whose lead does not answer; raises ``error`` where there is nothing."""
+    folder.check()
+    supply = read_supply(folder)
+    if not supply.script:
+        raise error
+    unknown = ""
+    try:
+        arrays, doubted = arrays_of(folder, supply)
+    except UsageError as failure:  # what is known from the start can be cancelled all the same
+        arrays, doubted, unknown = [supply.array] if supply.array else [], [], str(failure)
+    lead = [supply.lead] if supply.lead else []
+    scheduler = SlurmScheduler(os.environ)
+    try:
+        left = list(cancelled(scheduler, [*lead, *arrays], doubted))
+    finally:
+        scheduler.close()
+    print(f"{error}; so its jobs are cancelled: {', '.join([*lead, *arrays])}")
+    for text in filter(None, [*left, unknown]):
+        print(text)
+    return 1 if left or unknown else 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    console = Console(markup=False)  # words of a scheduler may have brackets
+    if args.folder is None:
+        return _show_all(RUNS.expanduser(), console)
+    folder = RunFolder.told(args.folder)
+    answer = ask(folder, RunQuestion(), RunView, PoolView)
+    if isinstance(answer, RunView):
+        show(folder.name, answer, console)
+    elif isinstance(answer, PoolView):
+        show_pool(folder, answer, console)
+    return 0
+
+
+def _show_all(home: Path, console: Console) -> int:
+    """Print how the runs in ``home`` stand, the latest first."""
+    paths = [path for path in home.iterdir() if path.is_dir()] if os.path.isdir(home) else []
+    reply = _squeue(own_states())
+    jobs = states(reply.out) if reply.code == 0 else None
+    table, over = Table("run", "how it stands", box=box.SIMPLE_HEAD), []
+    for folder in map(RunFolder, sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)):
+        words = _state(folder, jobs)
+        if words:
+            table.add_row(folder.name, words)
+        else:
+            over.append(folder.name)
+    if table.row_count:
+        console.print(table)
+    else:
+        told = f"no run goes on in {home}; of one elsewhere: farandole ps FOLDER"
+        console.print(told, highlight=False, soft_wrap=True)
+    if over:
+        console.print(f"over: {', '.join(over)}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _state(folder: RunFolder, jobs: Mapping[str, ClientReply] | None) -> str:
+    """Words on a run; "" for one that is over. ``jobs`` are those of the scheduler, if that has answered."""
+    lead = ""
+    try:
+        lead = read_supply(folder).lead
+        if lead and jobs is not None and (words := told_of(lead, jobs.get(lead, NO_JOB))):
+            has_ended = lead not in jobs or jobs[lead].is_of_ended
+            return "" if has_ended and not os.path.exists(folder.path / CONTACT) else words
+        view = ask(folder, RunQuestion(), RunView, PoolView, patience_s=LEAD_ANSWERS_S)
+    except NoLeadError:
+        return f"its job {lead} starts" if lead and jobs is not None else ""
+    except FarandoleError as error:
+        return str(error)
+    return _size_told(view) if isinstance(view, RunView) else _pool_told(view) if isinstance(view, PoolView) else ""
+
+
+def show_pool(folder: RunFolder, view: PoolView, console: Console) -> None:
+    """Print the pool of a search in 80 columns."""
+    console.print(f"search {folder.path.parent.name}: {_pool_told(view)}", highlight=False)
+    hosts = Table("host", "workers", "trials", box=box.SIMPLE_HEAD)
+    for host in view.hosts:
+        trials = ", ".join(map(str, host.trials))
+        hosts.add_row(host.host.partition("+")[0], "leaves" if host.leaves else str(host.workers), trials)
+    if view.hosts:
+        console.print(hosts)
+    else:
+        console.print(f"no node is lent: farandole join {folder.path}", highlight=False, soft_wrap=True)
+
+
+def show(name: str, view: RunView, console: Console) -> None:
+    """Print a run in 80 columns; a log file gets the same."""
+    console.print(f"run {name}: {_size_told(view)}", highlight=False)
+    hosts = Table("host", "ranks", "lease", "until", box=box.SIMPLE_HEAD)
+    for host in view.hosts:
+        hosts.add_row(host.host.partition("+")[0], _ranks(host), host.lease, _moment(host.ends_s, view.now_s))
+    console.print(hosts)
+    waiting = [lease for lease in view.leases if lease.phase not in ("held", "member", "gone")]
+    if waiting:
+        leases = Table("lease", "phase", "for", "workers", box=box.SIMPLE_HEAD)
+        for lease in waiting:
+            leases.add_row(lease.job, lease.phase, _span(view.now_s - lease.since_s), str(lease.workers))
+        console.print(leases)
+    held = sum(lease.phase == "held" for lease in view.leases)
+    if held:
+        console.print(f"{count(held, 'lease')} held back", highlight=False)
+    for metric, value in view.metrics.items():
+        console.print(f"{metric} {value:.6g}", highlight=False)
+    for text in view.said:
+        console.print(text, highlight=False)
+
+
+def _size_told(view: RunView) -> str:
+    size = sum(len(host.ranks) for host in view.hosts)
+    bounds = f"{view.min_np} to {view.max_np}" if view.max_np else f"at least {view.min_np}"
+    return f"{count(size)} ({bounds}), generation {view.generation}, for {_span(view.now_s - view.began_s)}"
+
+
+def _pool_told(view: PoolView) -> str:
+    return f"{count(sum(host.workers for host in view.hosts))}; {view.trials}"
+
+
+def _ranks(host: HostView) -> str:
+    if not host.ranks:
+        return f"none yet of {host.slots}"
+    first, last = host.ranks[0], host.ranks[-1]
+    return f"{first} to {last}" if last - first == len(host.ranks) - 1 > 0 else ", ".join(map(str, host.ranks))
+
+
+def _span(seconds: float) -> str:
+    """Return a span of time in words.
+
+    >>> _span(59.0), _span(3700.0), _span(200000.0)
+    ('59 s', '1 h 01 min', '2 d 07 h')
+    """
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days} d {hours % 24:02} h"
+    return f"{hours} h {minutes % 60:02} min" if hours else f"{minutes} min"
+
+
+def _moment(at_s: float, now_s: float) -> str:
+    """Time of day, or date, of a moment; "" for one that is not known."""
+    if not at_s:
+        return ""
+    form = "%H:%M" if at_s - now_s < 86400 else "%d %b %H:%M"
+    return time.strftime(form, time.localtime(at_s))

@@ -1,0 +1,253 @@
+"""``farandole.search``: hyper-parameters, by many trials on one pool of workers.
+
+result = farandole.search(train, {"lr": {"low": 1e-4, "high": 1.0, "log": True}}, trials=32, pool=8, epochs=27)
+result.best.parameters                                  # {"lr": 0.0123}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import cloudpickle
+import msgspec
+
+from farandole.cluster.contact import Contact
+from farandole.control.addresses import everywhere, own_endpoints, own_host_only
+from farandole.control.channel import Router
+from farandole.control.keys import JobKeys, new_secret
+from farandole.control.monitor_messages import MonitorConfig
+from farandole.errors import UsageError
+from farandole.search.advisor import Advisor
+from farandole.search.loop import SearchLimits, SearchLoop
+from farandole.search.pools import Pool, PoolSource
+from farandole.search.resolve import advisor_of, check_limits, pool_of
+from farandole.search.run_record import RunRecord
+from farandole.search.rungs import Rungs
+from farandole.search.space import Space, Value
+from farandole.search.steering import end_of, monitor_config, recorded, shown_live
+from farandole.search.study import Study, StudyPlan, StudyTrial, to_reopen
+from farandole.search.trial import Trial
+from farandole.search.trial_metrics import by_name
+from farandole.search.view import SearchView
+from farandole.search.watch import SearchWatch
+from farandole.settings import Settings
+
+DIRECTIONS = ("minimize", "maximize")
+
+
+@final
+class SearchedTrial(msgspec.Struct, frozen=True):
+    """Trial of a search that is over: its ``phase`` is "complete", "pruned" (it was paused for good) or "failed".
+
+    ``values`` are by epoch, ``value`` is the last; ``why`` says why it failed or was stopped. ``metrics`` are the
+    other numbers that it has reported: ``metrics["accuracy"]`` has those of each epoch.
+    """
+
+    number: int
+    parameters: dict[str, bool | int | float | str]
+    seed: int
+    phase: str
+    value: float | None
+    values: dict[int, float]
+    why: str
+    metrics: dict[str, dict[int, float]] = {}
+
+
+@final
+class SearchResult(msgspec.Struct, frozen=True):
+    """Result of a search: its trials by number, the best of those that are complete, and its folder.
+
+    ``is_over`` is false where its time was over first: the same call with more time goes on. ``epochs`` counts those
+    that all trials have trained.
+    """
+
+    trials: list[SearchedTrial]
+    best: SearchedTrial | None
+    is_over: bool
+    folder: str
+    epochs_of_all: int
+    """Epochs that all trials would have trained without rungs."""
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that all trials together have trained."""
+        return sum(max(trial.values, default=0) for trial in self.trials)
+
+
+def search(
+    fn: Callable[[Trial], Any],
+    space: Space | Mapping[str, Any] | str | os.PathLike[str],
+    trials: int = 32,
+    workers: int | tuple[int, int] = (1, 4),
+    pool: int | str | Pool | PoolSource = 1,
+    *,
+    epochs: int = 1,
+    min_epochs: int = 1,
+    reduction: int = 3,
+    direction: str = "minimize",
+    advisor: str | Advisor | Sequence[Mapping[str, Value]] = "tpe",
+    seed: int = 0,
+    deadline_s: float = math.inf,
+    folder: str | os.PathLike[str] = "",
+    progress: bool = True,
+    hosts: str = "",
+    live: bool = False,
+    live_listen: str = "",
+    live_certificate: str = "",
+    **knobs: Any,
+) -> SearchResult:
+    """Call ``fn(trial)`` for many ``trials`` with hyper-parameters from ``space``, and return how they ended.
+
+        def train(trial):
+            for epoch in range(1, trial.epochs + 1):
+                loss = ...                                  # with trial.parameters["lr"]
+                trial.report(loss, epoch)
+
+        result = farandole.search(train, {"lr": (1e-4, 1.0)}, trials=32, pool=8, epochs=27, folder="runs/lr")
+
+    The ``pool`` is a number of processes on this host. They are started once; each trial has some of them, between the
+    two numbers of ``workers``, and they are ranks of an elastic job there: ``hvd.init()``, ``hvd.elastic.run`` and
+    ``trial.resume(state)`` are all it takes. A trial trains ``min_epochs`` at first, and ``reduction`` times as many at
+    each rung if it is among the best ``1/reduction`` there; else it pauses, and goes on if later ones are worse.
+    Workers that no trial waits for go to those that are ahead.
+
+    ``advisor`` proposes: "tpe", "random", "cbo" (DeepHyper's), a list of trials, or an ``Advisor`` of your own. The
+    ``folder`` gets ``run.json``, ``trials.log`` (which ``optuna-dashboard`` reads), ``output/`` and ``checkpoints/``;
+    the same call with the same folder goes on where another one was killed, and one that asks for more ``trials`` or
+    ``epochs`` goes on from what there is. Without one it is ``farandole-search-`` and the time.
+    With ``hosts="a:4,b:4"`` the pool is of so many processes on each of these, over ssh; the folder must be the same on
+    all. What a host that dies costs its trials is the time since their last reports.
+    With ``pool=ranks``, of ``farandole.notebook.attach``, its engines are the workers, and keep what cells have made.
+    With ``pool="leases"`` they are on nodes that come and go: any job of Slurm joins by ``farandole join FOLDER/pool``.
+    With ``live`` there is a page of it, whose link is told as ``farandole run --live`` does; ``live_stay_s=60`` has it
+    stay for a minute after the search.
+    ``space`` may also be a file of TOML, ``direction`` "maximize". ``deadline_s`` is in seconds from now. ``knobs`` are
+    settings by their names.
+
+    Raises ``UsageError`` for what cannot be, and ``ControlError`` if the workers cannot be started. A trial that raises
+    has failed, and the search goes on. A ``KeyboardInterrupt`` ends the workers; the same call goes on.
+    """
+    where = Path(folder or time.strftime("farandole-search-%Y%m%d-%H%M%S"))
+    limits = (workers, workers) if isinstance(workers, int) else (int(workers[0]), int(workers[1]))
+    plan = _plan(space, trials, Rungs.of(min_epochs, epochs, reduction), direction, seed)
+    settings = Settings.resolve(arguments={**knobs, "min_np": limits[0], "max_np": limits[1]})
+    proposing, method = advisor_of(advisor, plan)
+    terms = SearchLimits(limits, _time(deadline_s), where.resolve(), cloudpickle.dumps(fn), settings)
+    for each in (where, where / "output", where / "checkpoints"):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # By default not: the caller's process goes on, and would have a child of which it knows nothing.
+    stay_s = settings.live_stay_s if "live_stay_s" in knobs else 0.0
+    page = monitor_config(where, live=live, listen=live_listen, certificate=live_certificate, stay_s=stay_s)
+    having = pool_of(pool, hosts, where.resolve(), settings)
+    check_limits(limits, having)
+    asked = {"trials": trials, "rungs": plan.rungs, "direction": direction, "advisor": method, "seed": seed}
+    shown: dict[str, int | bool] = {"trials": trials, "epochs": epochs, "minimize": plan.minimize}
+    record = RunRecord.here({"space": plan.space, **asked}, shown)
+    return _in_folder(
+        where, record, plan, proposing, partial(_run, pool=having, terms=terms, page=page, progress=progress)
+    )
+
+
+def _in_folder(
+    where: Path, record: RunRecord, plan: StudyPlan, advisor: Advisor, run: Callable[[Study], None]
+) -> SearchResult:
+    """Begin, or go on with, the search in a folder."""
+    from farandole.search.trial_log import TrialLog  # Optuna is slow to load, and refused where it is not installed
+
+    with TrialLog(where / "trials.log", where.resolve().name, minimize=plan.minimize) as log:
+        record, top = record.keep(where / "run.json")
+        if top:
+            log.reopen(to_reopen(log.trials(), top, plan.rungs.levels[-1]))
+        study = Study(plan, log, advisor)
+        if not study.rows:
+            _set_aside(where / "checkpoints")
+        if not study.is_over:
+            with recorded(record, where / "run.json", study):
+                run(study)
+        study.close()
+        return _result(study, where)
+
+
+def _set_aside(folder: Path) -> None:
+    """Move checkpoints away that no log speaks of, as somebody has removed it to begin anew."""
+    if any(folder.iterdir()):
+        folder.rename(folder.with_name(f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+        folder.mkdir(mode=0o700)
+
+
+def _run(study: Study, pool: Pool, terms: SearchLimits, page: MonitorConfig | None, *, progress: bool) -> None:
+    """Run the trials that are left."""
+    secret = new_secret()
+    with contextlib.ExitStack() as held:
+        router = held.enter_context(
+            Router(
+                JobKeys.from_secret(secret), everywhere(terms.settings.ports) if pool.reaches_out else own_host_only()
+            )
+        )
+        held.enter_context(pool)
+        try:
+            interface = terms.settings.network_interface
+            addresses = own_endpoints(router.address, interface) if pool.reaches_out else [router.address]
+            pool.connect(router.send)
+            pool.start(Contact(addresses, secret))
+            loop = held.enter_context(SearchLoop(router, study, pool, terms))
+            view = held.enter_context(SearchView(study, loop.size, terms.folder, sys.stderr if progress else None))
+            watch = held.enter_context(contextlib.closing(SearchWatch(study, terms.folder, router.send, time.time)))
+            monitor = None if page is None else held.enter_context(shown_live(page, addresses, secret))
+            with loop.follow(watch, view.show, -1 if monitor is None else monitor.pid):
+                loop.run()
+            study.close()
+            watch.changed("", loop.size)
+            if monitor is not None:
+                monitor.result = 0, end_of(study)
+        except BaseException:
+            pool.end_now()  # nobody waits for what they do
+            raise
+
+
+def _plan(space: Any, trials: int, rungs: Rungs, direction: str, seed: int) -> StudyPlan:
+    if trials < 1:
+        raise UsageError(f"trials={trials}: give at least 1")
+    if direction not in DIRECTIONS:
+        raise UsageError(f"direction={direction!r}: use {' or '.join(DIRECTIONS)}")
+    found = Space.read(space) if isinstance(space, str | os.PathLike) else Space.of(space)
+    return StudyPlan(found, trials, rungs, direction == "minimize", seed)
+
+
+def _time(deadline_s: float) -> float:
+    if not deadline_s > 0:
+        raise UsageError(f"deadline_s={deadline_s}: the seconds that the search may take")
+    return deadline_s
+
+
+def _result(study: Study, folder: Path) -> SearchResult:
+    trials = [_searched(row) for row in study.rows]
+    best = study.best
+    return SearchResult(
+        trials,
+        None if best is None else trials[best.number],
+        study.is_over,
+        str(folder),
+        study.plan.trials * study.plan.rungs.levels[-1],
+    )
+
+
+def _searched(row: StudyTrial) -> SearchedTrial:
+    return SearchedTrial(
+        row.number,
+        dict(row.parameters),
+        row.seed,
+        row.phase,
+        row.value,
+        dict(sorted(row.values.items())),
+        row.why,
+        by_name(row.metrics),
+    )
