@@ -1,10 +1,10 @@
-"""A membership that writes down what it was told and what it decided, so that every decision can be looked at again.
+"""Membership with a journal of its events and decisions, so that every decision can be examined and replayed.
 
     membership = Recorded(Policy(min_np=2), write=file.write)      # otherwise a Membership like any other
     for turn in read(lines): print(turn.at_s, turn.decisions)
     replay(lines)                                                  # raises if this version decides otherwise
 
-A journal is text: one JSON object a line, first the policy, then every turn that brought news or a decision.
+A journal is text with one JSON object per line: first the policy, then every turn with new events or decisions.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from farandole.errors import UsageError
 
 @final
 class Opening(msgspec.Struct, frozen=True, tag=True):
-    """The first line of a journal: the limits that all decisions in it were made by."""
+    """First line of a journal: the limits used for all decisions in it."""
 
     policy: Policy
 
 
 @final
 class EventRecord(msgspec.Struct, frozen=True):
-    """An event, and when the membership was told of it."""
+    """An event, and the time at which the membership got it."""
 
     at_s: float
     event: job_events.JobEvent
@@ -52,21 +52,21 @@ _decoder = msgspec.json.Decoder(Opening | DecisionRecord)
 
 @final
 class Recorded:
-    """A ``Membership`` and its journal. ``write`` gets whole lines. It goes on where the ``lines`` of a journal end."""
+    """A ``Membership`` and its journal. ``write`` gets whole lines. ``lines``: an existing journal to resume from."""
 
     def __init__(self, policy: Policy, write: Callable[[str], object], lines: Sequence[str] = ()) -> None:
         self._membership = Membership(policy)
         self._write = write
         self._heard: list[EventRecord] = []
         self.finish: Decision | None = None
-        """The decision to finish, if the journal that is gone on with has it."""
+        """The decision to finish, if the resumed journal contains one."""
         if lines:
             self._repeat(read(lines)[1])
         else:
             self._add(Opening(policy))
 
     def follow(self, lines: Iterable[str]) -> None:
-        """Go on where these lines end, which another process has written after those that were known here."""
+        """Apply further lines of the journal, which another process wrote after the lines known here."""
         self._repeat(turn for turn in map(_decoder.decode, lines) if isinstance(turn, DecisionRecord))
 
     def _repeat(self, turns: Iterable[DecisionRecord]) -> None:
@@ -85,8 +85,8 @@ class Recorded:
         """See ``Membership``."""
         decisions = self._membership.decide(now)
         if self._heard or decisions:
-            # Written before the caller can obey: should this process die in between, the next controller repeats an
-            # order, which agents obey once. The other way round it would not know of a worker that was started.
+            # Written before the caller acts: if this process dies in between, the next controller repeats the order,
+            # which agents carry out only once. In the reverse order it would not know of a worker that was started.
             self._add(DecisionRecord(now, self._heard, decisions))
             self._heard = []
         return decisions
@@ -117,6 +117,11 @@ class Recorded:
         return self._membership.next_worker_id
 
     @property
+    def slots(self) -> Mapping[str, int]:
+        """See ``Membership``."""
+        return self._membership.slots
+
+    @property
     def workers(self) -> Mapping[int, Worker]:
         """See ``Membership``."""
         return self._membership.workers
@@ -136,7 +141,7 @@ class Recorded:
 
 
 def read(lines: Iterable[str]) -> tuple[Policy, list[DecisionRecord]]:
-    """The policy and all turns of a journal. A last line without its end is of a writer that was killed: it is left."""
+    """The policy and all turns of a journal. An incomplete last line, from a writer that was killed, is ignored."""
     whole = [line for line in lines if line.endswith("\n")]
     try:
         opening, *turns = [_decoder.decode(line) for line in whole]
@@ -148,7 +153,7 @@ def read(lines: Iterable[str]) -> tuple[Policy, list[DecisionRecord]]:
 
 
 def replay(lines: Iterable[str]) -> list[DecisionRecord]:
-    """Decide everything again; returns the turns, and raises ``UsageError`` at the first that comes out otherwise."""
+    """Repeat all decisions and return the turns; raises ``UsageError`` at the first decision that differs."""
     policy, turns = read(lines)
     membership = Membership(policy)
     for number, turn in enumerate(turns, 1):

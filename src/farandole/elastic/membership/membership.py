@@ -7,13 +7,13 @@
         obey(decision.action)                           # actions.py says what each means
     sleep(until=membership.deadline_s)                  # None: only an event can bring news
 
-The loop around it obeys the actions in their order and tells no more than what it knows: an event may come late, twice
-or from a worker that was given up, and then counts for nothing. ``Start`` is answered by ``WorkerStarted`` or
-``WorkerExited``, and every ``Kill`` by ``WorkerExited`` in the end, or by ``HostLost``. A generation that the loop ends
-by itself, because an engine failed, is told as ``GenerationEnded``; so is one that could not be formed as decided.
-``WorkerHung`` is for the stall inspector to say.
+The calling loop carries out the actions in order and passes on events as it gets them: an event may arrive late, twice
+or from a worker that was given up, and is then ignored. ``WorkerStarted`` or ``WorkerExited`` follows each ``Start``,
+and ``WorkerExited`` or ``HostLost`` follows each ``Kill`` in the end. The loop reports ``GenerationEnded`` for a
+generation that it ends itself, because an engine failed, and for a generation that could not be formed as decided.
+The stall inspector reports ``WorkerHung``.
 
-The rules are told in docs/design/elasticity.md.
+docs/design/elasticity.md explains the rules.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from farandole.elastic.membership.workers import Worker, WorkerPhase, name
 
 @final
 class Membership:
-    """The rules of one job, applied to its state. ``status`` is the job's exit status once ``Finish`` was decided.
+    """Rules of one job, applied to its state. ``status``: exit status of the job after ``Finish``, ``None`` before.
 
-    Worker ids count from ``first_worker_id``, where several memberships share one socket.
+    Worker ids count from ``first_worker_id``, for several memberships that share one socket.
     """
 
     def __init__(self, policy: Policy, first_worker_id: int = 0) -> None:
@@ -57,13 +57,18 @@ class Membership:
 
     @property
     def next_worker_id(self) -> int:
-        """Number of the worker that is started next."""
+        """Id of the worker that is started next."""
         return self._job.next_worker_id
 
     @property
     def workers(self) -> Mapping[int, Worker]:
         """Workers whose end is not known, by worker id, for reading only."""
         return self._job.workers
+
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """Number of slots of each host that the job may use."""
+        return self._job.slots.by_host
 
     @property
     def over(self) -> str:
@@ -76,10 +81,10 @@ class Membership:
         return self._job.step_s
 
     def on(self, now: float, event: job_events.JobEvent) -> None:
-        """Take an event in."""
+        """Apply an event."""
         self._job.on(now, event)
 
-    # -- what is to be done -------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> list[Decision]:
         """All decisions that are due. Without a new event there is none before ``deadline_s``."""
@@ -119,7 +124,7 @@ class Membership:
         return next((decision for rule in rules if (decision := rule(now)) is not None), None)
 
     def _finish(self, now: float) -> Decision | None:
-        """End the job where nothing is left to be done, or nothing can be."""
+        """End the job if all its workers have finished, or if it cannot go on."""
         status, failure = self._job.status()
         seniors = [worker for worker in self._job.in_order() if worker.senior]
         if self.generation and not any(worker.holds or worker.phase is not WorkerPhase.READY for worker in seniors):
@@ -142,7 +147,7 @@ class Membership:
         ready = len(self._job.in_phase(WorkerPhase.READY))
         if self.generation:
             is_early = bool(self._job.in_order()) and not ready
-        else:  # a worker that is started after a failure is not waited for anew
+        else:  # a worker started after a failure does not restart the wait
             is_early = bool(self._job.awaited(now)) and not self._job.status()[1]
         if self._job.is_running or is_early or len(self._job.chosen()) >= self._job.needed:
             self._short_since_s = None
@@ -162,7 +167,7 @@ class Membership:
         return None
 
     def _overdue_s(self, worker: Worker) -> float | None:
-        """Time at which a worker is to be killed for staying in its phase; ``None``: its phase has no such limit."""
+        """Time at which a worker is killed if it is still in its phase; ``None``: the phase has no limit."""
         if worker.phase in (WorkerPhase.STARTING, WorkerPhase.ENDING, WorkerPhase.DISMISSED):
             return worker.since_s + self._policy.start_timeout_s
         return worker.since_s + self._policy.elastic_timeout_s if worker.phase is WorkerPhase.GREETED else None
@@ -188,7 +193,7 @@ class Membership:
         return None
 
     def _dismiss(self, now: float) -> Decision | None:
-        """Send home the workers that are ready and will not be members."""
+        """Dismiss the workers that are ready and will not be members."""
         if self._job.is_running:
             wanted = self._job.joiners() if not self._job.finished else []
         elif not self._job.awaited(now):
@@ -206,7 +211,7 @@ class Membership:
         )
 
     def _form(self, now: float) -> Decision | None:
-        """Form the next generation, once all workers that can be there are."""
+        """Form the next generation when all awaited workers are ready."""
         chosen = self._job.chosen()
         if self._job.is_running or self._job.awaited(now) or len(chosen) < self._job.needed:
             return None
@@ -220,7 +225,7 @@ class Membership:
         return Decision(Form(self.generation, list(self.members)), f"generation {self.generation}: {reason}")
 
     def _announce(self, now: float) -> Decision | None:
-        """Announce joins and leaves, once no more of them are to be expected for a while."""
+        """Announce joins and leaves when no other worker is about to join, or after ``window_s``."""
         members = self._job.in_phase(WorkerPhase.MEMBER)
         leaving = [worker for worker in members if not self._job.may_stay(worker)]
         joiners = self._job.joiners()

@@ -8,12 +8,13 @@
     >>> slots.free(now=11.0), slots.free(now=12.0)
     (None, HostSlot(host='a', index=0))
 
-A slot rests after a failure, longer after each one in a row. A host rests as a whole if it is lost, or if several of
-its slots have failed again and again. Nothing rests for good.
+A slot rests after a failure, and longer after each further failure in a row. A whole host rests if it is lost, or if
+several of its slots have failed repeatedly. No rest is permanent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -21,7 +22,7 @@ from farandole.elastic.membership.actions import Decision, Rest
 from farandole.elastic.membership.policy import Policy
 
 FIRST_REST_S = 1.0
-"""From the second failure in a row on there is a rest, even where the shortest cool-down is none."""
+"""Shortest rest after the second failure in a row, even if the shortest cool-down is 0."""
 
 
 @final
@@ -40,7 +41,7 @@ class HostSlot:
 @final
 @dataclass(slots=True)
 class _Record:
-    """Failures in a row of a slot, or of a host as a whole, and until when it rests."""
+    """Number of failures in a row of a slot, or of a whole host, and the end of its rest."""
 
     failures: int = 0
     rests_until_s: float = 0.0
@@ -48,7 +49,7 @@ class _Record:
 
 @final
 class Slots:
-    """Slots by host. What has failed is remembered while a host is away."""
+    """Slots by host. Failures are remembered while a host is not in the list of hosts."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -61,12 +62,17 @@ class Slots:
         """Replace the hosts and the number of slots of each."""
         self._capacity = dict(hosts)
 
+    @property
+    def by_host(self) -> Mapping[str, int]:
+        """Number of slots of each host."""
+        return self._capacity
+
     def exists(self, slot: HostSlot) -> bool:
-        """True unless the host is gone from the list, or has fewer slots now."""
+        """True if the host is in the list and still has this slot."""
         return slot.index < self._capacity.get(slot.host, 0)
 
     def take(self, slot: HostSlot, worker_id: int) -> None:
-        """Occupy ``slot``: this worker is started there."""
+        """Mark ``slot`` as taken by this worker."""
         self._taken[slot] = worker_id
 
     def give_back(self, slot: HostSlot) -> None:
@@ -74,9 +80,9 @@ class Slots:
         self._taken.pop(slot, None)
 
     def fail(self, slot: HostSlot, now: float, lasted_s: float = 0.0) -> Decision | None:
-        """Free a slot whose worker failed after ``lasted_s`` as a member; the decision says how long the slot rests.
+        """Free a slot whose worker failed after ``lasted_s`` as a member; returns the rest of the slot or host.
 
-        After longer than the longest cool-down the slot has shown to be sound: its failures are counted anew.
+        If the worker lasted longer than the longest cool-down, the slot is sound, and its count of failures restarts.
         """
         self._taken.pop(slot, None)
         record = self._slots.setdefault(slot, _Record())
@@ -95,7 +101,7 @@ class Slots:
         )
 
     def lose(self, host: str, now: float) -> Decision | None:
-        """Free all slots of a lost host; the decision says for how long nothing is started there."""
+        """Free all slots of a lost host; returns the rest of the host."""
         for slot in [slot for slot in self._taken if slot.host == host]:
             del self._taken[slot]
         record = self._hosts.setdefault(host, _Record())
@@ -105,7 +111,7 @@ class Slots:
         return _rest(host, -1, rest_s, f"host {host} was lost")
 
     def proved(self, slot: HostSlot) -> None:
-        """Forget the losses of the slot's host: it works, as a worker there became a member."""
+        """Reset the count of losses of the slot's host, because a worker on it became a member."""
         if slot.host in self._hosts:
             self._hosts[slot.host].failures = 0
 
@@ -120,7 +126,7 @@ class Slots:
 
     @property
     def all_excluded(self) -> bool:
-        """True if every slot has failed again and again, and none is in use."""
+        """True if every slot has failed ``slot_failures`` times in a row or more, and none is in use."""
         all_slots = self._all()
         return bool(all_slots) and not self._taken and all(self._is_excluded(slot) for slot in all_slots)
 

@@ -1,8 +1,8 @@
-"""The loop of the controller of an elastic job: workers and hosts come and go as the membership decides.
+"""Event loop of the controller of an elastic job: the membership decides which workers and hosts join and leave.
 
-Agents are started when a host is first needed, and again when a host that was lost has come back. They stay until the
-job ends, with workers or without; so they do when another controller takes the place of this one, which gets to know
-from them what became of the workers meanwhile.
+An agent starts when its host is first needed, and again when a lost host has returned. Agents run until the job ends,
+with workers or without. They also outlive a controller: the next controller learns from them what happened to the
+workers meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, final
 
@@ -23,7 +24,7 @@ from farandole.control.process import signal_name
 from farandole.control.watch_messages import WatchOrder
 from farandole.elastic.membership import actions
 from farandole.elastic.membership.job_events import ControllerReplaced, HostLost, HostsFound
-from farandole.elastic.membership.workers import WorkerPhase
+from farandole.elastic.membership.workers import Worker, WorkerPhase
 from farandole.launch.agents.agents import END_S
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.leased_hosts import is_lent
@@ -52,19 +53,19 @@ if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
 
 ADOPT_S = 10.0
-"""Time for the agents of leases to find the next lead, once they miss theirs."""
+"""Time for the agents of leases to find the next leader, after they noticed the loss of theirs."""
 
 MOST_WORDS = 3
-"""Number of last failures that a job which has failed is described with."""
+"""Number of last failures that the description of a failed job contains."""
 
 UNTIL_KILLED_S = 86400.0
-"""Grace for workers that a scheduler has told to end: it ends what takes too long itself."""
+"""Grace for workers that a scheduler told to end: the scheduler itself kills those that take too long."""
 
 LONGEST_WORDS = LIMIT_BYTES // 5
-"""In characters: workers say why they gave up, and that may be long."""
+"""Limit in characters for the description of a failed job, which contains output of workers."""
 
 SAID = (actions.AbortGeneration, actions.Announce, actions.Kill, actions.Form, actions.RefuseWorkers)
-"""Actions that people are told of, from the first generation on; of all others only with ``--verbose``."""
+"""Actions printed for the user, from the first generation on; all others only with ``--verbose``."""
 
 
 @final
@@ -75,11 +76,11 @@ class ElasticLoop(Loop):
 
     _found: tuple[Host, ...] = ()
     _most = 0
-    """Number of workers that somebody who watches has ordered; 0: as many as there are slots."""
+    """Number of workers ordered in the live view; 0: as many as there are slots."""
     _given_up: frozenset[str] = frozenset()
-    """Lent hosts that the controllers before have given up, though workers there may not be known as lost yet."""
+    """Leased hosts that previous controllers gave up, though the membership may still have workers there."""
     _is_stopped = _adopts = False
-    """True once somebody has ordered the end; and in a lead that goes on with the workers of another one."""
+    """``_is_stopped``: a user ordered the end. ``_adopts``: this leader adopts the workers of the previous one."""
 
     def __init__(
         self,
@@ -95,55 +96,48 @@ class ElasticLoop(Loop):
         self._elastic, self._formation, self._secret = elastic, formation, secret
         self._far, self._line, self._said = agents, line, ""
         self._inherited: set[str] = set()
-        """Hosts whose agents had another controller or connection before, and are to say what became of the workers."""
+        """Hosts whose agents had another controller or connection before, and have not yet reported their workers."""
         self._discovery = elastic.discovery
         self._discovery.say = self._say
         self._formation.on_decision = self._note
         self._formation.on_generation_ended = self._on_generation_ended
         self._shared = variables_for_all(elastic.job, os.environ)
-        self._hosts: dict[int, str] = {}
-        """Host of each worker that runs or is to be started, by ``worker_id``."""
-        self._slots: dict[str, int] = {}
-        self._waiting: dict[str, list[WorkerSpec]] = {}
-        """Workers for agents that have not answered yet to start, by host."""
         self._leases: JobLeases | None = None
         if elastic.leases is not None and terms is not None:
             self._leases = JobLeases(elastic.leases, terms, root, formation, self._say, self._end_for_people)
         address, settings = root.router.address, self._job.settings
         self._fence = LeaderFence(terms, formation, settings, address) if terms is not None else None
         self._told: set[str] = set()
-        """Hosts that are not lent, and whose agents have been told to end and have no successor yet."""
+        """Hosts other than leased ones whose agents were told to end (SIGTERM) and are not replaced yet."""
         self._failures: list[WorkerExited] = []
         self._signals: list[int] = []
         self._passing: list[tuple[int, set[str]]] = []
-        """Signals for workers, each with the hosts whose agents have come to no controller since."""
+        """Signals for workers, each with the hosts whose agents have not connected since."""
         self._decided: JobResult | None = None
         self._result = JobResult(0, "")
         self._open_output()
 
     def take_over(self, names: Mapping[str, str], decided: JobResult | None, *, adopts: bool = False) -> None:
-        """Be the next controller of a job, with agents of these names, by host, and with what the membership knows.
+        """Continue a job as its next controller, from the membership and the names of the agents by host.
 
-        ``decided`` is the result of the job, if the controller before has decided that it is to end. A lead that
-        ``adopts`` the workers of another one has none of its agents but those of leases.
+        ``decided``: the result of the job, if the previous controller decided to end it. A leader that ``adopts`` the
+        workers of another leader has only those of its agents that run on leased hosts.
         """
         self._decided, self._adopts = decided, adopts
         is_stopped = decided is not None and not self._formation.orders
         self._formation.tell(ControllerReplaced())
         settings = self._job.settings
-        # Agents look for another lead once they miss theirs; before that, their workers may train on without any.
+        # Agents look for the next leader after the heartbeat timeout; until then workers may train without one.
         found_s = ADOPT_S + 2 * settings.host_timeout_s
         until_s = time.monotonic() + (found_s if adopts else settings.start_timeout_s)
-        workers = self._formation.membership.workers.values()
-        self._hosts = {worker.worker_id: worker.slot.host for worker in workers}
-        if self._hosts:
+        counts = Counter(worker.slot.host for worker in self._workers.values())
+        if counts:
             self._discovery.inherit()
-        self._slots = {host: len([w for w in workers if w.slot.host == host]) for host in self._hosts.values()}
-        # Agents of leases come again by themselves, unless they were given up; the launcher knows nothing of them.
+        # Agents of leases reconnect by themselves, unless they were given up; the launcher has no record of them.
         lent = {}
         if self._leases is not None:
-            lent = {host: host for host in self._slots if is_lent(host) and host not in self._given_up}
-            self._leases.take_over({host: self._slots[host] for host in lent})
+            lent = {host: host for host in counts if is_lent(host) and host not in self._given_up}
+            self._leases.take_over({host: counts[host] for host in lent})
         for host in lent:
             self._far.admit(host)
         self._inherited = {host for agent in self._far for host in agent.hosts}
@@ -151,7 +145,7 @@ class ElasticLoop(Loop):
         self._coming |= self._inherited
         for host, name in {**names, **lent}.items():
             self._root.adopt(host, name, until_s if host in self._inherited else None)
-        for host in dict.fromkeys(self._hosts.values()):
+        for host in counts:
             if host not in self._inherited:
                 when = "went with the lead before" if adopts else "ended while no controller was there"
                 when = "was given up before the controller was replaced" if host in self._given_up else when
@@ -160,7 +154,7 @@ class ElasticLoop(Loop):
             self._end_for_people()
 
     def refuse(self, gone: Collection[str]) -> None:
-        """Admit none of the lent hosts that the controllers before have given up; call it before ``take_over``."""
+        """Admit none of the leased hosts that previous controllers gave up; call it before ``take_over``."""
         self._given_up = frozenset(gone)
         if self._leases is not None:
             self._leases.refuse(gone)
@@ -171,6 +165,16 @@ class ElasticLoop(Loop):
             self._leases.close()
         if self._fence is not None:
             self._fence.close()
+
+    @property
+    def _workers(self) -> Mapping[int, Worker]:
+        """Workers from the decision to start each until its end is known, by ``worker_id``."""
+        return self._formation.membership.workers
+
+    @property
+    def _busy(self) -> set[str]:
+        """Hosts that have workers."""
+        return {worker.slot.host for worker in self._workers.values()}
 
     # -- what the loop waits for --------------------------------------------------------------------------------------
 
@@ -224,7 +228,7 @@ class ElasticLoop(Loop):
         return []
 
     def _confirm(self, host: str = "") -> None:
-        """Tell the launcher which signals are passed on; those for ``host`` are, or it is gone."""
+        """Tell the launcher which signals all agents have received; ``host`` has received its signals, or is closed."""
         for _, hosts in self._passing:
             hosts.discard(host)
         for number in [number for number, hosts in self._passing if not hosts]:
@@ -244,17 +248,14 @@ class ElasticLoop(Loop):
         while self._formation.orders:
             orders.append(self._formation.orders.popleft())
         if self._orders is not None:
-            return  # everything ends, and nobody who leaves now is replaced
-        starts = [each.action for each in orders if isinstance(each.action, actions.Start)]
-        # All at once, before the first is started: ranks and sizes of workers count those that are started with them.
-        self._hosts.update((start.worker_id, start.host) for start in starts)
+            return  # the job ends: no worker that exits now is replaced
         for order in orders:
             self._obey(order)
         if self._orders is None and (decides := self._decides_about_leases(now)) is not None:
-            decides.turn(set(self._hosts.values()))
+            decides.turn(self._busy)
 
     def _decides_about_leases(self, now: float) -> JobLeases | None:
-        """The leases, unless they may be another lead's: then they wait until the folder has told."""
+        """The leases; ``None`` while it is unknown whether another leader has them."""
         return self._leases if self._fence is not None and self._fence.is_sure(now) else None
 
     def _look(self, now: float) -> None:
@@ -262,7 +263,7 @@ class ElasticLoop(Loop):
             self._find(hosts)
 
     def _may_look(self, now: float) -> bool:
-        """False while it is not known whom this lead can go on with, or the one before may still train."""
+        """False while adopted agents have not reconnected, or while the previous leader may still train."""
         if self._adopts and self._inherited & self._coming:
             return False
         has_begun = self._fence is None or now >= self._fence.begins_s
@@ -271,8 +272,7 @@ class ElasticLoop(Loop):
     def _find(self, hosts: tuple[Host, ...]) -> None:
         self._found = hosts
         own = within(by_own_name(hosts, self._elastic.here, is_own), self._most)
-        self._slots = {host.name: host.slots for host in own}
-        self._formation.tell(HostsFound(self._slots))
+        self._formation.tell(HostsFound({host.name: host.slots for host in own}))
 
     def _obey_watcher(self, order: WatchOrder) -> tuple[bool, str]:
         if order.verb != "scale":
@@ -297,7 +297,7 @@ class ElasticLoop(Loop):
 
     def _note(self, decision: actions.Decision) -> None:
         if self._orders is not None:
-            return  # nobody obeys it
+            return  # no longer obeyed
         action = decision.action
         is_first = isinstance(action, actions.Form) and action.generation == 1
         if self._job.verbose or (isinstance(action, SAID) and not is_first):
@@ -307,7 +307,7 @@ class ElasticLoop(Loop):
         self._say_once(event.reason)
 
     def _say_once(self, text: str) -> None:
-        """Say it, unless that is what was said last: one cause often has several consequences."""
+        """Print ``text``, unless it was printed last: one cause often has several consequences."""
         if text != self._said:
             self._say(text)
             self._said = text
@@ -319,71 +319,69 @@ class ElasticLoop(Loop):
         if isinstance(action, actions.Start):
             self._start(action)
         elif isinstance(action, actions.Kill):
-            self._root.tell(self._hosts.get(action.worker_id, ""), KillWorker(action.worker_id))
+            if worker := self._workers.get(action.worker_id):
+                self._root.tell(worker.slot.host, KillWorker(action.worker_id))
         elif isinstance(action, actions.Rest):
             is_longest = action.rest_s >= self._job.settings.blacklist_cooldown_range[1]
-            if is_longest and self._leases is not None and action.host not in self._hosts.values():
+            if is_longest and self._leases is not None and action.host not in self._busy:
                 self._leases.give_back(action.host, "the workers there fail, again and again")
         elif isinstance(action, actions.Finish):
             words = self._words(decision.reason) if action.status else ""
             self._result = self._decided or JobResult(action.status, words)
-            # Before anybody is told to end: if this controller dies in between, the next one says the same.
+            # Before the workers are told to end: if this controller dies in between, the next one has the same result.
             self._line.send(Decided(self._result.status, self._result.words))
             self._stop(self._job.settings.grace_s)
 
     def _start(self, start: actions.Start) -> None:
-        host = start.host
-        if host not in self._open:
-            self._send_for(host)
-        spec = self._spec(start)
-        if host in self._coming:
-            self._waiting.setdefault(host, []).append(spec)
-        else:
-            self._tell_to_start(host, [spec])
+        if start.worker_id not in self._workers:
+            return  # its host was lost since
+        if start.host not in self._open:
+            self._send_for(start.host)
+        elif start.host not in self._coming:
+            self._tell_to_start(start.host, [self._spec(start)])
 
     def _send_for(self, host: str) -> None:
-        """Have the launcher start an agent on ``host``."""
+        """Request an agent on ``host`` from the launcher."""
         self._far.add(host, self._root.name(host, time.monotonic() + self._job.settings.start_timeout_s))
         self._open.add(host)
         self._coming.add(host)
 
     def _spec(self, start: actions.Start) -> WorkerSpec:
-        """Spec of a worker, with the rank and size that it has if nobody comes or goes until it calls ``init``."""
-        worker_ids = sorted(self._hosts)
-        topology = Topology.of(
-            worker_ids.index(start.worker_id), tuple(self._hosts[worker_id] for worker_id in worker_ids), 0
-        )
-        slots = self._slots.get(start.host, topology.local_size)
+        """Spec of a worker, with the rank and size it has if no worker joins or leaves before it calls ``init``."""
+        worker_ids = sorted(self._workers)
+        hosts = tuple(self._workers[worker_id].slot.host for worker_id in worker_ids)
+        topology = Topology.of(worker_ids.index(start.worker_id), hosts, 0)
+        slots = self._formation.membership.slots.get(start.host, topology.local_size)
         topology = msgspec.structs.replace(topology, local_rank=start.slot, local_size=slots)
         own = {WORKER_ID: str(start.worker_id), "HOROVOD_ELASTIC": "1"}
         told = variables_for(topology, "", self._secret)
         if is_lent(start.host) and self._fence is not None and self._fence.lead_patience_s:
             patience_s = self._job.settings.start_timeout_s + self._fence.lead_patience_s
-            own["FARANDOLE_START_TIMEOUT_S"] = str(patience_s)  # init() there waits for the next lead, too
+            own["FARANDOLE_START_TIMEOUT_S"] = str(patience_s)  # init() there also waits for the next leader
         return WorkerSpec(start.worker_id, self._job.command, {**self._shared, **told, **own})
 
     def _tell_to_start(self, host: str, specs: list[WorkerSpec]) -> None:
-        size = max(self._job.settings.max_np, self._job.settings.min_np, len(self._hosts))
+        size = max(self._job.settings.max_np, self._job.settings.min_np, len(self._workers))
         self._root.tell(host, start_workers(self._job, specs, size, inherits=self._far.of(host).inherits))
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
     def _on_agent(self, host: str, message: object) -> None:
         if isinstance(message, AgentHello) and host not in self._open:
-            if message.lent is None or self._orders is not None:  # it was cut off, and given up
+            if message.lent is None or self._orders is not None:  # it lost its connection and was given up
                 self._root.tell(host, StopWorkers(0.0))
             else:
                 self._admit(host, message.lent)
-                for started in message.running:  # for a lead before this one, which had not made them members
+                for started in message.running:  # a previous leader's workers, never made members
                     self._root.tell(host, KillWorker(started.worker_id))
-        elif isinstance(message, AgentHello) and host not in self._coming:  # it was cut off, and what was said is lost
+        elif isinstance(message, AgentHello) and host not in self._coming:  # it reconnects; messages were lost
             self._inherited.add(host)
         if isinstance(message, Leaving):
             self._on_leaving(host)
         super()._on_agent(host, message)
 
     def _admit(self, host: str, terms: LeaseOffer) -> None:
-        """Take in, or refuse, a host that is lent: its agent has come by itself."""
+        """Admit or refuse a leased host whose agent has connected."""
         no = "this job takes no leases: it has no --run-folder"
         refusal = self._leases.admit(terms) if self._leases is not None else no
         if refusal:
@@ -396,14 +394,14 @@ class ElasticLoop(Loop):
         self._say(f"{host} is lent, with {terms.slots} worker{'s' if terms.slots > 1 else ''}")
 
     def _on_leaving(self, host: str) -> None:
-        """Have the workers of a lent host leave; with the last host that is not lent the whole job ends."""
+        """Make the workers of a leased host leave; after the last host that is not leased, end the whole job."""
         if is_lent(host):
-            if self._leases is not None:  # else it was refused
+            if self._leases is not None:  # else the host was refused
                 self._leases.release(host, "its scheduler wants it back (SIGTERM)")
             return
         self._told.add(host)
         if self._orders is None and self._told >= {each for each in self._open if not is_lent(each)}:
-            # Now, as the last worker may be gone before the first agent is: it would be what the job is said to end by.
+            # Now: the last worker may exit before the first agent, and its exit would be reported as the cause.
             whole = "the job" if self._leases is None else "the lead"
             self._say(f"{whole} is told to end (SIGTERM): all workers leave at their next commit")
             self._result = JobResult(128 + signal.SIGTERM, f"{whole} was told to end, and all workers have left")
@@ -411,22 +409,22 @@ class ElasticLoop(Loop):
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         super()._on_hello(host, hello)
+        running: set[int] = set()
         if host in self._inherited:
             self._inherited.discard(host)
             if self._leases is not None and hello.lent is not None:
                 self._leases.keep(hello.lent)
-            self._compare(host, hello)
+            running = self._compare(host, hello)
             for number, hosts in self._passing:
                 if host in hosts:
                     super()._pass_on(number, [host])
             self._confirm(host)
         else:
-            self._told.discard(host)  # this agent is another one than that which was told
-        if specs := self._waiting.pop(host, []):
-            self._tell_to_start(host, specs)
+            self._told.discard(host)  # a new agent, not the one that was told to end
+        self._start_missing(host, running)
 
-    def _compare(self, host: str, hello: AgentHello) -> None:
-        """Learn from an agent what became of the workers, and of the orders, of the controller before."""
+    def _compare(self, host: str, hello: AgentHello) -> set[int]:
+        """Learn from an agent what happened to the workers and the orders of the previous controller."""
         for ended in hello.ended:
             self._on_exit(host, ended)
         for started in hello.running:
@@ -434,24 +432,28 @@ class ElasticLoop(Loop):
                 self._on_agent(host, started)
             elif self._adopts:
                 self._root.tell(host, KillWorker(started.worker_id))
-        running = {started.worker_id for started in hello.running}
-        fresh = {spec.worker_id for spec in self._waiting.get(host, [])}
-        fresh |= {each.action.worker_id for each in self._formation.orders if isinstance(each.action, actions.Start)}
-        for worker_id, worker in list(self._formation.membership.workers.items()):
-            if worker.slot.host != host or worker_id in fresh:
+        return {started.worker_id for started in hello.running}
+
+    def _start_missing(self, host: str, running: Collection[int]) -> None:
+        """Start the workers that the agent of ``host`` was not asked to start yet; ``running`` are those it has."""
+        later = {each.action.worker_id for each in self._formation.orders if isinstance(each.action, actions.Start)}
+        specs = []
+        for worker_id, worker in list(self._workers.items()):
+            if worker.slot.host != host or worker_id in later:
                 continue
             if worker_id in running:
                 if worker.phase is WorkerPhase.DOOMED:
                     self._root.tell(host, KillWorker(worker_id))
             elif worker.phase is WorkerPhase.STARTING:
-                self._waiting.setdefault(host, []).append(self._spec(actions.Start(worker_id, host, worker.slot.index)))
+                specs.append(self._spec(actions.Start(worker_id, host, worker.slot.index)))
             else:
-                unseen = WorkerExited(worker_id, -signal.SIGKILL, error="it ended while no controller was there")
-                self._on_exit(host, unseen)
+                self._on_exit(host, WorkerExited(worker_id, -signal.SIGKILL, error="it ended unseen, or never started"))
+        if specs:
+            self._tell_to_start(host, specs)
 
     def _on_worker_exited(self, event: WorkerExited) -> None:
-        if self._hosts.pop(event.worker_id, None) is None:
-            return  # it was told before, to the controller that is gone
+        if event.worker_id not in self._workers:
+            return  # already reported to the previous controller
         if event.code:
             self._failures = [*self._failures[1 - MOST_WORDS :], event]
         self._controller.worker_exited(event)
@@ -474,9 +476,7 @@ class ElasticLoop(Loop):
         self._lost(host, loss.description)
 
     def _lost(self, host: str, reason: str) -> None:
-        """Forget the workers of a lost host, and tell the membership."""
-        self._waiting.pop(host, None)
-        self._hosts = {worker_id: name for worker_id, name in self._hosts.items() if name != host}
+        """Remove the workers of a lost host, and report the loss to the membership."""
         if self._orders is None:
             self._say_once(reason)
             self._discovery.hurry()
@@ -488,7 +488,7 @@ class ElasticLoop(Loop):
             self._far.forget(host)
             self._leases.closed(host)
             self._line.send(LentHostGone(host))
-            self._look(time.monotonic())  # before the loss of the host is told, after which a worker would start there
+            self._look(time.monotonic())  # before ``HostLost``, or a worker would start there
         self._confirm(host)
         if self._orders is not None and not self._open:
             self._finish()
@@ -496,14 +496,14 @@ class ElasticLoop(Loop):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _end_for_people(self) -> None:
-        """End the job well, as somebody has ordered: with another status a batch script would queue it again."""
-        self._say(f"farandole stop: ending {len(self._hosts)} workers")
+        """End the job with status 0, as a user ordered: with another status a batch script would requeue it."""
+        self._say(f"farandole stop: ending {len(self._workers)} workers")
         self._is_stopped, self._decided = True, JobResult(0, "")
-        self._line.send(Decided(0, ""))  # first: the controller that comes if this one dies stops, too
+        self._line.send(Decided(0, ""))  # first: if this controller dies, the next one stops the job, too
         self._stop(self._job.settings.grace_s)
 
     def _give_way(self, words: str, is_superseded: bool) -> None:
-        """End, as another lead has come, or the folder of the run does not answer any more."""
+        """End, because another leader has taken over, or the run folder no longer answers."""
         if not is_superseded:
             if self._orders is None:
                 self._result = self._decided or JobResult(1, words)
@@ -513,14 +513,14 @@ class ElasticLoop(Loop):
         self._result = JobResult(1, words)
         self._orders = StopWorkers(0.0)
         for host in self._open:
-            if not is_lent(host):  # those that are lent are the other's: they are told nothing
+            if not is_lent(host):  # leased hosts belong to the new leader
                 self._root.tell(host, self._orders)
         self._give_up_at = time.monotonic()
 
     def _on_signal(self, number: int) -> None:
         self._signals.append(number)
         again = len(self._signals) > 1
-        what = "again: killing the workers" if again else f"ending {len(self._hosts)} workers (again: kill at once)"
+        what = "again: killing the workers" if again else f"ending {len(self._workers)} workers (again: kill at once)"
         self._say(f"{signal_name(number)}{' ' if again else ': '}{what}")
         first = self._signals[0]
         if not self._is_stopped:
@@ -535,7 +535,7 @@ class ElasticLoop(Loop):
             self._finish()
 
     def _words(self, reason: str) -> str:
-        """The reason why the job ended as it did, with the last words of the workers that failed last."""
+        """The reason why the job ended, with the last output of the workers that failed last."""
         lines = [reason]
         for event in reversed(self._failures):
             lines += self._wording.account(event)
