@@ -1,6 +1,6 @@
 """Hosts that are not heard of while something is waited for from them: the network is cut between them and this one.
 
-    lookout = Lookout({connection: "node2"}, silence_s=3.0, tell=group.on_silence)
+    lookout = SilenceMonitor({connection: "node2"}, silence_s=3.0, tell=group.on_silence)
     since = time.monotonic()
     while not poll.poll(1000 * lookout.pause_s):
         lookout.look(since)                     # calls tell("node2") if that is why nothing comes

@@ -1,4 +1,4 @@
-"""Terms on which the gradients of one optimizer are reduced."""
+"""Options of the reduction of one optimizer's gradients."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 @final
 @dataclass(frozen=True)
 class ReductionOptions:
-    """Reduction terms of a distributed optimizer.
+    """Reduction options of a distributed optimizer.
 
-    >>> Terms(sparse_as_dense=True).how.op.label
+    >>> ReductionOptions(sparse_as_dense=True).how.op.label
     'Average'
 
     ``compression`` is the framework's, ``None`` for none. ``groups`` maps ``id(param)`` to the number of its group.
-    With ``even_groups``, so many are made of these parameters instead.
+    ``even_groups``: divide these parameters into that many groups instead.
     """
 
     how: Reduction = field(default_factory=Reduction)
@@ -35,8 +35,8 @@ class ReductionOptions:
     def group_numbers(self, params: Sequence[Param]) -> list[int]:
         """Numbers of the groups of ``params``, -1 for none.
 
-        Ranks may have listed parameters and groups in any order. ``params`` are in the one that they have agreed on: by
-        that, even groups are made, and all are numbered as they come.
+        Ranks may have listed parameters and groups in different orders. ``params`` are in the agreed order: it
+        determines the even groups, and groups are numbered by their first parameter.
         """
         groups = self.groups
         if self.even_groups:
@@ -47,12 +47,12 @@ class ReductionOptions:
 
 
 def gradient_reduction(op: int, predivide_factor: float) -> Reduction:
-    """Reduction of gradients: an average divides by the factor before the sum and by *size* over it after.
+    """Reduction of gradients: an average divides by the factor before the sum, and by *size* / factor after it.
 
     >>> gradient_reduction(ReduceOp.AVERAGE, 4.0).prescale
     0.25
 
-    Raises ``UsageError`` for arguments that cannot be.
+    Raises ``UsageError`` for invalid arguments.
     """
     if predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
         raise UsageError("gradient_predivide_factor splits an average in two: it needs op=Average")
@@ -60,7 +60,7 @@ def gradient_reduction(op: int, predivide_factor: float) -> Reduction:
 
 
 def listed_groups(groups: Sequence[Sequence[Param]], kind: type) -> dict[int, int]:
-    """``ReductionOptions.groups`` where the groups are lists of parameters, which are of a ``kind``."""
+    """``ReductionOptions.groups`` from lists of parameters, which must be instances of ``kind``."""
     members = [(i, p) for i, group in enumerate(groups) for p in group]
     if not all(isinstance(p, kind) for _, p in members):
         raise UsageError("groups holds lists of parameters, or is their number")
@@ -73,9 +73,9 @@ def listed_groups(groups: Sequence[Sequence[Param]], kind: type) -> dict[int, in
 def numbered_groups(
     groups: int | Sequence[Sequence[Param]] | None, params: Sequence[Param], kind: type
 ) -> tuple[dict[int, int], int]:
-    """``groups`` and ``even_groups`` of ``ReductionOptions`` from what a user gives: lists of a ``kind``, or a number.
+    """``groups`` and ``even_groups`` of ``ReductionOptions`` from a user's argument: lists of ``kind``, or a number.
 
-    ``params`` are those to make groups of. Raises ``UsageError`` for what cannot be.
+    ``params``: the parameters to divide into groups. Raises ``UsageError`` for invalid groups.
     """
     if groups is None:
         return {}, 0
@@ -87,13 +87,13 @@ def numbered_groups(
 
 
 def refuse_impossible_groups(num_groups: int, groups: Any) -> None:
-    """Raise ``UsageError`` for groups that cannot be, where all gradients travel together anyway."""
+    """Raise ``UsageError`` for invalid groups, in a framework that reduces all gradients together anyway."""
     if num_groups < 0 or not (groups is None or isinstance(groups, int | list | tuple)):
         raise UsageError(f"num_groups={num_groups}, groups={groups!r}: give a number, or a list of lists of variables")
 
 
 def checked_passes(passes: int) -> int:
-    """``backward_passes_per_step``, or ``UsageError``."""
+    """Valid ``backward_passes_per_step``; raises ``UsageError`` if below 1."""
     if passes < 1:
         raise UsageError(f"backward_passes_per_step={passes}: it starts from 1")
     return passes

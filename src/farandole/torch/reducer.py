@@ -1,6 +1,6 @@
 """Reduction of PyTorch's gradients: hooks on parameters tell which are complete, and the end of a pass.
 
-reducer = TorchReducer(lambda: params, identity, Terms(), passes_per_step=1)
+reducer = TorchReducer(lambda: params, identity, ReductionOptions(), passes_per_step=1)
 loss.backward()             # its last act is the reduction
 reducer.settle()            # nothing left to do
 reducer.stepped()

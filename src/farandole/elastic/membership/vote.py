@@ -1,12 +1,12 @@
-"""The vote of a step, and the agreement on one state after ranks saw different ends of a vote; pure.
+"""Vote on a step, and agreement on one state after only some ranks saw the result of a vote; pure.
 
     >>> count([Vote(step=7, samples=(4,)), Vote(step=7, samples=(3,), change_due=True)])
     VoteOutcome(step=8, samples=(7,), change_due=True, passed=0)
-    >>> agree([Claim(step=7, digest="c0"), Claim(step=8, digest="5e"), Claim(step=NEW, digest="11")])
+    >>> agree([VoteClaim(step=7, digest="c0"), VoteClaim(step=8, digest="5e"), VoteClaim(step=NEW, digest="11")])
     Agreement(step=8, root=1, sources=[1], receivers=[0, 2], diverged=[], alike=[])
 
-A rank applies a step only when it has seen that all ranks have their part of it. So when a generation ends, its ranks
-are at most one step apart, and those that are further have the same bits; the highest step is the job's.
+A rank applies a step only when it knows that all ranks have computed their part of the step. So when a generation ends,
+its ranks are at most one step apart, and ranks at the higher step have identical bits; the job goes on from that step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ NEW = -1
 
 @final
 class Vote(NamedTuple):
-    """One rank's part in the vote of a step: it is at ``step`` and has reduced its gradients.
+    """Vote of one rank: it is at ``step`` and has reduced its gradients.
 
-    ``samples`` are those it computed, by data set; ``change_due``: it has heard that workers are to come or go.
-    ``place`` is a digest of where all ranks are in the data sets, and of what they have been given there. ``passed`` is
-    the number of samples, of all ranks together, that its backward passes were over.
+    ``samples``: numbers of samples that it computed, by data set. ``change_due``: it knows that workers will join or
+    leave. ``place``: digest of the position of all ranks in the data sets and of their batches in flight. ``passed``:
+    number of samples, of all ranks together, in its backward passes.
     """
 
     step: int
@@ -39,9 +39,9 @@ class Vote(NamedTuple):
 
 @final
 class VoteOutcome(NamedTuple):
-    """Result of a vote, the same on all ranks: the step that they reach by applying it, and what it has consumed.
+    """Result of a vote, the same on all ranks: the step that they reach by applying it, and the samples consumed.
 
-    ``passed``: the samples, of all ranks together, that the passes were over of a rank that has left out none of them.
+    ``passed``: number of samples, of all ranks together, in the backward passes of a rank that skipped no pass.
     """
 
     step: int
@@ -51,10 +51,10 @@ class VoteOutcome(NamedTuple):
 
 
 def count(parts: Sequence[Vote]) -> VoteOutcome:
-    """Count the parts of all ranks; raises ``CollectiveError`` if they are not those of one step.
+    """Count the votes of all ranks; raises ``CollectiveError`` if they are not for the same step.
 
-    A rank that returns from here may apply the step. If one's step has failed it brings no part, and none returns.
-    Raises ``MismatchError`` if ranks are not at the same samples: it is here that all see it, so it counts on none.
+    A rank may apply the step when this returns. If the step fails on a rank, that rank does not vote, and no rank gets
+    here. Raises ``MismatchError`` if ranks are at different samples: all ranks raise it, so the step counts on none.
     """
     first = parts[0]
     if any(part.step != first.step or len(part.samples) != len(first.samples) for part in parts):
@@ -78,9 +78,9 @@ def count(parts: Sequence[Vote]) -> VoteOutcome:
 class VoteClaim(NamedTuple):
     """Description of one rank's state when a generation begins.
 
-    ``step`` counts the steps that it has seen voted and has wholly applied (``NEW``: it has no state of the job, or
-    was in the middle of applying one). ``digest`` is of its tensors, ``private`` of what ranks may differ in, by name.
-    ``joined`` says that it came to a job that had begun: it cannot be the one to begin it.
+    ``step``: number of steps that were voted and that it has wholly applied (``NEW``: it has no state of the job, or
+    was interrupted while it applied a step). ``digest``: of its tensors. ``private``: digests of the parts that may
+    differ between ranks, by name. ``joined``: it joined a job that had begun, so the job cannot begin with its state.
     """
 
     step: int
@@ -90,7 +90,7 @@ class VoteClaim(NamedTuple):
 
 
 def goes_on_from(step: int, joined: bool) -> int:
-    """The step from which a job goes on with a state of such a ``VoteClaim``; ``NEW`` if it cannot.
+    """Step from which a job can go on with the state of a ``VoteClaim`` like this; ``NEW`` if it cannot.
 
     >>> goes_on_from(7, joined=True), goes_on_from(NEW, joined=False), goes_on_from(NEW, joined=True)
     (7, 0, -1)
@@ -103,10 +103,10 @@ def goes_on_from(step: int, joined: bool) -> int:
 class Agreement:
     """Outcome of the claims of all ranks, the same on every rank.
 
-    The job goes on from ``step`` (``NEW``: it begins) with the state of ``root``, its oldest rank with the newest
-    state. ``sources`` have that state, ``receivers`` get it. ``diverged`` are those of them that were at the same step
-    with other tensors: nothing makes such states but a fault in memory or in the script, which is worth a warning.
-    ``alike`` are the private things that no two ranks at one point differ in; receivers get them too.
+    The job goes on from ``step`` (``NEW``: it begins) with the state of ``root``, the oldest rank with the newest
+    state. ``sources`` have that state, ``receivers`` get it. ``diverged``: receivers at the same step with other
+    tensors; only a fault in memory or in the script causes this, and it is worth a warning. ``alike``: names of the
+    private parts that are equal on all ranks at the same step; receivers get these parts, too.
     """
 
     step: int
@@ -118,7 +118,7 @@ class Agreement:
 
 
 def agree(claims: Sequence[VoteClaim]) -> Agreement:
-    """Choose the rank whose state is the job's. Raises ``StartError`` if no rank is left that has it."""
+    """Choose the rank whose state the job goes on with. Raises ``StartError`` if no rank has the job's state."""
     step = max(claim.step for claim in claims)
     eligible = [rank for rank, claim in enumerate(claims) if claim.step == step and (step > NEW or not claim.joined)]
     if not eligible:
@@ -139,10 +139,10 @@ def agree(claims: Sequence[VoteClaim]) -> Agreement:
 
 
 def _alike(claims: Sequence[VoteClaim], root: int) -> list[str]:
-    """Names of the private things in which all ranks at one step agree, at whatever step; tensors say nothing of it.
+    """Names of the private parts that are equal on all ranks at the same step, for every step; tensors do not matter.
 
-    Ranks that have yet to begin are where the root is, as those that have loaded a checkpoint begin there. Those that
-    have joined a job can be compared with nobody.
+    Ranks that have not begun count as being at the root's step, because ranks that have loaded a checkpoint begin
+    there. Ranks that have joined a running job cannot be compared with any rank.
     """
     groups: dict[int, list[dict[str, int]]] = {}
     for claim in claims:

@@ -1,6 +1,6 @@
 """An all-to-all among several hosts, in which every part crosses once, on the lane of the member it is for.
 
-Crossing(layout, member, inside, across).run(send, send_counts, recv, recv_counts)
+InterHostAlltoall(layout, member, inside, across).run(send, send_counts, recv, recv_counts)
 """
 
 from __future__ import annotations

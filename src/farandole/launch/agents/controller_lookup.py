@@ -1,6 +1,6 @@
 """Way of a lent host to whoever leads its run: where the workers dial, and the search for the next lead.
 
-    way = LeadWay(read, secret, epoch=1, address="tcp://10.0.0.1:7000", patience_s=600.0)
+    way = ControllerLookup(read, secret, epoch=1, address="tcp://10.0.0.1:7000", patience_s=600.0)
     way.address                     # what workers are told
     way.follow("")                  # the lead is gone: look for the next one
     way.found()                     # its address, once it has answered; way.fd is readable then

@@ -1,6 +1,6 @@
 """Agents that run in slots, as the loop of a job sees them.
 
-agents = LentAgents(slots, ("node1", "node2"))
+agents = SlotAgents(slots, ("node1", "node2"))
 agents.of("node2").explain()
 """
 

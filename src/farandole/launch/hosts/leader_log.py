@@ -1,6 +1,6 @@
 """Log of the leads of a run: who leads it, and which generation was formed last. What fences off a lead that is late.
 
-    log = LeadLog(folder.path)
+    log = LeaderLog(folder.path)
     epoch = log.take(goes_on=False).epoch                   # a lead, before it does anything else
     log.append(LeadEntry(epoch, generation=1, members=...)) # before the members of a generation hear of it
     log.append(...)                                         # raises SupersededError once another lead has come

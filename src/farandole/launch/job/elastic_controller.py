@@ -1,15 +1,15 @@
-"""The controller of an elastic job: a process of its own, so that its death is not that of the training.
+"""Controller of an elastic job, in a process of its own so that training survives its death.
 
     controller = ElasticController(elastic, secret, listen="ipc://@...", journal=fd)
-    pid = process.fork(lambda: controller.run(line, Legacy(...)), keep=[line.fd, fd], death_signal=SIGKILL)
+    pid = process.fork(lambda: controller.run(line, Handover(...)), keep=[line.fd, fd], death_signal=SIGKILL)
 
-It is forked from the launcher, which starts another one when it ends before the job does: everything that it has
-decided stands in the journal, before anybody obeys it; what became of that it is told by agents and workers.
+The launcher forks the controller, and forks another one if it exits before the job ends. Every decision is in the
+journal before it is carried out; agents and workers report what they have carried out.
 
-An ``ElasticController`` lives in two processes: in the launcher, where it only follows the journal, and in a fork,
-where it runs and writes. There is one fork at a time. All share one open file with one offset, so the launcher reads
-with ``pread`` and never moves it. A fork may be killed in the middle of a line; both sides therefore count whole lines
-only, and the next fork cuts off the rest before it writes. A thread of the fork copies the journal for the user.
+An ``ElasticController`` exists in two processes: in the launcher, where it only follows the journal, and in a fork,
+where it runs and writes. One fork exists at a time. All share one open file with one offset, so the launcher reads with
+``pread`` and never moves the offset. A fork may be killed in the middle of a line; both sides therefore count whole
+lines only, and the next fork truncates the rest before it writes. A thread of the fork copies the journal for the user.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from farandole.runtime.session.init_arguments import ANY
 from farandole.settings import Settings
 
 COPY_S = 5.0
-"""Time for the user's copy of the journal to be complete when the job is over."""
+"""Time to complete the user's copy of the journal after the end of the job."""
 
 PROCESS_NAME = "farandole-ctl"
-"""Name of the process for ``ps``; the kernel takes fifteen characters."""
+"""Name of the process in ``ps``; the kernel accepts 15 characters."""
 
 
 @final
 class Handover(msgspec.Struct, frozen=True):
-    """Legacy of the controllers before: the name of each host's last agent, by host, and the names that are ``live``.
+    """State left by previous controllers: the ``names`` of the last agents, by host, and the names still ``live``.
 
-    ``decided`` is the result of the job, if they have decided that it is to end. Hosts that are ``gone`` were lent to
-    it, and count for nothing any more.
+    ``decided``: the result of the job, if a controller decided to end it. ``gone``: leased hosts that were given up and
+    are no longer used.
     """
 
     names: dict[str, str] = {}
@@ -66,7 +66,7 @@ class Handover(msgspec.Struct, frozen=True):
 
 @final
 class ElasticController:
-    """State common to all controllers of a job. ``journal`` is in memory; ``copy``, or -1, is the user's file."""
+    """State common to all controllers of a job. ``journal``: memfd; ``copy``: descriptor of the user's file, or -1."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class ElasticController:
         self._elastic, self._settings, self._secret, self._journal = elastic, settings, secret, journal
         self._copy = JournalCopy(settings.elastic_journal, copy, journal)
         self._membership: Recorded | None = None
-        """As the controllers before have left it, by the part of their journal that was read."""
+        """Membership that previous controllers left, from the part of the journal read so far."""
         self._read_bytes = 0
 
     def follow(self) -> None:
-        """Read on in the journal. The launcher does so all the time, so that a fork has little left to read."""
-        # By ``pread``: the offset belongs to the controller, which may be writing. Half a line is left for later.
+        """Read new lines of the journal. The launcher does so continuously, so that a fork has little left to read."""
+        # By ``pread``: the offset belongs to the controller, which may be writing. Half a line is read next time.
         text = os.pread(self._journal, os.fstat(self._journal).st_size - self._read_bytes, self._read_bytes)
         whole = text[: text.rfind(b"\n") + 1]
-        lines = [line.decode() for line in whole.splitlines(keepends=True)]  # text has other ends of lines, too
+        lines = [line.decode() for line in whole.splitlines(keepends=True)]  # str splits at more characters
         self._read_bytes += len(whole)
         if self._membership is not None:
             self._membership.follow(lines)
@@ -97,10 +97,10 @@ class ElasticController:
             self._membership = Recorded(Policy.of(self._settings), self._write, lines)
 
     def run(self, line: LauncherPipe, listen: str, legacy: Handover) -> None:
-        """Serve until the job is over, and say how it ended."""
+        """Serve until the job is over, and send the launcher its result."""
         process.name_this(PROCESS_NAME)
         result = self._serve(line, listen, legacy)
-        line.send(Finished(result.status, result.words))  # once all that was said and written is on its way
+        line.send(Finished(result.status, result.words))  # after all output and messages are sent
 
     def _serve(self, line: LauncherPipe, listen: str, legacy: Handover) -> JobResult:
         with contextlib.ExitStack() as held:
@@ -108,13 +108,13 @@ class ElasticController:
             line.send(Listening(router.address))
             inherited = self.inherit()
             self._copy.begin(self._read_bytes)
-            # Less than the time after which we count as hung: the loop has ended, and answers no more.
+            # Less than the hang timeout: the loop has ended and answers no ``Ping``.
             held.callback(self._copy.close, min(COPY_S, (self._settings.hang_timeout_s or math.inf) / 2))
             membership = inherited or Recorded(Policy.of(self._settings), self._write)
             adopts = self._adopt(membership)
             engine = partial(choose, self._settings.engine, across=self._settings.across)
             formation = ElasticFormation(membership, engine, time.monotonic)
-            held.callback(self._elastic.discovery.close)  # left after the loop, which watches its descriptors
+            held.callback(self._elastic.discovery.close)  # after the loop, which watches its fds
             root = Root(router, self._settings, ANY, formation)
             root.controller.watching.resizable = self._terms is None  # else: farandole scale
             agents = LauncherAgents(line, legacy.live, inherits=self._elastic.inherits)
@@ -130,14 +130,14 @@ class ElasticController:
             return loop.run()
 
     def _adopt(self, membership: Recorded) -> bool:
-        """Tell a membership that has just begun of the workers of the lead before; False if there are none."""
+        """Give a new membership the workers of the previous leader; False if there are none."""
         if self._terms is None or not self._terms.term.past.generation or membership.generation or membership.workers:
             return False
         membership.on(time.monotonic(), self._terms.term.adopted())
         return True
 
     def inherit(self) -> Recorded | None:
-        """The membership by its journal, which is written on from here; a last line that was torn is cut off."""
+        """Membership from the journal, to which this controller appends; an incomplete last line is cut off."""
         self.follow()
         os.ftruncate(self._journal, self._read_bytes)
         os.lseek(self._journal, self._read_bytes, os.SEEK_SET)

@@ -2,16 +2,16 @@
 
     result = ElasticLauncher(ElasticJob(job, Watched("hosts.txt", 1), Ssh(), here="node1")).run()
 
-It decides nothing. It has what the job cannot lose: the children that start agents, the signals of the user, and the
-controller, a child as well, in whose place another one comes when it dies (``elastic_controller``). There are never
-two: one that hangs is killed, and only when the kernel says that it has ended does the next one begin, at the same
-address. When the launcher dies, everything ends.
+The launcher decides nothing. It owns what the job cannot lose: the children that start agents, the signals of the user,
+and the controller, also a child, which it replaces when it dies (``elastic_controller``). Two controllers never run at
+once: a hung controller is killed, and the next one starts, at the same address, only after the kernel has reported the
+exit. When the launcher dies, the job ends.
 
-It has one thread, and may have no other: a fork copies only the thread that calls it, and a lock that another one holds
-would never be free in the controller. Nothing here waits for a controller that lives, as it may hang: what it is told
-is queued (``LauncherPipe``), and its end is a descriptor like the others. ``_bury`` alone reaps it, so that its number
-is its own until then. What the next one cannot ask the one before is kept here: the names of agents, the signals that
-ask for an end, the result that was decided.
+The launcher has one thread, and may have no other: a fork copies only the calling thread, so a lock held by another
+thread would never be released in the controller. The launcher never waits for a running controller, because it may
+hang: messages to it are queued (``LauncherPipe``), and its exit is a descriptor like the others. Only ``_bury`` reaps
+it, so that its pid stays its own until then. The launcher keeps what the next controller cannot ask the previous one:
+the names of agents, the signals that end the job, the decided result.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from farandole.runtime.session.init_arguments import configure_logging
 from farandole.settings import Settings
 
 MOST_DEATHS = 5
-"""Deaths of controllers within ``WITHIN_S`` that end the job: what has killed these will kill the next one, too."""
+"""Deaths of controllers within ``WITHIN_S`` that end the job: the same cause would kill the next controller, too."""
 
 WITHIN_S = 60.0
 
@@ -66,22 +66,22 @@ FOLLOW_S = 60.0
 """Longest time between two readings of the journal."""
 
 PINGS = 4
-"""Number of times that a controller is asked for a sign of life, within the time after which it counts as hung."""
+"""Number of ``Ping`` messages to a controller within the time after which it counts as hung."""
 
 
 @final
 class ElasticLauncher:
-    """Runs one job to its end, in a process that is its own."""
+    """Runs one job to its end; it must own its process."""
 
     def __init__(self, elastic: ElasticJob) -> None:
         settings = elastic.job.settings
-        if not elastic.reaches_out:  # nobody's silence counts on the host of the controller
+        if not elastic.reaches_out:  # no heartbeats on the controller's own host
             settings = msgspec.structs.replace(settings, host_timeout_s=0.0)
         self._elastic, self._settings = elastic, settings
         self._terms = Leadership.of(elastic.folder, settings) if elastic.folder is not None else None
 
     def run(self) -> JobResult:
-        """Serve until the job is over, and leave nothing behind."""
+        """Serve until the job is over, and clean up."""
         settings = self._settings
         if self._terms is not None:
             self._terms.folder.refuse_second()
@@ -102,7 +102,7 @@ class ElasticLauncher:
 
 
 def _opened(path: str) -> int:
-    """The descriptor of ``--elastic-journal``; -1 for none."""
+    """Descriptor of the file ``--elastic-journal``; -1 without that option."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666) if path else -1
     except OSError as error:
@@ -139,7 +139,7 @@ class _ControllerSupervisor:
         self._unpassed: list[int] = []
         """Signals for workers that no controller has passed on yet."""
         self._gone: list[str] = []
-        """Lent hosts whose agents have ended or were given up: they may not come back."""
+        """Leased hosts whose agents have exited or were given up: they are never admitted again."""
         self._deaths: list[float] = []
         self._decided: JobResult | None = None
         self._outcome: JobResult | None = None
@@ -168,27 +168,27 @@ class _ControllerSupervisor:
     # -- the controller -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Fork the next controller, with what the one before has left."""
+        """Fork the next controller, with the state that the previous one left."""
         ours, theirs = LauncherPipe.pair()
         live = [name for name, agent in self._named.items() if agent.code is None and agent.hosts]
         legacy = Handover(self._names, tuple(live), self._decided, tuple(self._gone))
 
         def serve() -> None:
-            ours.close()  # else this process held the launcher's end open, and would never see it close
+            ours.close()  # an open copy in this process would hide the launcher's death
             self._controller.run(theirs, self._listen, legacy)
 
         for number in (*self._signals, *self._unpassed):
-            ours.send(Signal(number))  # the first thing that it hears
-        # ``ours`` as well: the fork closes it as an object, and ``process.fork`` must not have done so before.
+            ours.send(Signal(number))  # the first messages that the controller receives
+        # ``ours`` as well: ``serve`` closes it as an object, so ``process.fork`` must not close it before.
         kept = (ours.fd, theirs.fd, *self._journals)
         self._pid = process.fork(serve, kept, signal.SIGKILL)
-        theirs.close()  # the controller's alone from here on: its death is the end of the pipe
+        theirs.close()  # now only the controller holds it: its death closes the pipe
         self._line, self._ending = ours, os.pidfd_open(self._pid)
         self._asked_s: float | None = None
         self._ask_s = time.monotonic()
 
     def _on_controller(self, message: object) -> None:
-        self._asked_s = None  # it turns, or waited for us
+        self._asked_s = None  # the loop of the controller runs
         if isinstance(message, Listening):
             self._listen = message.address
             if self._elastic.reaches_out:
@@ -205,7 +205,7 @@ class _ControllerSupervisor:
             self._on_host(message)
 
     def _on_host(self, message: object) -> None:
-        """Take in what becomes of a host."""
+        """Handle a message about a host."""
         if isinstance(message, StartAgent):
             self._send_for(message.host, message.name)
         elif isinstance(message, AbandonHost) and message.name in self._named:
@@ -214,12 +214,12 @@ class _ControllerSupervisor:
             self._gone.append(message.host)
 
     def _end_run(self, terms: Leadership, status: int) -> None:
-        """Leave nothing of a run that is over; one that was told to end is queued again, and has its held leases."""
+        """Clean up after a run that is over; a run that its scheduler ended is requeued and keeps its held leases."""
         try:
             terms.require_lead()
         except SupersededError:
-            return  # all that is left is the other's
-        except (OSError, UsageError) as error:  # it may be: whoever comes next has these leases, or they end alone
+            return  # everything left belongs to the other leader
+        except (OSError, UsageError) as error:  # the next leader, if any, uses these leases; else they end themselves
             print_now(printed(f"farandole: leases may be left, as nobody knows who leads this run now: {error}\n"))
             return
         terms.folder.withdraw(terms.term.epoch)
@@ -235,7 +235,7 @@ class _ControllerSupervisor:
             scheduler.close()
 
     def _look_after(self) -> None:
-        """Replace a controller that has ended; kill and replace one that hangs."""
+        """Replace a controller that has exited; kill and replace a controller that hangs."""
         limit_s, now = self._settings.hang_timeout_s, time.monotonic()
         if _is_readable(self._ending):
             self._replace(f"the controller {process.describe(self._bury())}", now)
@@ -247,7 +247,7 @@ class _ControllerSupervisor:
             self._line.send(Ping())
 
     def _replace(self, why: str, now: float) -> None:
-        """Begin the next controller, unless the last words of this one were that the job is over."""
+        """Start the next controller, unless the last message of this one was ``Finished``."""
         if self._outcome is not None:
             return
         self._deaths = [*(each for each in self._deaths if now - each < WITHIN_S), now]
@@ -255,15 +255,15 @@ class _ControllerSupervisor:
             self._outcome = JobResult(1, f"{why}; it is the {MOST_DEATHS}th within {WITHIN_S:g} s")
             return
         self._begin()
-        print_now(printed(f"farandole: {why}: another one takes over\n"))  # last: perhaps nobody reads
+        print_now(printed(f"farandole: {why}: another one takes over\n"))  # last, because the write may block
 
     def _bury(self) -> int:
-        """Kill and reap the controller; its exit status or minus the signal, 0 if that was done before. Idempotent."""
+        """Kill and reap the controller; return its exit status or minus the signal, 0 if already reaped. Idempotent."""
         if not self._pid:
             return 0
-        process.kill([self._pid])  # also one that has ended: its number is no other's before the next line
+        process.kill([self._pid])  # also an exited one: its pid is not reused before the next line
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        # Once more, now that it is gone: after the loop has read, it may have sent for agents, or decided the end.
+        # Read once more after its exit: since the last read it may have requested agents, or decided the end.
         for message in self._line.receive():
             self._on_controller(message)
         os.close(self._ending)
@@ -287,7 +287,7 @@ class _ControllerSupervisor:
 
     def _on_signals(self) -> None:
         for number in os.read(self._interrupts, 4096):
-            # Kept: a controller that dies may not have heard it.
+            # Kept, because a controller that dies may not have received it.
             if number in process.INTERRUPTS:
                 self._signals.append(number)
             elif number in process.PASSED_ON:
@@ -297,8 +297,8 @@ class _ControllerSupervisor:
             self._line.send(Signal(number))
 
     def _send_for(self, host: str, name: str) -> None:
-        """Start an agent, or say why that cannot be."""
-        self._names[host] = name  # also of one that cannot be started: the next controller must not give it again
+        """Start an agent, or report why it cannot start."""
+        self._names[host] = name  # also if it cannot start: the next controller must not reuse the name
         try:
             [group] = self._elastic.starter.groups([host], self._elastic.here)
             agent = self._agents.add(group)

@@ -1,4 +1,4 @@
-"""The exit policy of a job: an action, with its reason, for each end of a worker and each signal. Pure.
+"""Exit policy of a static job: an action, with its reason, for each exit of a worker and each signal. Pure.
 
 >>> policy = ExitPolicy(size=2, on_failure="stop")
 >>> policy.exited(WorkerExited(1, -9, "rank 1 on hostA was killed by SIGKILL")).reason
@@ -21,7 +21,7 @@ from farandole.launch.job.exit_wording import ExitWording
 from farandole.settings import OnFailure
 
 RANKS = ExitWording()
-"""Wording for jobs whose workers have ranks, and write elsewhere than here."""
+"""Wording for jobs whose workers have ranks and do not write to this terminal."""
 
 
 @final
@@ -43,7 +43,7 @@ class ExitDecision(NamedTuple):
 
 @final
 class Loss(msgspec.Struct, frozen=True):
-    """Loss of a host: its description, and the exit status of a job that ends by it."""
+    """Loss of a host: a description, and the exit status of a job that ends because of it."""
 
     description: str
     status: int = 1
@@ -51,19 +51,19 @@ class Loss(msgspec.Struct, frozen=True):
 
 @final
 class ExitPolicy:
-    """The first failure decides: it ends the job (``stop``), or only its exit code (``continue``)."""
+    """The first failure decides: it ends the job (``stop``), or only sets the exit code (``continue``)."""
 
     def __init__(self, size: int, on_failure: OnFailure, wording: ExitWording = RANKS) -> None:
         self._size, self._on_failure, self._wording = size, on_failure, wording
         self._ends: list[WorkerExited] = []
         self._failures: list[WorkerExited | Loss] = []
         self._signals: list[int] = []
-        self._gone: set[int] = set()  # with their hosts: nobody will tell how they have ended
+        self._gone: set[int] = set()  # ranks on lost hosts: no agent will report their exit
         self._ending = False
 
     @property
     def status(self) -> int:
-        """The exit status of the job, as it stands."""
+        """Exit status of the job, as known now."""
         if self._signals:
             return 128 + self._signals[0]
         if not self._failures:
@@ -73,21 +73,21 @@ class ExitPolicy:
 
     @property
     def cause(self) -> int:
-        """The rank whose failure decides; -1 if there is none, or it is the loss of a host."""
+        """The rank whose failure decides; -1 if no rank has failed, or the loss of a host came first."""
         first = self._failures[0] if self._failures else None
         return first.worker_id if isinstance(first, WorkerExited) else -1
 
     def running(self) -> list[int]:
-        """The ranks that have not ended."""
+        """The ranks that have not exited."""
         return sorted(set(range(self._size)) - {end.worker_id for end in self._ends} - self._gone)
 
     def exited(self, event: WorkerExited, left: Sequence[int] = ()) -> ExitDecision:
-        """Take in the end of a worker. ``left`` are the ranks that have left the job by now, in that order.
+        """Handle the exit of a worker. ``left``: the ranks that have left the job so far, in that order.
 
-        A rank that waits for one that has left fails, and may end before it: the cause is the rank that left first.
+        A rank that waits for a rank that left fails, and may exit before it: the cause is the rank that left first.
         """
         self._ends.append(event)
-        if self._ending:  # it ends because it was asked to: no cause of anything
+        if self._ending:  # the launcher told it to end: it is not a cause
             return ExitDecision(ExitAction.GO_ON, event.description)
         if event.code:
             self._failures.insert(self._rank_among_failures(event, left), event)
@@ -96,18 +96,18 @@ class ExitPolicy:
         first = self._failures[0]
         if self._on_failure == "continue" and not event.error:
             return ExitDecision(ExitAction.GO_ON, f"{event.description}; the others go on (--on-failure continue)")
-        # Nothing is earlier than the loss of a host, which has no rank.
+        # Nothing is earlier than the loss of a host (``cause`` -1, never in ``left``).
         earlier = left[: left.index(self.cause)] if self.cause in left else ()
         if awaited := sorted(set(earlier).intersection(self.running())):
             return ExitDecision(ExitAction.AWAIT, f"{first.description}, but ranks {awaited} had left before that")
         return self._stop()
 
     def overdue(self) -> ExitDecision:
-        """Stop the job: the grace is over, and ranks that had left, which were awaited as the cause, have not ended."""
+        """Stop the job: the grace time is over, and the ranks that left, the possible causes, have not exited."""
         return self._stop()
 
     def _rank_among_failures(self, event: WorkerExited, left: Sequence[int]) -> int:
-        """Index among the failures: before ranks that left after it, whose failures it may have caused; else last."""
+        """Index among the failures: before ranks that left later, whose failures it may have caused; else last."""
         later = left[left.index(event.worker_id) :] if event.worker_id in left else ()
         worker_ids = [failure.worker_id if isinstance(failure, WorkerExited) else -1 for failure in self._failures]
         return next((i for i, worker_id in enumerate(worker_ids) if worker_id in later), len(worker_ids))
@@ -117,7 +117,7 @@ class ExitPolicy:
         return ExitDecision(ExitAction.STOP, self._failures[0].description)
 
     def interrupted(self, number: int) -> ExitDecision:
-        """Take in a signal that asks the launcher to end: the first time in good order, the second time at once."""
+        """Handle a signal that ends the job: the first one stops the workers with grace, the second one kills them."""
         self._signals.append(number)
         self._ending = True
         if len(self._signals) > 1:
@@ -129,7 +129,7 @@ class ExitPolicy:
         )
 
     def host_lost(self, worker_ids: Collection[int], loss: Loss) -> ExitDecision:
-        """Take in the loss of a host or its agent; the ranks of ``worker_ids``, which ran there, are gone with it."""
+        """Handle the loss of a host or its agent, and of the ranks ``worker_ids`` that ran there."""
         lost = set(worker_ids) & set(self.running())
         self._gone |= lost
         self._failures.append(loss)
@@ -141,7 +141,7 @@ class ExitPolicy:
         return ExitDecision(ExitAction.STOP, loss.description)
 
     def last_words(self) -> str:
-        """The reason why the job ended as it did; "" for one that went well."""
+        """The reason why the job failed; "" if it succeeded."""
         if self._signals:
             return f"the job was ended by {signal_name(self._signals[0])}"
         if not self._failures:

@@ -1,4 +1,4 @@
-"""Words for the ends of workers: how each ended, its last lines, and the advice that they call for. Pure.
+"""Texts about exited workers: how each exited, its last lines, and advice if they match a known error. Pure.
 
 >>> words = ExitWording()
 >>> exited = words.describe(WorkerExited(1, 3, tail="no disk"), "hostA")
@@ -24,13 +24,13 @@ from farandole.control.process import describe
 SHORTAGE = " (out of memory? the kernel has just killed a process of that host for that)"
 
 ABOVE = "its traceback is above"
-"""Words of a terminal; on a page the output stands below."""
+"""Text for a terminal; on a web page the output stands below."""
 
 _NO_HOROVOD = re.compile(r"^\s*ModuleNotFoundError: No module named 'horovod'", re.MULTILINE)
 
 
 def advice(tail: str, horovod: bool) -> str:
-    """Advice after the end of a worker whose standard error ended with ``tail``; "" if there is nothing to say.
+    """Advice after the exit of a worker whose standard error ended with ``tail``; "" if there is none.
 
     ``horovod`` is the setting of the job.
     """
@@ -49,9 +49,9 @@ def advice(tail: str, horovod: bool) -> str:
 
 @final
 class ExitWording(NamedTuple):
-    """Wording of one job for its workers: ``title`` is what they are called.
+    """Wording of one job. ``title``: its word for a worker.
 
-    ``shown`` if what they write is on this terminal already; ``horovod`` is the setting of the job.
+    ``shown``: this terminal already shows the workers' output; ``horovod``: the setting of the job.
     """
 
     title: str = "rank"
@@ -59,14 +59,14 @@ class ExitWording(NamedTuple):
     horovod: bool = False
 
     def describe(self, exited: WorkerExited, host: str) -> WorkerExited:
-        """The same end, with the host of the worker and a description: the worker, its host and how it ended."""
+        """Copy of ``exited`` with the host of the worker and a description: worker, host and how it exited."""
         who = f"{self.title} {exited.worker_id} on {host}"
         ended = f"{describe(exited.code)}{SHORTAGE if exited.out_of_memory else ''}"
         description = f"{who} could not be started: {exited.error}" if exited.error else f"{who} {ended}"
         return msgspec.structs.replace(exited, host=host, description=description)
 
     def account(self, exited: WorkerExited) -> list[str]:
-        """The end with the last lines of its standard error; of a traceback that was shown only the exception."""
+        """One exit, with the last lines of standard error; if the traceback was already shown, only the exception."""
         if exited.error:
             return [exited.description]
         lines = exited.tail.splitlines()
@@ -81,7 +81,7 @@ class ExitWording(NamedTuple):
 
 
 def raised_lines(lines: Sequence[str]) -> list[str]:
-    """The end of some output from the exception on that ends a traceback; [] if there is none.
+    """Last lines of an output, from the exception of the last traceback on; [] if there is no traceback.
 
     >>> raised_lines(["Traceback ...", '  File "a.py", line 1, in <module>', "    f()", "OSError: no"])
     ['OSError: no']

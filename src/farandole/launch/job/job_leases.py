@@ -1,4 +1,4 @@
-"""Leases of an elastic job, as the loop of its controller sees them, and the people who ask about the run.
+"""Leases of an elastic job, for the loop of its controller, and replies to users who query or order the run.
 
     leases = JobLeases(elastic.leases, terms, root, formation, say, stop)
     refusal = leases.admit(terms)                   # an agent has come by itself
@@ -7,9 +7,9 @@
     leases.attend(); leases.folder_fd               # takes in what the folder has answered, at any time
     leases.obey_people(now, fence)                  # and what people have ordered
 
-The loop's thread calls all of it. The journal has one writer: the controller that lives. Until its last line has been
-read, which takes as long as the file system likes, nothing is decided, and what happens waits in ``_later``. Of what
-the script reports the last is kept: it may report in every step.
+Only the loop's thread calls it. The journal has one writer: the live controller. Until the previous controller's last
+line has been read, which takes as long as the file system needs, no lease is decided, and calls wait in ``_later``. Of
+the script's reports only the last is kept: a script may report every step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
 
 MOST_BARREN = 2
-"""Lent hosts in a row whose workers all fail before no other is asked for."""
+"""Number of leased hosts in a row whose workers all fail; then no further lease is released."""
 
 CLOSE_S = 1.0
 """Time for the last lines of the journal."""
@@ -46,7 +46,7 @@ CLOSE_S = 1.0
 
 @final
 class JobLeases:
-    """Leases of one job, in one controller. ``stop`` ends the job as SIGTERM does."""
+    """Leases of one job, in one controller. ``stop`` ends the job like SIGTERM."""
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class JobLeases:
         scheduler = SlurmScheduler(os.environ) if terms.supply.script else None
         self._manager = LeaseManager(terms.limits, terms.supply, scheduler, self._files.write, say)
         self._dismissed: set[str] = set()
-        """Lent hosts whose agents have been told to end, as their workers have left."""
+        """Leased hosts whose agents were told to end because their workers have left."""
         self._terms: dict[str, LeaseOffer] = {}
         self._began_s = time.time()
         root.on_person = self._on_person
         self._later: list[Callable[[], object]] | None = []
-        """Calls for when the journal has been read; ``None`` once it has."""
+        """Calls to make after the journal has been read; ``None`` afterwards."""
         self._reported: tuple[Progressed, float] | None = None
-        """What the script has reported before the journal was read, and when."""
+        """Last report of the script before the journal was read, and its time."""
         self._barren = 0
-        """Lent hosts in a row on which no worker became a member."""
+        """Number of leased hosts in a row on which no worker became a member."""
         self._orders = RunOrders(self._obey, root.router.send)
 
     def take_over(self, hosts: Mapping[str, int]) -> None:
-        """Go on with the hosts and slots that the controller before had; their agents call again."""
+        """Continue with the hosts and slots of the previous controller; their agents reconnect."""
         for host, slots in hosts.items():
             self._hosts.keep(host, slots)
             self._when_read(partial(self._manager.book.expect, host, title_of(host)))
@@ -86,17 +86,17 @@ class JobLeases:
         self._hosts.refuse(gone)
 
     def close(self) -> None:
-        """End what the scheduler still does, and write the last lines of the journal."""
+        """Stop running scheduler commands, and write the last lines of the journal."""
         self._manager.close()
         self._files.close(CLOSE_S)
         self._reply()
         self._orders.close()
 
     def attend(self) -> None:
-        """Take in what the folder has answered: the journal of the controller before, and orders that stand in it."""
+        """Handle results of the folder thread: the previous controller's journal, and orders now in the journal."""
         self._files.heard()
         for found in self._files.begun():
-            if found is not None:  # or of the lead that was here before this job was requeued
+            if found is not None:  # or of the leader before this job was requeued
                 self._manager.restore(found.after, found.seen, self._began_s, found.asked)
             later, self._later = self._later or [], None
             for call in later:
@@ -106,7 +106,7 @@ class JobLeases:
         self._reply()
 
     def obey_people(self, now: float, fence: LeaderFence) -> None:
-        """Obey what people have ordered, once it is certain that this lead is the one they mean."""
+        """Obey the orders of users, after it is certain that this leader is still the current one."""
         if self._orders.has_new():
             fence.look()
         self._orders.turn(now, fence.sure_s, fence.why_over, is_read=self._later is None)
@@ -133,7 +133,7 @@ class JobLeases:
         return None if due_s is None else time.monotonic() + due_s
 
     def admit(self, terms: LeaseOffer) -> str:
-        """Take in a host that is lent; returns why it cannot be, or ""."""
+        """Admit a leased host; return why it is refused, or ""."""
         refusal = self._hosts.admit(terms)
         if not refusal:
             self._terms[terms.host] = terms
@@ -141,23 +141,23 @@ class JobLeases:
         return refusal
 
     def keep(self, terms: LeaseOffer) -> None:
-        """Take in the agent of a host that the controller before has admitted, or that was cut off."""
+        """Handle the reconnect of a leased host's agent after a lost connection or a change of controller."""
         self._terms[terms.host] = terms
-        self._dismissed.discard(terms.host)  # the order may be lost: it is given again if nobody works there
+        self._dismissed.discard(terms.host)  # the order may be lost; it is repeated if no worker runs there
         if terms.host not in self._hosts.leaving:
-            self._hosts.keep(terms.host, terms.slots)  # some of which may have had no worker
+            self._hosts.keep(terms.host, terms.slots)  # some slots may have had no worker
         self._when_read(partial(self._manager.book.admit, terms, time.time()))
 
     def release(self, host: str, why: str) -> None:
-        """Have the workers of a lent host leave at their next commit."""
+        """Make the workers of a leased host leave at their next commit."""
         if self._hosts.release(host):
             self._when_read(partial(self._manager.book.leave, host, why, time.time()))
             self._say(f"{host} leaves at the next commit: {why}")
 
     def give_back(self, host: str, why: str) -> None:
-        """End the lease of a host where every worker fails; no other is released once ``MOST_BARREN`` have shown that.
+        """End the lease of a host where every worker fails; after ``MOST_BARREN`` such hosts release no further lease.
 
-        A host may be broken, but where no lease has ever trained the script is likely to be one that cannot grow.
+        One host may be broken; if no leased host ever trained, the script probably cannot grow.
         """
         if host not in self._terms:
             return
@@ -172,18 +172,18 @@ class JobLeases:
             )
 
     def has_left(self, host: str) -> bool:
-        """True if the agent of a host was told to end, as its workers had left."""
+        """True if the agent of a host was told to end because its workers had left."""
         return host in self._dismissed
 
     def closed(self, host: str) -> None:
-        """Take in that the agent of a host has ended, or is lost."""
+        """Handle the exit or loss of the agent of a host."""
         self._hosts.gone(host)
         cause = "its workers have left" if host in self._dismissed else "its agent is lost"
         self._when_read(partial(self._manager.book.gone, host, cause, time.time()))
         self._terms.pop(host, None)
 
     def turn(self, busy: Collection[str]) -> None:
-        """Do what is due; end the agents of hosts that are to leave, and on which nobody is ``busy`` any more."""
+        """Do what is due; end the agents of leaving hosts that are not ``busy``: they have no workers left."""
         self._read_limits()
         members = self._members()
         if any(map(is_lent, members.values())):
@@ -201,14 +201,14 @@ class JobLeases:
         return self._manager.turn(time.time(), len(members), own, set(members.values()))
 
     def _when_read(self, call: Callable[[], object]) -> None:
-        """Call it now, or when the journal has been read, in the order of what happens."""
+        """Make a call now, or after the journal has been read, in order."""
         if self._later is None:
             call()
         else:
             self._later.append(call)
 
     def _read_limits(self) -> None:
-        """Take in a policy that has been read anew."""
+        """Apply a policy file that was read again."""
         found = self._files.limits()
         if isinstance(found, str):
             self._say(f"{found}; the policy stays what it was")
@@ -232,10 +232,10 @@ class JobLeases:
             self._reported = _joined(self._reported, message, now_s)
 
     def _obey(self, order: RunOrder, tag: bytes) -> Obeyed:
-        """Take an order in; whoever has given it hears so once it stands in the journal, for the next controller, too.
+        """Obey an order; its sender gets the reply once the journal has the order, for the next controller, too.
 
-        That the run is to end the launcher knows before anybody hears it, and whether or not the folder answers. Before
-        the journal has been read there is no plan that a line of it could hold.
+        For ``stop`` the launcher knows the result before the reply is sent, whether or not the folder answers. Before
+        the journal has been read there is no plan to write to it.
         """
         reply = self._ordered(order)
         if not reply.accepted or self._later is not None:
@@ -245,12 +245,12 @@ class JobLeases:
         return Obeyed(reply, is_written=order.verb != END)
 
     def _reply(self) -> None:
-        """Answer those whose orders stand in the journal."""
+        """Reply to the senders of orders that are now in the journal."""
         for tag, why in self._files.written():
             self._orders.written(tag, why)
 
     def _ordered(self, order: RunOrder) -> RunReply:
-        """Take an order in; it is obeyed in the next turn of the loop, which follows at once."""
+        """Accept or refuse an order; the next turn of the loop, which follows at once, carries it out."""
         limits = self._manager.limits
         if order.verb == "scale":
             if order.number < limits.min_np or (limits.max_np and order.number > limits.max_np):
@@ -306,7 +306,7 @@ class JobLeases:
 
 
 def _joined(before: tuple[Progressed, float] | None, last: Progressed, now_s: float) -> tuple[Progressed, float]:
-    """Reports of a script as one, with the time of the last advice."""
+    """Two reports of a script merged into one, with the time of the last advice."""
     if before is None:
         return last, now_s
     first, at_s = before

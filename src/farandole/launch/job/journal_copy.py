@@ -6,13 +6,13 @@ copy.extend(size)                   # and now so much
 copy.close(5.0)
 """
 
-# The file may lie where nothing answers, or be a pipe that nobody reads; a controller that waited for it would count as
-# hung, and so would the next one. So a thread writes, and what it has to write it reads from the journal, which is in
-# memory: there is no queue that could grow or overflow, and however far behind it is, nothing is left out.
+# The file may be on a file system that does not answer, or be a pipe without a reader. A controller that waited for it
+# would count as hung, and so would the next one. So a thread writes. It reads what to write from the journal, which is
+# in memory: no queue can grow or overflow, and a thread that is behind skips nothing.
 #
-# The loop sets ``_size``, the thread ``_behind_since_s`` and ``_ended``; the condition guards all three. How much is
-# copied lies in memory that all controllers of the job share: a pipe cannot be begun anew by the next of them. A job
-# does not end because this file cannot go on.
+# The loop sets ``_size``, the thread ``_behind_since_s`` and ``_ended``; the condition guards all three. The number of
+# copied bytes is in memory that all controllers of the job share: the next controller cannot restart a pipe. A failure
+# to write this file does not end the job.
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from typing import final
 from farandole.events import logger
 
 AT_ONCE_BYTES = 4096
-"""A pipe takes so much whole or not at all (``PIPE_BUF``), also when the writer is killed."""
+"""Bytes per write: a pipe takes them all or none (``PIPE_BUF``), even if the writer is killed."""
 
 LAG_S = 10.0
-"""Time without progress after which people are told."""
+"""Time without progress after which a warning is logged."""
 
 
 @final
 class JournalCopy:
-    """Writer of the file ``path``, open as ``fd`` (-1: none), after the file ``journal``."""
+    """Copy of the descriptor ``journal`` to the file ``path``, open as ``fd`` (-1: no copy)."""
 
     def __init__(self, path: str, fd: int, journal: int) -> None:
         self._path, self._fd, self._journal = path, fd, journal
@@ -44,15 +44,15 @@ class JournalCopy:
         self._ended = self._told = self._closing = False
 
     def begin(self, size: int) -> None:
-        """Start the thread. A file is written anew, as the controller before may have torn a line of it."""
+        """Start the thread. A regular file is rewritten, because the previous controller may have left half a line."""
         self._change = threading.Condition()
         if self._fd >= 0:
-            # A daemon: stuck in the kernel it cannot be joined, and must not keep this process from ending.
+            # A daemon: stuck in the kernel it cannot be joined, and must not keep this process alive.
             threading.Thread(target=self._run, name="farandole-journal", daemon=True).start()
         self.extend(size)
 
     def extend(self, size: int) -> None:
-        """Have the journal copied up to ``size``; tells people, once, if nothing has been written for long."""
+        """Copy the journal up to ``size``; warn, once, if nothing has been written for ``LAG_S``."""
         if self._fd < 0:
             return
         now = time.monotonic()
@@ -66,7 +66,7 @@ class JournalCopy:
             logger.warning("--elastic-journal %s takes nothing for %g s: the job goes on", self._path, LAG_S)
 
     def close(self, timeout_s: float) -> None:
-        """Wait until all is copied, and say so if it is not."""
+        """Wait until everything is copied; warn if it is not within ``timeout_s``."""
         if self._fd < 0:
             return
         with self._change:
@@ -91,7 +91,7 @@ class JournalCopy:
                 os.ftruncate(self._fd, 0)
                 os.lseek(self._fd, 0, os.SEEK_SET)
             while text := self._next():
-                self._copied += os.write(self._fd, text)  # not all of it where the disk is full, which the rest says
+                self._copied += os.write(self._fd, text)  # may be partial on a full disk: the next write then fails
         except OSError as error:
             reason = error.strerror
             logger.warning("--elastic-journal %s: %s: it ends here, and the job goes on", self._path, reason)
@@ -100,7 +100,7 @@ class JournalCopy:
             self._change.notify()
 
     def _next(self) -> bytes:
-        """The next bytes to copy, once there are some; none at the end."""
+        """Wait for the next bytes to copy; empty at the end."""
         with self._change:
             if self._copied >= self._size:
                 self._behind_since_s = None

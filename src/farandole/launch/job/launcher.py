@@ -1,13 +1,13 @@
-"""The launcher: holds the controller, starts the agents, and turns the ends of workers into the end of the job.
+"""The launcher: runs the controller, starts the agents, and ends the job according to how its workers exit.
 
     result = Launcher(Job(["python", "train.py"], hosts=("here",) * 4)).run()
 
-What happens while the job runs is in ``loop``.
+``loop`` serves the job while it runs.
 
-The loop runs in the thread that calls ``run``. What ``run`` enters last is left first: the loop lets go of its
-descriptors before agents and socket are closed, agents end before the socket is closed and signals are again what they
-were, and what a killed agent has left behind is killed when nothing more can come. (After an interrupt of the loop
-workers are alive: one that saw the socket close would print that it has lost the controller.)
+The loop runs in the thread that calls ``run``. Its contexts are left in reverse order: the loop closes its descriptors
+before agents and socket are closed; the agents exit before the socket is closed and the signal handlers are restored;
+the orphans of a killed agent are killed last, when no more of them can appear. (After an interrupt of the loop, workers
+still run; a worker that saw the socket close would print that it lost the controller.)
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from farandole.launch.job.static_loop import StaticLoop
 class Launcher:
     """Runs one job to its end.
 
-    ``task`` is what workers get that ask for it, ``on_result`` is called with what they send back (``farandole.run``).
-    With ``owns_process`` (the command line) signals end the job and orphans of a killed agent are ended too; without it
-    (inside somebody's program) neither handlers nor other children are touched.
+    ``task`` is sent to each worker that requests it; ``on_result`` is called with each result that a worker sends back
+    (``farandole.run``). With ``owns_process`` (the command line) signals end the job, and orphans of a killed agent are
+    killed too; without it (inside a user's program) the launcher touches neither signal handlers nor other children.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class Launcher:
         self._hosts = list(dict.fromkeys(job.hosts))
         self._is_spread = job.starter is not None
         self._is_far = self._is_spread or job.monitor is not None
-        """True if agents send us what workers write: they are elsewhere, or somebody watches it."""
+        """True if agents forward the output of workers: the agents run on other hosts, or a monitor records the job."""
         self._starter = job.starter or Local()
         self._settings = job.settings
-        if not self._is_spread:  # nobody's silence counts on the host of the controller
+        if not self._is_spread:  # no heartbeats on the controller's own host
             self._settings = msgspec.structs.replace(job.settings, host_timeout_s=0.0)
         self._task, self._on_result = task, on_result
         self._owns_process = owns_process
 
     def run(self) -> JobResult:
-        """Start everything, serve until the last worker has ended, and leave nothing behind."""
+        """Start agents and workers, serve until the last worker has exited, and clean up."""
         with contextlib.ExitStack() as held:
             interrupts, spared = -1, None
             if self._owns_process:
@@ -73,9 +73,9 @@ class Launcher:
             monitor = MonitorProcess(self._job.monitor, spared) if self._job.monitor is not None else None
             if monitor is not None:
                 held.enter_context(monitor)
-            # Before there is a socket: ZeroMQ has threads, and a start with a death signal takes a fork.
+            # Before the socket is opened: ZeroMQ starts threads, and a child with a death signal needs a fork.
             agents = held.enter_context(self._agents())
-            # Loaded only now: the agents load their modules meanwhile.
+            # Imported only now, while the agents import their own modules.
             from farandole.control.channel import Router
             from farandole.control.keys import JobKeys, new_secret
             from farandole.runtime.controller.root import Root
@@ -104,7 +104,7 @@ class Launcher:
         return own_endpoints(address, self._settings.network_interface) if self._is_spread else [address]
 
     def _begin(self, loop: StaticLoop, agents: Agents, addresses: list[str], secret: str) -> None:
-        """Have the agents start the workers: at once, or when all of them have answered."""
+        """Order the agents to start the workers: at once, or after every agent has connected."""
         specs = workers(self._job, secret, os.environ)
         if self._is_far:
             self._config(agents, addresses, secret)
@@ -116,7 +116,7 @@ class Launcher:
             self._config(agents, addresses, secret, start)
 
     def _agents(self) -> Agents:
-        """Start the agents. Inside somebody's program there may be threads, which a death signal forbids."""
+        """Start the agents; no death signal in a user's program: it needs a fork, and the program may have threads."""
         groups = self._starter.groups(self._job.hosts, socket.gethostname())
         death_signal = signal.SIGTERM if self._owns_process and self._is_spread else None
         return Agents(groups, self._settings, captured=self._is_far, death_signal=death_signal)
@@ -130,6 +130,6 @@ class Launcher:
             agent.config(msgspec.structs.replace(config, host=agent.hosts[0] if len(agent.hosts) == 1 else ""))
 
     def _start(self, specs: Sequence[WorkerSpec], host: str, agents: Agents) -> StartWorkers:
-        """Order to the agent of ``host``, with the workers that it is to start."""
+        """Order for the agent of ``host``, with the workers to start there."""
         own = [spec for spec in specs if self._job.hosts[spec.worker_id] == host]
         return start_workers(self._job, own, self._job.size, inherits=agents.of(host).inherits)

@@ -1,6 +1,6 @@
-"""The agents of an elastic job as its controller sees them: children of the launcher, at the other end of a pipe.
+"""Agents of an elastic job, as its controller sees them: children of the launcher, reached through a pipe.
 
-agents = FarAgents(line, live=["a/1"], inherits=elastic.inherits)
+agents = LauncherAgents(line, live=["a/1"], inherits=elastic.inherits)
 agents.add("b", "b/1")
 agents.take(AgentEnded("b/1", 255, "host b cannot be reached: ..."))
 agents.of("b").explain()
@@ -16,7 +16,7 @@ from farandole.launch.job.launcher_pipe import AbandonHost, AgentEnded, AgentSai
 
 @final
 class LauncherAgent:
-    """The child that starts, or is, the agent of one host: what an ``AgentProcess`` is in the launcher itself."""
+    """Launcher's child that starts, or is, the agent of one host; in the launcher itself it is an ``AgentProcess``."""
 
     fds: tuple[int, ...] = ()
 
@@ -26,30 +26,30 @@ class LauncherAgent:
         self.code: int | None = None
         """Its exit status, or minus the signal that killed it; ``None`` while it runs."""
         self.said = ""
-        """The last line that it wrote."""
+        """Last line that the child printed."""
         self.inherits = inherits
-        """True if its agents get the launcher's variables by themselves."""
+        """True if the agent inherits the launcher's environment variables."""
         self.why = ""
         self._line = line
 
     @property
     def has_ended(self) -> bool:
-        """True if nothing need be waited for."""
+        """True if the loop need not wait for this agent."""
         return self.code is not None or not self.hosts
 
     def attend(self) -> None:
-        """Do nothing: the launcher attends to the child."""
+        """Do nothing: the launcher reads the child's output and reaps it."""
 
     def explain(self) -> str:
-        """The reason why it has ended, in the words of the launcher."""
+        """The launcher's text on why the child exited."""
         return self.why
 
     def tell(self, text: bytes) -> bytes:
-        """Write nothing: these agents print no more than their workers' lines. Returns what is left, which is all."""
+        """Write nothing and return all of ``text``: these agents print only the lines of their workers."""
         return text
 
     def give_up(self) -> None:
-        """End it as its host is lost; what it says counts no more, and others may serve the host."""
+        """End the child because its host is lost; ignore its messages from now on. Another agent may serve the host."""
         if self.hosts:
             self._line.send(AbandonHost(self.name))
         self.hosts = ()
@@ -57,7 +57,7 @@ class LauncherAgent:
 
 @final
 class LauncherAgents:
-    """One agent for each host that the controller has sent for; ``inherits`` is asked with the host."""
+    """One agent for each host that the controller uses; ``inherits(host)`` gives ``LauncherAgent.inherits``."""
 
     def __init__(self, line: LauncherPipe, live: Iterable[str], *, inherits: Callable[[str], bool]) -> None:
         self._line, self._inherits = line, inherits
@@ -71,22 +71,22 @@ class LauncherAgents:
         return self._by_host[host]
 
     def add(self, host: str, name: str) -> None:
-        """Have the launcher start one, which is to call itself ``name``."""
+        """Request an agent on ``host`` from the launcher; the agent identifies itself as ``name``."""
         self._by_host[host] = LauncherAgent(self._line, name, inherits=self._inherits(host))
         self._line.send(StartAgent(host, name))
 
     def admit(self, host: str) -> None:
-        """Take in one that has come by itself: nobody has started it, and it gets none of the launcher's variables."""
+        """Add the agent of a leased host: not started by the launcher, it inherits none of the launcher's variables."""
         self._by_host[host] = LauncherAgent(self._line, host, inherits=False)
 
     def forget(self, host: str) -> None:
-        """Wait no more for one that has come by itself, whose end nobody else sees."""
+        """Remove the agent of a leased host; the launcher does not report its exit."""
         self._by_host.pop(host, None)
 
     def take(self, message: AgentSaid | AgentEnded) -> LauncherAgent | None:
-        """Take in news from the launcher; returns the agent that they concern, unless that was given up."""
+        """Handle a message of the launcher; return the agent concerned, or ``None`` if that agent was given up."""
         agent = self._by_host.get(host_of(message.name))
-        # News may cross with an order: the agent was given up meanwhile, or its host has another one.
+        # The message may cross an order: the agent was given up meanwhile, or its host has a newer agent.
         if agent is None or agent.name != message.name or not agent.hosts:
             return None
         if isinstance(message, AgentSaid):

@@ -1,12 +1,12 @@
-"""Messages between the launcher of an elastic job and its controller, a child of it, and the pipe that carries them.
+"""Pipe between the launcher of an elastic job and its child, the controller, and the messages on that pipe.
 
     ours, theirs = LauncherPipe.pair()
     ours.send(StartAgent("b", "b/2"))                # in one process
     for message in theirs.receive(): ...            # in the other, when theirs.fd is readable; PipeClosed() comes last
 
-The launcher has what must outlive a controller: the children that start agents, the terminal's signals, the journal.
-It never waits for a controller, which may hang; so ``flush`` its end where that ``is_behind`` and can be written to. A
-controller does wait, if it says much at once: it may send for a thousand agents.
+The launcher owns what must outlive a controller: the children that start agents, the terminal's signals, the journal.
+It never blocks on a controller, which may hang: while the launcher's end ``is_behind``, its loop polls for writability
+and calls ``flush``. The controller's end blocks while the pipe is full: it may request a thousand agents at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeAlias, final
 import msgspec
 
 LIMIT_BYTES = 2**17
-"""Longest message; the longest there is holds the last words of some workers."""
+"""Longest message; the longest ones hold the last lines of failed workers."""
 
 
 class PipeRequest(msgspec.Struct, frozen=True, tag=True):
@@ -28,14 +28,14 @@ class PipeRequest(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Listening(PipeRequest, frozen=True):
-    """The controller listens, at this address in ZeroMQ's words."""
+    """The controller listens at this ZeroMQ address."""
 
     address: str
 
 
 @final
 class StartAgent(PipeRequest, frozen=True):
-    """Start an agent on a host; it is to call itself ``name``, and no other ever does."""
+    """Start an agent on a host. The agent identifies itself as ``name``; no other agent ever has that name."""
 
     host: str
     name: str
@@ -43,21 +43,21 @@ class StartAgent(PipeRequest, frozen=True):
 
 @final
 class AbandonHost(PipeRequest, frozen=True):
-    """End the child that is, or has started, this agent: its host is lost."""
+    """End the child that is, or that started, this agent, because its host is lost."""
 
     name: str
 
 
 @final
 class LentHostGone(PipeRequest, frozen=True):
-    """The agent of a host that was lent has ended, or was given up: the next controller refuses it, too."""
+    """The agent of a leased host has exited, or was given up; the next controller refuses this host, too."""
 
     host: str
 
 
 @final
 class Decided(PipeRequest, frozen=True):
-    """Result of the job once its workers have ended: for the next controller, which has not heard their last words."""
+    """Result of a job that is ending, for the next controller: it did not receive the workers' last output."""
 
     status: int
     words: str
@@ -65,7 +65,7 @@ class Decided(PipeRequest, frozen=True):
 
 @final
 class Finished(PipeRequest, frozen=True):
-    """The job is over: its exit status, and why that is not 0."""
+    """The job is over: its exit status, and why the status is not 0."""
 
     status: int
     words: str
@@ -73,14 +73,14 @@ class Finished(PipeRequest, frozen=True):
 
 @final
 class Ping(PipeRequest, frozen=True):
-    """Question whether the controller's loop still turns; it sends the same back."""
+    """Check that the controller's loop still runs; the controller sends the ``Ping`` back."""
 
 
 @final
 class Signal(PipeRequest, frozen=True):
-    """Signal to the launcher: the user wants an end, or wants it passed on to the workers.
+    """Signal that the launcher received: it ends the job, or is to be passed on to the workers.
 
-    Once it is passed on, the controller sends the same back; until then the next one is told, too.
+    The controller sends it back after passing it on; until then the launcher repeats it to the next controller.
     """
 
     number: int
@@ -128,28 +128,28 @@ _decoder = msgspec.msgpack.Decoder(PipeMessage)
 
 @final
 class LauncherPipe:
-    """One end of the pipe. Messages are whole, and arrive in order. An end that ``waits`` does so while it is full."""
+    """One end of the pipe. Messages are whole and in order. With ``waits``, ``send`` blocks while the pipe is full."""
 
     def __init__(self, end: socket.socket, *, waits: bool) -> None:
         self._socket = end
-        # By call and not by socket: the end that waits when it sends must not wait when it receives.
+        # Per call, not per socket: the end that blocks in ``send`` must not block in ``receive``.
         self._flags = 0 if waits else socket.MSG_DONTWAIT
         self._unsent: deque[bytes] = deque()
 
     @classmethod
     def pair(cls) -> tuple[LauncherPipe, LauncherPipe]:
-        """Both ends, that of the launcher and that of its controller."""
-        # Packets keep messages whole, and unlike datagrams they tell when the other end is closed.
+        """Both ends: the launcher's and its controller's."""
+        # SOCK_SEQPACKET keeps messages whole and, unlike SOCK_DGRAM, reports that the other end is closed.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours, waits=False), cls(theirs, waits=True)
 
     @property
     def fd(self) -> int:
-        """Readable when ``receive`` has something."""
+        """Descriptor that is readable when ``receive`` has a message."""
         return self._socket.fileno()
 
     def send(self, message: PipeMessage) -> None:
-        """Send a message, or queue it; it is lost if nobody is there any more."""
+        """Send a message, or queue it; the message is lost if the other end is closed."""
         self._unsent.append(_encoder.encode(message))
         self.flush()
 
@@ -159,19 +159,19 @@ class LauncherPipe:
         return bool(self._unsent)
 
     def flush(self) -> None:
-        """Send what is queued, as far as the pipe takes it."""
+        """Send queued messages until the pipe is full."""
         while self._unsent:
             try:
                 self._socket.send(self._unsent[0], self._flags)
             except BlockingIOError:
                 return
-            except OSError:  # nobody is there; the news of that comes by ``receive``
+            except OSError:  # the other end is closed: ``receive`` reports that
                 self._unsent.clear()
                 return
             self._unsent.popleft()
 
     def receive(self) -> Iterator[PipeMessage]:
-        """All messages that are there. Never blocks."""
+        """Yield the messages that have arrived. Never blocks."""
         while True:
             try:
                 frame = self._socket.recv(LIMIT_BYTES, socket.MSG_DONTWAIT)
@@ -179,7 +179,7 @@ class LauncherPipe:
                 return
             except ConnectionError:
                 frame = b""
-            # No message is empty, so that an empty one is the end.
+            # No message is empty, so an empty frame is the end of the stream.
             yield _decoder.decode(frame) if frame else PipeClosed()
             if not frame:
                 return

@@ -1,12 +1,12 @@
-"""Fence of a run: a controller forms a generation only while its lead is the last one in the log of leads.
+"""Fence of a run: a controller forms a generation only while its leader is the last one in the leader log.
 
-    fence = Fence(terms, formation, settings, address)      # publishes that the controller listens there
+    fence = LeaderFence(terms, formation, settings, address)      # publishes that the controller listens there
     fence.fd                                # wakes the loop
     fence.turn(now)                         # begins what is claimed; "" or why this lead ends
     fence.superseded                        # True where that is since another one leads
     fence.close()
 
-One per controller; the loop's thread calls it.
+One fence per controller; only the loop's thread calls it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ CLOSE_S = 1.0
 
 @final
 class LeaderFence:
-    """Fence of a controller that listens at ``address``; it gives up after ``elastic_timeout_s`` without an answer."""
+    """Fence of a controller at ``address``; a claim without an answer is given up after ``elastic_timeout_s``."""
 
     def __init__(self, terms: Leadership, formation: ElasticFormation, settings: Settings, address: str) -> None:
         self._term, self._formation, self._patience_s = terms.term, formation, settings.elastic_timeout_s
         self.begins_s = terms.term.begins_s
-        """Time before which this lead begins nothing of its own."""
+        """Time before which this leader starts no workers of its own."""
         self.lead_patience_s = terms.limits.lead_patience_s
-        """How long leases wait for the next lead."""
+        """How long leases wait for the next leader."""
         addresses = own_endpoints(address, settings.network_interface)
         self._thread = LeaderThread(terms.folder, terms.contact(addresses, settings))
         self._claims_since_s: float | None = None
@@ -55,29 +55,29 @@ class LeaderFence:
 
     @property
     def superseded(self) -> bool:
-        """True once another lead has come."""
+        """True after another leader has taken over."""
         return bool(self._thread.superseded)
 
     def is_sure(self, now: float) -> bool:
-        """True unless it has not been looked for long whether another lead has come, as after a stop."""
+        """True if the leader log was checked within ``UNSURE_S``; False, for example, after a stop of this process."""
         return now - self._thread.sure_s < UNSURE_S
 
     @property
     def sure_s(self) -> float:
-        """Time at which this lead was the last one for certain."""
+        """Last time at which this leader was certainly the current one."""
         return self._thread.sure_s
 
     @property
     def why_over(self) -> str:
-        """Sentence that says that another one leads; "" while this one does."""
+        """Sentence that names the new leader; "" while this one leads."""
         return self._thread.superseded
 
     def look(self) -> None:
-        """Have it looked now whether another lead has come; ``fd`` is readable once that is known."""
+        """Check the leader log now, in the thread; ``fd`` becomes readable with the result."""
         self._thread.look()
 
     def turn(self, now: float) -> str:
-        """Have generations begin that are claimed; returns why this lead is to end, or ""."""
+        """Start the generations whose claims are in the log; return why this leader must end, or ""."""
         for generation in self._thread.claimed():
             self._claims_since_s = None
             self._formation.claimed(generation)

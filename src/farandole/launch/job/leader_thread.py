@@ -1,19 +1,19 @@
-"""Thread of a controller that keeps its place in the run folder: it claims generations, and sees when another leads.
+"""Thread that accesses the run folder for a controller: it claims generations and notices a new leader.
 
-    thread = LeadThread(folder, contact)            # publishes the contact, and again where another one has hidden it
+    thread = LeaderThread(folder, contact)            # publishes the contact, and again where another one has hidden it
     thread.claim(LeadEntry(2, generation=7, members=...))
     thread.claimed()            # [7], once that stands in the log; thread.fd is readable then
     thread.superseded           # why this lead is none any more; "" while it is
     thread.look()               # look now, and ring
 
-A controller that waited for a file server would be killed as hung, and a launcher that did would hear no Ctrl-C, so a
-thread does. It takes entries from ``_entries``, a queue, and leaves numbers in ``_claimed``, a sentence in
-``superseded``, a time in ``sure_s``, each of which is written by the thread alone; for news of these it rings ``fd``.
-It is a daemon: stuck in the kernel it cannot be joined. ``_lock`` guards ``_closed`` and, with it, the number of that
-descriptor, which may be somebody else's once it is closed.
+A controller that waited for a file server would be killed as hung, and a waiting launcher would not react to Ctrl-C, so
+a thread waits. It takes entries from the queue ``_entries``, and sets the numbers in ``_claimed``, the sentence in
+``superseded`` and the time in ``sure_s``, which only the thread writes; after a change it signals ``fd``. The thread is
+a daemon: stuck in the kernel it cannot be joined. ``_lock`` guards ``_closed`` and, with it, the number of ``fd``,
+which may belong to another file after ``close``.
 
-A folder that does not answer is no reason to end: the generation that there is trains on. No other is formed meanwhile.
-The contact comes last: what holds it up holds up no claim.
+A folder that does not answer does not end the job: the current generation trains on, and no other one is formed
+meanwhile. The contact file is written last, so that a delay there delays no claim.
 """
 
 from __future__ import annotations
@@ -31,56 +31,56 @@ from farandole.launch.hosts.leader_log import LeadEntry, LeaderLog, SupersededEr
 from farandole.launch.hosts.run_folder import RunContact, RunFolder
 
 LOOK_S = 1.0
-"""Pause between two looks for another lead, and between two attempts to claim."""
+"""Pause between two checks for another leader, and between two attempts to claim."""
 
 UNSURE_S = 5 * LOOK_S
-"""Time without a look after which a lead does not decide about leases, which may be another's."""
+"""Time without a check after which a leader does not decide about leases: another leader may have them."""
 
 _LOOK: Final = LeadEntry(0)
-"""Entry that is none, and has the thread look at once."""
+"""Sentinel that makes the thread check at once."""
 
 
 @final
 class LeaderThread:
-    """Thread of one controller of the lead with this ``contact``."""
+    """Thread of one controller; ``contact``: that of its leader."""
 
     def __init__(self, folder: RunFolder, contact: RunContact, every_s: float = LOOK_S) -> None:
         self.superseded = ""
-        """Sentence that says that another one leads."""
+        """Sentence that names the new leader; "" while this one leads."""
         self.sure_s = -math.inf
-        """Time, of ``time.monotonic``, at which this lead was the last one for certain: never, before a look."""
+        """Last time (``time.monotonic``) at which this leader was certainly current; ``-inf`` before any check."""
         self._log, self._folder, self._contact, self._every_s = LeaderLog(folder.path), folder, contact, every_s
         self._entries: queue.Queue[LeadEntry | None] = queue.Queue()
         self._claimed: deque[int] = deque()
         self._told: set[str] = set()
-        """Parts of the folder of which people know that they cannot be used."""
+        """Parts of the folder about which a warning was logged."""
         self._closed = False
         self._lock = threading.Lock()
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when there is something new."""
+        """Readable after a change."""
         self._thread = threading.Thread(target=self._serve, name="farandole-lead", daemon=True)
         self._thread.start()
 
     def claim(self, entry: LeadEntry) -> None:
-        """Have an entry appended, without waiting."""
+        """Append an entry, without waiting."""
         self._entries.put(entry)
 
     def claimed(self) -> list[int]:
-        """Numbers of the generations that stand in the log since this was last asked."""
+        """Numbers of the generations that were added to the log since the last call."""
         try:
-            os.eventfd_read(self.fd)  # before the queue is looked at: what comes later rings again
+            os.eventfd_read(self.fd)  # before the queue is read: a later entry signals again
         except BlockingIOError:
             return []
         return [self._claimed.popleft() for _ in range(len(self._claimed))]
 
     def look(self) -> None:
-        """Look whether another one leads, without waiting; ``fd`` is readable once that is known."""
+        """Check for another leader, without waiting; ``fd`` becomes readable with the result."""
         self._entries.put(_LOOK)
 
     def close(self, patience_s: float) -> None:
-        """End the thread, if that takes no longer than ``patience_s``."""
+        """End the thread; wait at most ``patience_s`` for it."""
         self._entries.put(None)
-        self._thread.join(patience_s)  # it may be stuck in the kernel: then ``_closed`` keeps it from ringing
+        self._thread.join(patience_s)  # it may be stuck in the kernel: then ``_closed`` keeps it off ``fd``
         with self._lock:
             self._closed = True
             os.close(self.fd)
@@ -101,7 +101,7 @@ class LeaderThread:
             self._work(waiting, is_asked=is_asked)
 
     def _work(self, waiting: deque[LeadEntry], *, is_asked: bool) -> None:
-        """Look, claim what waits, and see to the contact. Whatever fails is tried again: nobody else would."""
+        """Check for another leader, append waiting claims, publish the contact. The next call retries failures."""
         try:
             self._look(is_asked=is_asked)
             while waiting:
@@ -115,7 +115,7 @@ class LeaderThread:
         except Exception as error:
             after = "training goes on, but the next generation waits until it can be used"
             self._complain("log", f"the log of leads in the run folder cannot be used ({error}): {after}")
-            return  # it is not known whether the contact may be this lead's
+            return  # the contact file may belong to another leader
         self._told.discard("log")
         try:
             self._folder.ensure(self._contact)
@@ -133,7 +133,7 @@ class LeaderThread:
             self._ring()
 
     def _complain(self, what: str, text: str) -> None:
-        """Say that something cannot be used, once until it can be."""
+        """Warn that a part of the folder cannot be used; once until it can be used again."""
         if what not in self._told:
             self._told.add(what)
             logger.warning("%s", text)

@@ -1,6 +1,6 @@
-"""Terms of a run that takes leases, and of the lead that has it.
+"""Leadership of a run that takes leases: the limits of the run, and the term of its current leader.
 
-terms = RunTerms.of(folder, settings)
+terms = Leadership.of(folder, settings)
 terms = terms.lead(["python", "train.py"], 3.0)      # from here on no earlier lead forms a generation
 terms.term.epoch, terms.term.past       # its number, and the generation that it may go on with
 """
@@ -26,18 +26,18 @@ from farandole.launch.leases.limits import LeaseLimits
 from farandole.settings import Settings
 
 APART_S = 3 * LOOK_S
-"""Pause before a lead that adopts nobody begins: the one before, if it lives, has looked by then, and ended."""
+"""Pause before a leader that adopts no workers starts any: a previous leader that still runs has checked and exited."""
 
 IDS_APART = 1000
-"""Workers of a lead are numbered from the next multiple of this: nobody knows how many the one before has started."""
+"""A leader numbers its workers from the next multiple of this: how many its predecessor started is unknown."""
 
 
 @final
 class LeadTerm(msgspec.Struct, frozen=True):
-    """Term of one lead: its ``epoch``, the job's ``secret``, and the generation that was ``past`` to it, if any.
+    """Term of one leader: its ``epoch``, the job's ``secret``, and the last generation of its predecessor (``past``).
 
-    ``training`` stands for what must not change if another lead is to go on with its workers. It begins nothing of its
-    own before ``begins_s``, by ``time.monotonic``.
+    ``training``: digest of what must not change if the next leader is to adopt the workers. The leader starts no worker
+    of its own before ``begins_s`` (``time.monotonic``).
     """
 
     epoch: int
@@ -47,7 +47,7 @@ class LeadTerm(msgspec.Struct, frozen=True):
     begins_s: float = 0.0
 
     def adopted(self) -> LeadReplaced:
-        """The event that tells a membership of the past generation."""
+        """Event that gives a membership the past generation."""
         seats = tuple(MemberSlot(each.worker_id, each.host, each.slot) for each in self.past.members)
         first = (self.past.next_worker_id // IDS_APART + 1) * IDS_APART
         return LeadReplaced(self.past.generation, seats, first)
@@ -55,9 +55,9 @@ class LeadTerm(msgspec.Struct, frozen=True):
 
 @final
 class Leadership(msgspec.Struct, frozen=True):
-    """Terms of a run: its ``folder``, the ``supply`` and ``limits`` of its leases as they were at its start.
+    """Leadership of a run: its ``folder``, and the ``supply`` and ``limits`` of its leases as read at the start.
 
-    ``term`` is that of this lead, once it leads.
+    ``term``: the term of this leader, after ``lead``.
     """
 
     folder: RunFolder
@@ -67,15 +67,15 @@ class Leadership(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, folder: RunFolder, settings: Settings) -> Leadership:
-        """Read the terms in the folder of a run; raises ``UsageError`` for files that cannot be meant."""
+        """Read the folder of a run; raises ``UsageError`` for invalid files."""
         supply = read_supply(folder)
         return cls(folder, supply, limits_in(folder, supply, settings.min_np, settings.max_np))
 
     def lead(self, command: Sequence[str], host_timeout_s: float) -> Leadership:
-        """Take the lead, and what another one has left; raises ``UsageError`` where that cannot be.
+        """Become leader of the run and adopt its workers; raises ``UsageError`` where that is impossible.
 
-        The workers of one that had another ``command`` train something else, and are not gone on with. Nor are those of
-        one with another ``host_timeout_s``, by which their agents say that they are there.
+        Workers that run another ``command`` are not adopted: they train something else. Nor are workers of a leader
+        with another ``host_timeout_s``, which sets the heartbeat interval of their agents.
         """
         if self.limits.lead_patience_s > 0 and not host_timeout_s > 0:
             raise UsageError(
@@ -88,15 +88,15 @@ class Leadership(msgspec.Struct, frozen=True):
             taken = LeaderLog(self.folder.path).take(goes_on=is_patient)
         except OSError as error:
             raise UsageError(f"the run folder {self.folder.path} cannot be written: {error.strerror}") from error
-        # Workers that run on know the key that they were started with.
+        # Workers that still run have the secret that they were started with.
         secret = contact.secret if contact is not None and is_patient else new_secret()
         past = taken if any(is_lent(each.host) for each in taken.members) else LeadEntry(0)
-        # Whether or not that one has left a contact: somebody may have removed it, as its owner was thought to be gone.
+        # Even without a contact file: a user who believed the previous leader dead may have removed it.
         begins_s = time.monotonic() + APART_S if taken.epoch > 1 else 0.0
         return msgspec.structs.replace(self, term=LeadTerm(taken.epoch, secret, training, past, begins_s))
 
     def contact(self, addresses: list[str], settings: Settings) -> RunContact:
-        """Contact of this lead for those who lend it hosts, at these addresses."""
+        """Contact of this leader, at these addresses, for the agents of leased hosts."""
         return RunContact(
             addresses,
             self.term.secret,
@@ -109,7 +109,7 @@ class Leadership(msgspec.Struct, frozen=True):
         )
 
     def require_lead(self) -> None:
-        """Raise ``SupersededError`` if another lead has this run now; where nobody knows, as ``LeaderLog`` does."""
+        """Raise ``SupersededError`` if another leader has this run now; otherwise raises as ``LeaderLog.check``."""
         LeaderLog(self.folder.path).check(self.term.epoch)
 
     def read_limits(self) -> LeaseLimits:
@@ -118,7 +118,7 @@ class Leadership(msgspec.Struct, frozen=True):
 
 
 def _contact(folder: RunFolder) -> RunContact | None:
-    """Contact that a lead has left which is gone; ``None`` if it has ended well. Raises as ``contact`` does."""
+    """Contact file of a leader that died; ``None`` if the last leader withdrew it. Raises as ``contact`` does."""
     try:
         return folder.contact()
     except NoLeadError:

@@ -1,9 +1,9 @@
-"""The loop of a running job, between the agents, the controller and the signals of the user.
+"""Event loop of a running job: messages of agents and workers, and signals of the user.
 
-It hosts the controller (``controller_host``), and knows how agents are started, told to end, and missed. What the end
-of a worker or a host means is for those to say who derive from it: ``static_loop`` and ``elastic_loop``.
+The loop hosts the controller (``controller_host``). It starts agents, tells them to end, and notices that they are
+lost. Subclasses decide what the exit of a worker or the loss of a host means: ``static_loop`` and ``elastic_loop``.
 
-One thread runs all of it. The pumps of ``JobOutput`` write, and hand over their receipts through ``Receipts``.
+One thread runs the loop. The pump threads of ``JobOutput`` write, and return their receipts through ``Receipts``.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
 
 GOODBYE_S = 2.0
-"""Time for the last messages of an agent that has ended well to arrive."""
+"""Time for the last messages of an agent that exited with code 0 to arrive."""
 
 NO_SIGNALS = -1
-"""Stands for the descriptor of signals where this process hears none."""
+"""Value for the descriptor of signals in a process that handles none."""
 
 GIVE_UP_S = 1.0
-"""Time for a job that was told to end at once to write what is left of the output."""
+"""Time to write the rest of the output in a job that is killed."""
 
 
 class AnyAgent(Protocol):
-    """An agent, however it was started: a child of ours (``AgentProcess``), or of the launcher, or by a cluster."""
+    """An agent, however it was started: as a child (``AgentProcess``), by the launcher, or by a cluster."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -66,20 +66,20 @@ class AnyAgent(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """True if nothing need be waited for."""
+        """True if the loop need not wait for this agent."""
 
     @property
     def said(self) -> str:
-        """The last line that it wrote."""
+        """Last line that the agent printed."""
 
     def attend(self) -> None:
-        """Take in what it has said, and whether it has ended."""
+        """Read its output and its exit status."""
 
     def explain(self) -> str:
-        """The reason why it has ended."""
+        """The reason why the agent exited."""
 
     def tell(self, text: bytes) -> bytes:
-        """Have it print ``text`` among the lines of its workers; returns what is left."""
+        """Make the agent print ``text`` between the lines of its workers; return the bytes that it did not accept."""
 
 
 class AnyAgents(Protocol):
@@ -93,7 +93,7 @@ class AnyAgents(Protocol):
 
 
 class JobResult(NamedTuple):
-    """Result of a job: its exit status, why it is not 0, and the rank that failed first, unless a host was lost."""
+    """Result of a job: exit status, why the status is not 0, and the rank that failed first (-1 if a host was lost)."""
 
     status: int
     words: str
@@ -101,15 +101,15 @@ class JobResult(NamedTuple):
 
 
 class Loop(ControllerHost):
-    """Everything that changes while a job runs. ``interrupts`` has a byte for each signal; or it is ``NO_SIGNALS``."""
+    """State of a running job. ``interrupts``: descriptor with a byte for each signal received, or ``NO_SIGNALS``."""
 
     TITLE = "rank"
-    """Title of a worker in texts."""
+    """Word for a worker in printed texts."""
 
     def __init__(self, job: Job, agents: AnyAgents, root: Root, interrupts: int) -> None:
         super().__init__(root)
         self._job, self._agents = job, agents
-        # With a folder for output, the lines of workers are not on this terminal.
+        # With an output folder, the lines of workers do not appear on this terminal.
         self._wording = ExitWording(self.TITLE, shown=not job.output_dir, horovod=job.settings.horovod)
         self._interrupts = interrupts
         self._watching = root.controller.watching
@@ -117,29 +117,29 @@ class Loop(ControllerHost):
         if job.monitor is not None:
             self._watching.expect()
         self._open: set[str] = set()
-        """Hosts whose agent has neither finished nor been lost."""
+        """Hosts whose agent has neither exited nor been lost."""
         self._coming: set[str] = set()
-        """Hosts of ``_open`` whose agent has not answered yet."""
+        """Hosts of ``_open`` whose agent has not connected yet."""
         self._pids: dict[int, int] = {}
         self._due: dict[str, float] = {}
-        """Time at which the goodbye of an agent whose process has ended is given up, by host."""
+        """Deadline for the ``Goodbye`` of an agent whose process has exited, by host."""
         self._give_up_at: float | None = None
         self._output: JobOutput | None = None
         self._receipts: Receipts | None = None
         self._writing: set[int] = set()
         self._orders: StopWorkers | None = None
         self._notice_at: float | None = None
-        """Time at which people are told that ends are waited for."""
+        """Time at which the user is told for which workers the job still waits."""
         """Orders to all agents once the job is to end."""
 
     def run(self) -> JobResult:
-        """Serve until all agents have ended, and all output is written."""
+        """Serve until all agents have exited and all output is written."""
         self.serve()
         return self._outcome()
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
-        # A pump that goes on writing would ring the bell of the receipts: then it stays open.
+        # A pump thread that still writes would use the eventfd of the receipts, which then stays open.
         if self._output is not None and self._receipts is not None and self._output.close(GIVE_UP_S):
             self._receipts.close()
 
@@ -147,27 +147,27 @@ class Loop(ControllerHost):
 
     @abstractmethod
     def _on_worker_exited(self, event: WorkerExited) -> None:
-        """Take in the end of a worker, with its host and in words."""
+        """Handle the exit of a worker; ``event`` has its host and a description."""
 
     @abstractmethod
     def _on_host_lost(self, host: str, loss: Loss) -> None:
-        """Take in that a host is lost, with all that ran there; its agent is abandoned already."""
+        """Handle the loss of a host and of its workers; its agent is already abandoned."""
 
     @abstractmethod
     def _abandon(self, host: str) -> None:
-        """End, or never start, what is to be the agent of a host: nothing there counts any more."""
+        """End the agent of a host, or do not start it: the job no longer uses the host."""
 
     @abstractmethod
     def _runs_nothing(self, host: str) -> bool:
-        """True if an agent has no workers to end, so that it need not be told so."""
+        """True if the agent of a host has no workers to end, so it needs no ``StopWorkers``."""
 
     @abstractmethod
     def _on_signal(self, number: int) -> None:
-        """Take in a signal by which the user wants an end."""
+        """Handle a signal that asks for the end of the job."""
 
     @abstractmethod
     def _outcome(self) -> JobResult:
-        """Result of the job, when it is over."""
+        """Result of a job that is over."""
 
     # -- what the loop waits for --------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Loop(ControllerHost):
     @property
     @abstractmethod
     def _deadline_s(self) -> float | None:
-        """Time at which ``_on_turn`` of this kind of job has something to do."""
+        """Next deadline of this kind of job: the time at which ``_on_turn`` has something to do."""
 
     @property
     def _fds(self) -> set[int]:
@@ -192,7 +192,7 @@ class Loop(ControllerHost):
         return own | self._writing | {fd for agent in self._agents for fd in agent.fds}
 
     def _on_turn(self, now: float) -> None:
-        # After the messages of this turn, which may be an agent's last; in a list, as ``_lose`` changes the rest.
+        # After the messages of this turn, which may be an agent's last. A list, because ``_lose`` changes ``_due``.
         for host in [host for host, due_s in self._due.items() if due_s <= now]:
             self._on_end(host)
         if self._notice_at is not None and self._notice_at <= now:
@@ -216,27 +216,27 @@ class Loop(ControllerHost):
             self._note_end(agent)
 
     def _obey_watcher(self, order: WatchOrder) -> tuple[bool, str]:
-        """Obey an order of somebody who watches, at once; tells whether it is taken, and what becomes of it."""
+        """Obey an order given in the live view; return whether it is accepted, and a text for the user."""
         if order.verb != "end":
             return False, "only elastic jobs change their size: farandole run --min-np 1 --max-np 4 ..."
         self._on_signal(signal.SIGTERM)
         return True, "the workers are told to end (SIGTERM)"
 
     def _hear(self, number: int) -> None:
-        """Take in a signal to the launcher."""
+        """Handle a signal that the launcher received."""
         if number in INTERRUPTS:
             self._on_signal(number)
         elif number in PASSED_ON:
             self._pass_on(number, self._open)
 
     def _pass_on(self, number: int, hosts: Collection[str]) -> list[str]:
-        """Have the workers of these hosts get a signal; returns the hosts whose agents are not connected."""
+        """Send a signal to the workers of these hosts; return the hosts whose agents are not connected."""
         return [host for host in hosts if not self._root.tell(host, PassSignal(number))]
 
     def _note_end(self, agent: AnyAgent) -> None:
-        """Give an agent that has ended some time for its last messages, which may be on their way."""
+        """Set a deadline for the last messages of an agent that has exited; they may still be under way."""
         if agent.code is not None:
-            # One that failed says no goodbye. The first limit counts: each later look would put it off.
+            # A failed agent sends no ``Goodbye``. The first deadline stays: later calls would postpone it.
             due_s = time.monotonic() + (0.0 if agent.code else GOODBYE_S)
             for host in self._open & set(agent.hosts):
                 self._due.setdefault(host, due_s)
@@ -270,7 +270,7 @@ class Loop(ControllerHost):
         self._on_worker_exited(self._wording.describe(exited, host))
 
     def _on_end(self, host: str) -> None:
-        """Take in that the process of an agent, or the one that had started it, has ended before its time."""
+        """Handle the early exit of an agent's process, or of the process that started the agent."""
         agent = self._agents.of(host)
         assert agent.code is not None
         self._lose(host, Loss(agent.explain(), 1 if self._output is not None else exit_status(agent.code) or 1))
@@ -282,13 +282,13 @@ class Loop(ControllerHost):
     def _lose(self, host: str, loss: Loss) -> None:
         if host not in self._open:
             return
-        self._root.tell(host, StopWorkers(0.0))  # should it come back
+        self._root.tell(host, StopWorkers(0.0))  # in case the agent reconnects
         self._abandon(host)
         self._close(host)
         self._on_host_lost(host, loss)
 
     def _stop(self, grace_s: float) -> None:
-        """End what runs, and then the agents."""
+        """End the workers, and then the agents."""
         self._orders = StopWorkers(grace_s)
         self._notice_at = time.monotonic() + NOTICE_S if grace_s > NOTICE_S else None
         for host in tuple(self._open):
@@ -299,18 +299,18 @@ class Loop(ControllerHost):
                 self._root.tell(host, self._orders)
 
     def _on_goodbye(self, host: str) -> None:
-        """Take in that the agent of a host has ended all workers, and ends."""
+        """Handle the ``Goodbye`` of an agent: it has ended all its workers and exits."""
         self._close(host)
 
     def _close(self, host: str) -> None:
-        """Wait no more for the agent of a host: it has finished, or is lost."""
+        """Stop waiting for the agent of a host: it has exited, or is lost."""
         self._open.discard(host)
         self._coming.discard(host)
         self._due.pop(host, None)
         self._root.hosts.ended(host)
 
     def _finish(self) -> None:
-        """Let the output end: nobody is left who could write anything."""
+        """Finish the output: no agent is left to send any."""
         if self._output is not None:
             self._output.finish()
             if self._give_up_at is not None:
@@ -319,14 +319,14 @@ class Loop(ControllerHost):
     # -- output -------------------------------------------------------------------------------------------------------
 
     def _open_output(self) -> None:
-        """Begin to write what agents send us of their workers' output."""
+        """Start to write the workers' output that agents send."""
         self._output = JobOutput.own()
         self._receipts = Receipts(self._output)
         self._writing = set(self._output.ended)
         self._output.start()
 
     def _say(self, text: str) -> None:
-        """Print between the lines of workers, so that none is torn."""
+        """Print between the lines of workers, so that no line is split."""
         line = printed(f"farandole: {text}\n")
         self._watching.said(text)
         if self._output is not None:

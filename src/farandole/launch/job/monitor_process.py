@@ -1,4 +1,4 @@
-"""The monitor of a job, as its launcher sees it: a child that records the job and serves its page.
+"""The monitor of a job, as its launcher sees it: a child process that records the job and serves its web page.
 
     with MonitorProcess(config) as monitor:
         monitor.await_ready()                       # raises UsageError where it cannot record, or listen
@@ -6,10 +6,10 @@
         ...
         monitor.result = 0, ""
 
-It is loaded by nobody here: a module that a child runs. It ignores Ctrl-C, and ends when its standard input does. Its
-page may stay for a while after the job (``MonitorConfig.stay_s``): then the launcher lets go of it as soon as the
-record is complete. It has a session of its own, and by then none of the launcher's descriptors, so that nobody who
-waits for the end of the launcher, or of its output, waits for the page.
+Only the child imports the module of the monitor. The child ignores Ctrl-C, and exits when its standard input closes.
+Its page may stay for a while after the job (``MonitorConfig.stay_s``): then the launcher lets it run on once the record
+is complete. The child has its own session, and by then none of the launcher's descriptors, so that a process that waits
+for the exit of the launcher, or for the end of its output, does not wait for the page.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 READY_S = 60.0
-"""Time for it to begin, which takes a third of a second on a free machine."""
+"""Time for the monitor to start, which takes a third of a second on an idle machine."""
 
 END_S = 10.0
-"""Time for it to write the last of the record, and for viewers to get it."""
+"""Time for the monitor to write the end of the record, and for viewers to receive it."""
 
 
 def say_where(ready: MonitorReady) -> None:
-    """Print where the run is recorded, and the link of its page: to a terminal, as anybody may read a log."""
+    """Print where the run is recorded, and, only on a terminal, the link of its page: others may read a log file."""
     lines = f"farandole: the run is recorded in {ready.folder}\n"
     if ready.link and os.isatty(process.STDERR):
         lines = f"farandole: live view at {ready.link}\n" + lines
@@ -63,9 +63,9 @@ def say_where(ready: MonitorReady) -> None:
 
 
 def begin_monitor(config: MonitorConfig | None, held: contextlib.ExitStack, spared: set[int]) -> MonitorProcess | None:
-    """Monitor of a job, held until its end; ``None`` if it is to have none, or if one that is optional cannot be.
+    """Start the monitor of a job; ``None`` without a ``config``, or if an optional monitor cannot start.
 
-    Raises ``UsageError`` if another one cannot be.
+    Raises ``UsageError`` if a required monitor cannot start.
     """
     if config is None:
         return None
@@ -86,9 +86,9 @@ def begin_monitor(config: MonitorConfig | None, held: contextlib.ExitStack, spar
 
 @final
 class MonitorProcess:
-    """Monitor of one job; used as a context, which ends it. ``result`` is then what it tells viewers of the job.
+    """Monitor of one job; leaving the context ends it. Viewers then see ``result``.
 
-    ``spared`` gets its number if its page stays; without, it does not: this process has to end soon, or to wait for it.
+    If the page stays, the child's pid is added to ``spared``; without ``spared`` it never stays, and is reaped here.
     """
 
     def __init__(self, config: MonitorConfig, spared: set[int] | None = None) -> None:
@@ -100,7 +100,7 @@ class MonitorProcess:
         reader, self._input = os.pipe()
         self._answer, writer = os.pipe()
         try:
-            # With its own copy of our standard error, where it says what nobody else would.
+            # The child inherits our standard error for errors that no other process would report.
             self._pid = process.spawn([sys.executable, "-m", MODULE], stdin=reader, stdout=writer)
         except OSError as error:
             os.close(self._input)
@@ -113,11 +113,11 @@ class MonitorProcess:
 
     @property
     def pid(self) -> int:
-        """Number of its process."""
+        """Pid of the child."""
         return self._pid
 
     def await_ready(self) -> MonitorReady:
-        """Wait until it records, and its page is there; raises ``UsageError`` where that cannot be."""
+        """Wait until the monitor records and serves its page; raises ``UsageError`` if it cannot."""
         line, until_s = b"", time.monotonic() + READY_S
         poll = select.poll()
         poll.register(self._answer, select.POLLIN)
@@ -135,14 +135,14 @@ class MonitorProcess:
         raise UsageError(answer.text)
 
     def contact(self, addresses: Sequence[str], secret: str) -> None:
-        """Tell it where the controller is; the second time nothing, if that is where it was."""
+        """Send the address of the controller to the monitor, unless it is unchanged."""
         contact = MonitorContact(list(addresses), secret)
         if contact != self._contact:
             self._contact = contact
             self._write(encode_line(contact))
 
     def tell(self, news: MonitorCell | MonitorOutput) -> bool:
-        """Pass news on, in a line of at most ``select.PIPE_BUF`` bytes; false if there is no room for it yet."""
+        """Send a line of at most ``select.PIPE_BUF`` bytes; False if the pipe is full now."""
         poll = select.poll()
         poll.register(self._input, select.POLLOUT)
         if not poll.poll(0):
@@ -151,8 +151,8 @@ class MonitorProcess:
         return True
 
     def _write(self, line: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and the job goes on
-            os.write(self._input, line)  # shorter than a pipe is long
+        with contextlib.suppress(BrokenPipeError):  # the monitor has exited; the job goes on
+            os.write(self._input, line)  # shorter than the pipe's buffer
 
     def __enter__(self) -> Self:
         return self
@@ -165,13 +165,13 @@ class MonitorProcess:
             stay_s = 0.0 if is_interrupted or self._spared is None else self._stay_s
             self._write(encode_line(MonitorEnd(status, words, stay_s)))
         os.close(self._input)
-        # Its number is not given to another process before ``waitpid``, so the kill cannot meet a stranger.
+        # The pid is not reused before ``waitpid``, so the kill cannot hit another process.
         ending = os.pidfd_open(self._pid)
         try:
             poll = select.poll()
             poll.register(ending, select.POLLIN)
             if stay_s:
-                poll.register(self._answer, 0)  # which it closes, and then has written all
+                poll.register(self._answer, 0)  # the child closes it after it has written everything
             over = poll.poll(END_S * 1000)
             if self._spared is not None and stay_s and over and ending not in dict(over):
                 self._spared.add(self._pid)

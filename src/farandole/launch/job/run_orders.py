@@ -1,4 +1,4 @@
-"""Orders of people to a run with leases, from their coming to the answer; without any I/O.
+"""Orders of users to a run with leases, from arrival to reply; without any I/O.
 
     orders = RunOrders(obey, send)
     orders.take(b"person-1", RunOrder("scale", 8), now)
@@ -6,9 +6,9 @@
     orders.written(tag, "")                             # that one stands in the journal: whoever gave it hears so
     orders.deadline_s                                   # when ``turn`` has something to do without any news
 
-An order counts once a look that began after it had come has shown that no other leads: a lead that wakes may find
-orders that have waited longer than it has led. All but the end of the run also wait for the journal, from which the
-plan is that they change. Whoever gives one hears within twice ``ANSWER_S`` what became of it; what is refused is never
+An order is obeyed only after a check of the leader log that began after the order arrived and found no later leader: a
+leader that was suspended may find orders older than its successor. Every order but ``stop`` also waits for the journal,
+which holds the plan that the order changes. The sender gets a reply within twice ``ANSWER_S``; a refused order is never
 obeyed later.
 """
 
@@ -21,14 +21,14 @@ from typing import NamedTuple, final
 from farandole.control.run_messages import ANSWER_S, RunOrder, RunReply
 
 STOP_S = 2.0
-"""Time after which the end is obeyed though the folder has not told who leads: whoever gives it wants it now."""
+"""Time after which ``stop`` is obeyed even if the folder has not shown who leads: the user wants the end now."""
 
 END = "stop"
 """Verb of the order that ends the run."""
 
 
 class Obeyed(NamedTuple):
-    """Result of an order: the reply, and whether that waits until the order is on the disk."""
+    """Result of an order: the reply, and whether the reply waits until the order is on disk."""
 
     reply: RunReply
     is_written: bool = False
@@ -48,7 +48,7 @@ class _Unconfirmed(NamedTuple):
 
 @final
 class RunOrders:
-    """Orders of one controller. ``obey`` takes one in, with the tag that ``written`` is called with later."""
+    """Orders sent to one controller. ``obey`` gets an order and the tag that ``written`` is called with later."""
 
     def __init__(self, obey: Callable[[RunOrder, bytes], Obeyed], send: Callable[[bytes, RunReply], object]) -> None:
         self._obey, self._send = obey, send
@@ -57,17 +57,17 @@ class RunOrders:
         self._has_new = False
 
     def take(self, identity: bytes, order: RunOrder, now: float) -> None:
-        """Take in an order that has come."""
+        """Queue an order that has arrived."""
         self._waiting.append(_Waiting(now, identity, order))
         self._has_new = True
 
     def has_new(self) -> bool:
-        """True, once, if some have come since this was last asked: it is to be looked who leads."""
+        """True if orders have arrived since the last call: the caller must check the leader log."""
         had, self._has_new = self._has_new, False
         return had
 
     def turn(self, now: float, sure_s: float, over: str, *, is_read: bool) -> None:
-        """Do what can be done; this lead was the last one at ``sure_s``, or is ``over``, with the reason."""
+        """Obey or refuse orders. This leader was the last one at ``sure_s``; ``over``: why it leads no more, or ""."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             is_end = each.order.verb == END
@@ -87,20 +87,20 @@ class RunOrders:
                 self._send(late.identity, RunReply(True, unsafe(late.text, why)))
 
     def written(self, tag: bytes, why: str) -> None:
-        """Answer whoever has given an order that stands in the journal, or cannot, and why."""
+        """Reply to the sender of an order that is in the journal, or that could not be written (``why``)."""
         found = self._unconfirmed.pop(tag, None)
         if found is not None:
             self._send(found.identity, RunReply(True, unsafe(found.text, why) if why else found.text))
 
     def close(self) -> None:
-        """Refuse what waits: the run is over."""
+        """Refuse all waiting orders: the run is over."""
         for each in self._waiting:
             self._send(each.identity, RunReply(False, "the run is over"))
         self._waiting.clear()
 
     @property
     def deadline_s(self) -> float | None:
-        """Time at which ``turn`` answers without any news."""
+        """Time at which ``turn`` has a reply to send even if no message arrives."""
         limits = (each.came_s + (STOP_S if each.order.verb == END else ANSWER_S) for each in self._waiting)
         return min((*limits, *(each.since_s + ANSWER_S for each in self._unconfirmed.values())), default=None)
 
@@ -114,7 +114,7 @@ class RunOrders:
 
 
 def unsafe(text: str, why: str) -> str:
-    """Reply to an order that is obeyed, and that the next controller would not know."""
+    """Reply to an order that is obeyed but not recorded, so that the next controller would not know it."""
     return f"{text}. Give the order again if the controller is replaced, which will not know it: {why}"
 
 

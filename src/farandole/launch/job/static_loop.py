@@ -1,7 +1,7 @@
-"""The loop of a job whose workers are there from the beginning; what an end means is decided by ``policy``.
+"""Event loop of a static job, whose workers all start at the beginning; ``exit_policy`` decides what an exit means.
 
-In a job on several hosts no worker is started before every agent has answered: where a host cannot take part, nothing
-has begun anywhere.
+In a job on several hosts no worker starts before every agent has connected: if one host cannot take part, no host has
+started a worker.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class StaticAgent(AnyAgent, Protocol):
-    """Agent of a static job: nobody takes its place."""
+    """Agent of a static job: it is never replaced."""
 
     def kill(self) -> None:
-        """End it; its agents end then, and the kernel kills their workers."""
+        """Kill the child; its agents exit then, and the kernel kills their workers."""
 
 
 class StaticAgents(Protocol):
@@ -53,14 +53,14 @@ class StaticLoop(Loop):
         self._coming = set(job.hosts)
         self._lost: set[str] = set()
         self._starts: Mapping[str, StartWorkers] = {}
-        """Orders for the agents once all of them have answered, by host."""
+        """Orders to send once all agents have connected, by host."""
         self._ports: dict[str, tuple[int, ...]] = {}
-        """Free ones of each host."""
+        """Free ports of each host."""
         self._await_until: float | None = None
-        """Time until which the ends of ranks are awaited that had left the job, and may be the cause of a failure."""
+        """Deadline for the exits of ranks that left the job before a failure and may be its cause."""
 
     def start_later(self, starts: Mapping[str, StartWorkers]) -> None:
-        """Start the workers when the agents on all these hosts have answered; they send us what workers write."""
+        """Start the workers after the agents on all these hosts have connected; the agents forward their output."""
         self._starts = starts
         until_s = time.monotonic() + self._job.settings.start_timeout_s
         for host in starts:
@@ -93,7 +93,7 @@ class StaticLoop(Loop):
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         super()._on_hello(host, hello)
         self._ports[host] = hello.ports
-        if not self._coming:  # the last of them: no worker runs anywhere as yet
+        if not self._coming:  # the last agent: no worker runs on any host yet
             for each, start in self._starts.items():
                 self._root.tell(each, with_places(start, self._job.hosts, self._job.settings, self._ports, os.environ))
             self._starts = {}
@@ -116,7 +116,7 @@ class StaticLoop(Loop):
     def _close(self, host: str) -> None:
         super()._close(host)
         agent = self._processes.of(host)
-        # An agent of several hosts is killed with the last of them; one that has only ended well goes by itself.
+        # A child that serves several hosts is killed with the last of them if one was lost; otherwise it exits itself.
         if not self._open & set(agent.hosts) and self._lost & set(agent.hosts):
             agent.kill()
         if not self._open:

@@ -1,4 +1,4 @@
-"""Actions that ``decide`` decides on, each with a reason to be logged.
+"""Actions that ``decide`` returns, each with a reason to log.
 
 >>> LeaseDecision(EndLease("812_3"), "its job ends at 14:03").reason
 'its job ends at 14:03'
@@ -17,7 +17,7 @@ class LeaseAction(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Release(LeaseAction, frozen=True):
-    """Release a held lease: from now on it is ``ASKED``, until a look shows more."""
+    """Release a held lease: it is ``ASKED`` until a look at the queue shows its new state."""
 
     job: str
 
@@ -26,8 +26,8 @@ class Release(LeaseAction, frozen=True):
 class SubmitArray(LeaseAction, frozen=True):
     """Submit an array of ``count`` held leases of this length.
 
-    ``serial`` counts the arrays of a run from 1, and is never used twice: the nonce can be made of it. Nothing is
-    submitted before ``LeaseObservation.arrays_answered`` has reached it.
+    ``serial`` counts the arrays of a run from 1, and is never used twice, so the nonce can be derived from it. No other
+    array is submitted before ``LeaseObservation.arrays_answered`` has reached it.
     """
 
     serial: int
@@ -37,21 +37,21 @@ class SubmitArray(LeaseAction, frozen=True):
 
 @final
 class EndLease(LeaseAction, frozen=True):
-    """Let the workers of a lease leave at the next commit; its agent, and with it its job, then ends by itself."""
+    """Make the workers of a lease leave at the next commit; its agent, and with it its job, then exits by itself."""
 
     job: str
 
 
 @final
 class CancelPending(LeaseAction, frozen=True):
-    """Cancel a lease that waits or is held. Should it have started meanwhile, it leaves as any that is cancelled."""
+    """Cancel a waiting or held lease. If it has started meanwhile, its workers leave as on any cancellation."""
 
     job: str
 
 
 @final
 class SetLimit(LeaseAction, frozen=True):
-    """Set the time limit of a lease that has not started: an earlier end finds a hole in the queue sooner."""
+    """Set the time limit of a lease that has not started: a shorter job fits a backfill hole sooner."""
 
     job: str
     minutes: int
@@ -59,7 +59,7 @@ class SetLimit(LeaseAction, frozen=True):
 
 @final
 class SetNice(LeaseAction, frozen=True):
-    """Lower the priority of a lease that waits."""
+    """Lower the priority of a waiting lease."""
 
     job: str
     nice: int
@@ -72,19 +72,19 @@ class LookAtQueue(LeaseAction, frozen=True):
 
 @final
 class LookAtNodes(LeaseAction, frozen=True):
-    """Look whether nodes of leases that run are being drained."""
+    """Check whether nodes of running leases are being drained."""
 
 
 @final
 class Say(LeaseAction, frozen=True):
-    """Tell the user the reason; nothing is to be done."""
+    """Print the reason for the user; no other action."""
 
 
 AnyLeaseAction: TypeAlias = (
     Release | SubmitArray | EndLease | CancelPending | SetLimit | SetNice | LookAtQueue | LookAtNodes | Say
 )
 LOOKS = (LookAtQueue, LookAtNodes)
-"""Actions that nobody need be told of: they come again and again, and change nothing."""
+"""Actions that are not printed: they recur often, and change nothing."""
 
 
 @final

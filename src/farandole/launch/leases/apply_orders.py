@@ -1,4 +1,4 @@
-"""Intake of the policy of leases: orders, refusals, and what has become of each lease since the last turn."""
+"""First step of the policy of leases: apply orders, refusals, and phase changes of leases since the last call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUNS = (LeasePhase.STARTING, LeasePhase.WARMING, LeasePhase.MEMBER)
 
 
 def take_in(turn: PolicyContext) -> None:
-    """Write all news into the plan. Orders come first: a cancelled lease is then no failure when it is gone."""
+    """Update the plan from the observation. Orders come first, so that a cancelled lease does not count as failed."""
     for order in turn.seen.orders:
         _obey(turn, order)
     _take_refusals(turn)
@@ -42,7 +42,7 @@ def take_in(turn: PolicyContext) -> None:
 
 
 def _obey(turn: PolicyContext, order: AnyLeaseOrder) -> None:
-    """Take an order in."""
+    """Apply an order to the plan."""
     plan = turn.plan
     match order:
         case ScaleTo(np):
@@ -77,7 +77,7 @@ def _freeze(turn: PolicyContext, what: str) -> None:
 
 
 def _take_refusals(turn: PolicyContext) -> None:
-    """Pause what the scheduler refuses. Of several refusals of one call one counts: they have one cause."""
+    """Pause calls that the scheduler refuses. Several refusals of the same call count once: they have one cause."""
     plan = turn.plan
     for call in dict.fromkeys(refusal.call for refusal in turn.seen.refusals):
         of_call = [refusal for refusal in turn.seen.refusals if refusal.call == call]
@@ -89,12 +89,12 @@ def _take_refusals(turn: PolicyContext) -> None:
             if call in ("start", "cancel") and refusal.subject in plan.notes:
                 turn.note(refusal.subject, told="")
             elif call == "set_limit" and refusal.subject in plan.notes:
-                turn.note(refusal.subject, limited=True, minutes=0)  # its old limit counts, and is left alone
+                turn.note(refusal.subject, limited=True, minutes=0)  # keep its old limit
         turn.say(call, f"the scheduler refuses to {call.replace('_', ' the ')}: {words}; the training goes on")
 
 
 def _follow(turn: PolicyContext, lease: Lease, note: LeaseNote | None) -> None:
-    """Follow a lease to its new phase."""
+    """Update the plan for the new phase of a lease."""
     old, job, phase = note or UNNOTED, lease.job, lease.phase
     plan, was = turn.plan, old.phase
     if phase is LeasePhase.GONE:
@@ -107,7 +107,7 @@ def _follow(turn: PolicyContext, lease: Lease, note: LeaseNote | None) -> None:
     if was is LeasePhase.HELD and old.told == RELEASED:
         plan.pauses.pop("start", None)
     elif (note is None and lease.guest) or (was is LeasePhase.HELD and not old.told):
-        # Whoever has released or lent it wants it: this is an order, too, and no surplus to be cancelled.
+        # A user released or lent it: treat this as an order, and do not cancel the lease as surplus.
         turn.volunteers += lease.workers
         new = turn.note(job, asked_s=0.0 if note is None else turn.now_s, barred=False)
         what = "lent" if note is None else "released"
@@ -124,7 +124,7 @@ def _follow(turn: PolicyContext, lease: Lease, note: LeaseNote | None) -> None:
 
 
 def _bury(turn: PolicyContext, lease: Lease, note: LeaseNote) -> None:
-    """Count a lease as failed that was asked for and never became a member, though nobody has told it to end."""
+    """Count a lease as failed if it was released, never became a member, and was not told to end."""
     turn.plan.notes.pop(lease.job, None)
     was_asked = note.phase not in (None, LeasePhase.HELD) or note.told == RELEASED
     if not was_asked or note.joined or note.told in (ENDED, CANCELLED):

@@ -1,10 +1,10 @@
-"""``farandole ps``, ``scale``, ``hold``, ``release``, ``stop``: questions and orders of people to a run with leases.
+"""``farandole ps``, ``scale``, ``hold``, ``release``, ``stop``: commands of users for a run with leases.
 
     farandole ps                            all runs
     farandole ps ~/runs/cosmo               who trains where, what waits, and why
     farandole scale ~/runs/cosmo 8          eight workers, if leases can be had
 
-They speak to the controller of the run, by the contact in its folder, and print what it answers.
+They connect to the controller of the run, by the contact file in its folder, and print its reply.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from farandole.launch.leases.slurm_words import NO_JOB, ClientReply, own_states,
 from farandole.launch.sbatch.environment import client_environment
 
 ANSWERS_S = 3 * ANSWER_S
-"""Time for the controller of a run to answer: longer than an order can wait there, so that none is obeyed unheard."""
+"""Timeout for the controller's reply: longer than an order can wait there, so that no order is obeyed after it."""
 
 VERBS = {
     "ps": (
@@ -92,7 +92,7 @@ are cancelled.
 """,
     ),
 }
-"""Help of each command: a line, and its example with what it does."""
+"""Help of each command: one line, and examples with a description."""
 
 _Answer = TypeVar("_Answer", bound=Message)
 
@@ -111,9 +111,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def ask(folder: RunFolder, message: Message, *kinds: type[_Answer], patience_s: float = ANSWERS_S) -> _Answer:
-    """Answer of the run to a question or an order; raises ``FarandoleError`` where there is none in time.
+    """Send a question or an order to a run and return its reply; raises ``FarandoleError`` if none arrives in time.
 
-    A lead that does not answer a call at once is called for ``patience_s`` once more.
+    A leader that does not accept a connection at once is tried again for ``patience_s``.
     """
     with _dealer(folder, patience_s) as dealer:
         dealer.send(message)
@@ -143,7 +143,7 @@ def _dealer(folder: RunFolder, patience_s: float) -> Iterator[Dealer]:
 
 
 def _answering(folder: RunFolder, contact: RunContact, keys: JobKeys, patience_s: float) -> str:
-    """Address at which the lead answers; raises ``ControlError``, soon where the scheduler says why it does not."""
+    """Address at which the leader answers; raises ``ControlError``, at once if its scheduler job does not run."""
     try:
         return first_answering(contact.addresses, keys, LEAD_ANSWERS_S)
     except ControlError as error:
@@ -153,7 +153,7 @@ def _answering(folder: RunFolder, contact: RunContact, keys: JobKeys, patience_s
 
 
 def _lead_told(folder: RunFolder) -> str:
-    """Words of the scheduler on the job of the lead, if that does not run; "" where it does, or that is not known."""
+    """Text on the leader's scheduler job if it does not run; "" if it runs, or if its state is unknown."""
     lead = read_supply(folder).lead
     return told_of(lead, _squeue(state_of(lead))) if lead else ""
 
@@ -183,7 +183,7 @@ def _order(args: argparse.Namespace) -> int:
 
 
 def _sweep(folder: RunFolder, error: FarandoleError) -> int:
-    """Cancel what the scheduler has of a run whose lead does not answer; raises ``error`` where there is nothing."""
+    """Cancel the scheduler jobs of a run whose leader does not answer; raises ``error`` if the run has none."""
     folder.check()
     supply = read_supply(folder)
     if not supply.script:
@@ -191,7 +191,7 @@ def _sweep(folder: RunFolder, error: FarandoleError) -> int:
     unknown = ""
     try:
         arrays, doubted = arrays_of(folder, supply)
-    except UsageError as failure:  # what is known from the start can be cancelled all the same
+    except UsageError as failure:  # the first array can be cancelled all the same
         arrays, doubted, unknown = [supply.array] if supply.array else [], [], str(failure)
     lead = [supply.lead] if supply.lead else []
     scheduler = SlurmScheduler(os.environ)
@@ -206,7 +206,7 @@ def _sweep(folder: RunFolder, error: FarandoleError) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    console = Console(markup=False)  # words of a scheduler may have brackets
+    console = Console(markup=False)  # texts of a scheduler may contain brackets
     if args.folder is None:
         return _show_all(RUNS.expanduser(), console)
     folder = RunFolder.told(args.folder)
@@ -219,7 +219,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _show_all(home: Path, console: Console) -> int:
-    """Print how the runs in ``home`` stand, the latest first."""
+    """Print the state of the runs in ``home``, the latest first."""
     paths = [path for path in home.iterdir() if path.is_dir()] if os.path.isdir(home) else []
     reply = _squeue(own_states())
     jobs = states(reply.out) if reply.code == 0 else None
@@ -241,7 +241,7 @@ def _show_all(home: Path, console: Console) -> int:
 
 
 def _state(folder: RunFolder, jobs: Mapping[str, ClientReply] | None) -> str:
-    """Words on a run; "" for one that is over. ``jobs`` are those of the scheduler, if that has answered."""
+    """State of a run as a text; "" if it is over. ``jobs``: jobs known to the scheduler, if it has answered."""
     lead = ""
     try:
         lead = read_supply(folder).lead
@@ -270,7 +270,7 @@ def show_pool(folder: RunFolder, view: PoolView, console: Console) -> None:
 
 
 def show(name: str, view: RunView, console: Console) -> None:
-    """Print a run in 80 columns; a log file gets the same."""
+    """Print a run in 80 columns, on a terminal and in a log file."""
     console.print(f"run {name}: {_size_told(view)}", highlight=False)
     hosts = Table("host", "ranks", "lease", "until", box=box.SIMPLE_HEAD)
     for host in view.hosts:
@@ -309,7 +309,7 @@ def _ranks(host: HostView) -> str:
 
 
 def _span(seconds: float) -> str:
-    """Return a span of time in words.
+    """Return a time span as a text.
 
     >>> _span(59.0), _span(3700.0), _span(200000.0)
     ('59 s', '1 h 01 min', '2 d 07 h')
@@ -324,7 +324,7 @@ def _span(seconds: float) -> str:
 
 
 def _moment(at_s: float, now_s: float) -> str:
-    """Time of day, or date, of a moment; "" for one that is not known."""
+    """Time of day, or date, of ``at_s``; "" if it is 0."""
     if not at_s:
         return ""
     form = "%H:%M" if at_s - now_s < 86400 else "%d %b %H:%M"

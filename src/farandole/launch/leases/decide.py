@@ -1,4 +1,4 @@
-"""Policy of leases: from what is seen to what is done, without any I/O.
+"""Policy of leases: from an observation to decisions, without any I/O.
 
     plan = LeasePlan()
     plan, decisions = decide(limits, plan, seen)        # as often as there is news, and when ``plan.next_s`` has come
@@ -6,11 +6,11 @@
         log(decision.reason)
         obey(decision.action)                           # actions.py says what each means
 
-The caller tells what it sees, and obeys in the order of the decisions. What it has been told to do it need not show at
-once: the plan remembers it, and decides nothing twice. Of orders and refusals it tells each once.
+The caller passes observations, and carries out decisions in order. An observation need not show the effect of a
+decision at once: the plan remembers it, and decides nothing twice. The caller passes each order and refusal once.
 
 The same limits, plan and observations give the same decisions, whatever the order in which the leases are listed;
-``journal.py`` writes them down, and decides them again.
+``journal.py`` records the calls and replays them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from farandole.launch.leases.target_size import set_goal
 
 
 def decide(limits: LeaseLimits, plan: LeasePlan, seen: LeaseObservation) -> tuple[LeasePlan, list[LeaseDecision]]:
-    """Decide on the leases of a run; returns the plan for the next call, and what is to be done now."""
+    """Decide on the leases of a run; returns the plan for the next call, and the decisions to carry out now."""
     turn = PolicyContext(limits, plan, seen)
     take_in(turn)
     turn.sort()
@@ -50,7 +50,7 @@ def decide(limits: LeaseLimits, plan: LeasePlan, seen: LeaseObservation) -> tupl
 
 
 def _lower_priority(turn: PolicyContext) -> None:
-    """Lower the priority of leases that wait, once a rule has said so."""
+    """Lower the priority of waiting leases if a rule of the user sets a niceness."""
     nice = turn.plan.nice
     if nice:
         for lease in sorted(turn.pending, key=by_number):
@@ -60,7 +60,7 @@ def _lower_priority(turn: PolicyContext) -> None:
 
 
 def _tell_of_waits(turn: PolicyContext) -> None:
-    """Tell of leases that wait for long, once each."""
+    """Report leases that have waited long, once each."""
     for lease in sorted(turn.pending, key=by_number):
         note = turn.note(lease.job)
         waited_s = turn.now_s - note.asked_s
@@ -72,7 +72,7 @@ def _tell_of_waits(turn: PolicyContext) -> None:
 
 
 def _look_due_s(turn: PolicyContext) -> float:
-    """Time of the next look; infinite where there is nothing to look at."""
+    """Time of the next look at the queue; infinite without leases."""
     if not turn.leases and not turn.pending:
         return math.inf
     interval_s = turn.limits.look_pending_s if turn.waiting else turn.limits.look_s
@@ -87,7 +87,7 @@ def _look(turn: PolicyContext) -> None:
 
 
 def _look_at_nodes(turn: PolicyContext) -> None:
-    """Look from time to time whether nodes are being drained: no job is told of it."""
+    """Look from time to time for nodes that are being drained: Slurm does not notify jobs."""
     if not turn.running:
         turn.plan.nodes_looked_s = turn.now_s
     elif turn.plan.nodes_looked_s + turn.limits.look_s <= turn.now_s:
@@ -96,7 +96,7 @@ def _look_at_nodes(turn: PolicyContext) -> None:
 
 
 def _moments(turn: PolicyContext) -> Iterator[float]:
-    """Times at which something is to be decided without any news."""
+    """Times at which a decision may be due without a new observation."""
     plan, limits, running = turn.plan, turn.limits, turn.running
     yield _look_due_s(turn)
     yield turn.closes_s - turn.margin_s

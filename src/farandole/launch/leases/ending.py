@@ -1,4 +1,4 @@
-"""End of a run: what its scheduler still has of it is cancelled, by its own numbers and no other.
+"""End of a run: cancel the scheduler jobs of its leases, and no other jobs.
 
 for line in cancelled(SlurmScheduler(os.environ), ["812", "815"]): print(line)
 """
@@ -22,11 +22,11 @@ from farandole.launch.leases.scheduler import (
 )
 
 PATIENCE_S = 60.0
-"""Time for the scheduler to cancel what is left."""
+"""Time for the scheduler to cancel the leases."""
 
 
 def arrays_of(folder: RunFolder, supply: LeaseSupply) -> tuple[list[str], list[str]]:
-    """Numbers of the arrays that a run has submitted, and nonces of those that it may have submitted.
+    """Numbers of the arrays that a run has submitted, and nonces of arrays that it may have submitted.
 
     Raises ``UsageError`` where its journal cannot be read.
     """
@@ -38,10 +38,10 @@ def arrays_of(folder: RunFolder, supply: LeaseSupply) -> tuple[list[str], list[s
             "leases there are, and cancel them with scancel"
         ) from error
     leases = found.seen.leases if found is not None else ()
-    # Not those of guests, which are other people's arrays, or this one's for something else.
+    # Not those of guests: their arrays belong to other users, or to another purpose of this user.
     own = (lease.job.partition("_")[0] for lease in leases if "_" in lease.job and not lease.guest)
     answered, asked = (found.seen.arrays_answered, found.after.arrays) if found is not None else (1, 1)
-    # One more: the last line of the journal may be lost with the controller.
+    # One more nonce, because the last line of the journal may be lost with the controller.
     doubted = [supply.nonce_of(serial) for serial in range(max(answered, 1) + 1, max(asked, 1) + 2)]
     return [array for array in dict.fromkeys([supply.array, *own]) if array], doubted
 
@@ -49,7 +49,7 @@ def arrays_of(folder: RunFolder, supply: LeaseSupply) -> tuple[list[str], list[s
 def cancelled(
     scheduler: Scheduler, arrays: Collection[str], nonces: Collection[str] = (), patience_s: float = PATIENCE_S
 ) -> Iterator[str]:
-    """Cancel what is left of these arrays, and of those with these nonces; yields what could not be, in words."""
+    """Cancel these arrays and the arrays with these nonces; yields a text for each that may be left."""
     left = [*arrays, *nonces]
     for nonce in nonces:
         scheduler.find(nonce)
@@ -60,7 +60,7 @@ def cancelled(
         wait_for_answers(scheduler, until_s)
         for answer in scheduler.answers():
             if isinstance(answer, Submitted):
-                left[left.index(answer.nonce)] = answer.array  # "" where there is none
+                left[left.index(answer.nonce)] = answer.array  # "": no such array
                 _cancel(scheduler, answer.array)
             elif isinstance(answer, CallDone):
                 left.remove(answer.job)

@@ -1,4 +1,4 @@
-"""Thread of a controller that reads and writes in the folder of its run, whose file system may not answer.
+"""Thread of a controller that reads and writes the run folder, whose file system may not answer.
 
     thread = FolderThread(folder, lambda: limits_in(folder, supply, 2, 16))
     thread.heard()                      # thread.fd was readable
@@ -9,10 +9,10 @@
     limits = thread.limits()            # None: they are what they were
 
 A controller that waited for a file server would be killed as hung, and so would the next one. The thread takes lines
-from ``_lines``, a queue, and leaves what it has read in ``_found`` and ``_begun``, and the tags of what it has written
-in ``_written``, which the loop's thread takes; each is written at one end only. For news of the last two it rings
-``fd``, under ``_lock``, which guards ``_closed`` and the number of that descriptor. It is a daemon: stuck in the kernel
-it cannot be joined.
+from the queue ``_lines``, puts what it has read in ``_found`` and ``_begun``, and the tags of written lines in
+``_written``; the loop's thread takes them. Each is written at one end only. For ``_begun`` and ``_written`` the thread
+signals ``fd``, under ``_lock``, which guards ``_closed`` and the number of that descriptor. The thread is a daemon:
+stuck in the kernel it cannot be joined.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ JOURNAL = "leases.jsonl"
 """File with every decision about leases."""
 
 EVERY_S = 60.0
-"""Pause between two readings of the policy."""
+"""Pause between two reads of the policy file."""
 
 AGAIN_S = 1.0
-"""Pause between two attempts to read what the journal ends with."""
+"""Pause between two attempts to read the end of the journal."""
 
 TAIL_BYTES = 2**24
-"""Part of a journal in which its last lines are."""
+"""Number of bytes at the end of a journal that are searched for its last line."""
 
 MOST_LINES = 10_000
-"""Lines that wait for a file system that does not answer; later ones are lost."""
+"""Most lines queued for a file system that does not answer; further lines are lost."""
 
 _Left = TypeVar("_Left")
 
 
 @final
 class FolderThread:
-    """Thread of one controller; ``read`` raises ``FarandoleError`` for a policy that cannot be meant."""
+    """Thread of one controller; ``read`` raises ``FarandoleError`` for an invalid policy."""
 
     def __init__(self, folder: RunFolder, read: Callable[[], LeaseLimits], every_s: float = EVERY_S) -> None:
         self._path, self._read, self._every_s = folder.path / JOURNAL, read, every_s
@@ -69,7 +69,7 @@ class FolderThread:
         self._thread.start()
 
     def write(self, line: str, tag: bytes = b"") -> bool:
-        """Append a line to the journal, without waiting; False if too many wait. One with a ``tag`` is confirmed."""
+        """Queue a line for the journal; False if the queue is full. ``written`` confirms a line with a ``tag``."""
         try:
             self._lines.put_nowait((line.rstrip("\n") + "\n", tag))
         except queue.Full:
@@ -77,25 +77,25 @@ class FolderThread:
         return True
 
     def begun(self) -> list[LeaseRecord | None]:
-        """The last decision of the controller before, or ``None`` if there is none, once that has been read."""
+        """The previous controller's last decision, or ``None`` if there is none; returned once, after it was read."""
         return _taken(self._begun)
 
     def written(self) -> list[tuple[bytes, str]]:
-        """Tags of lines that are on the disk, or cannot be written, and why."""
+        """Tags of lines that are on disk, or could not be written, and why."""
         return _taken(self._written)
 
     def heard(self) -> None:
-        """Make ``fd`` wait for news again. Call it before ``begun`` and ``written``: what comes later rings again."""
+        """Reset ``fd``. Call it before ``begun`` and ``written``, so that a later result signals ``fd`` again."""
         with self._lock, contextlib.suppress(BlockingIOError):
             if not self._closed:
                 os.eventfd_read(self.fd)
 
     def limits(self) -> LeaseLimits | str | None:
-        """Limits as they have been read anew, or why they cannot be; ``None`` if they are what they were."""
+        """New limits, or why they cannot be read; ``None`` if unchanged."""
         return self._found.pop() if self._found else None
 
     def close(self, patience_s: float) -> None:
-        """Write what is left, if that takes no longer than ``patience_s``. What was written can still be asked for."""
+        """Write the queued lines, waiting at most ``patience_s``. ``written`` still returns results afterwards."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
         self._thread.join(patience_s)
@@ -110,7 +110,7 @@ class FolderThread:
         known: LeaseLimits | str | None = None
         look_s = time.monotonic() + self._every_s
         while True:
-            if time.monotonic() >= look_s:  # also where lines come all the time
+            if time.monotonic() >= look_s:  # also while lines arrive all the time
                 found, look_s = self._look(), time.monotonic() + self._every_s
                 if found != known:
                     known, self._found = found, [found]
@@ -123,9 +123,9 @@ class FolderThread:
             self._append(*line)
 
     def _begin(self) -> bool:
-        """Read what the journal ends with, however often that fails; False if this is closed before it could be.
+        """Read the end of the journal, retrying after errors; False if ``close`` is called before it succeeds.
 
-        Whoever took a journal that cannot be read for none would begin with an empty plan, and ask for all leases anew.
+        Treating an unreadable journal as empty would start from an empty plan, and request all leases again.
         """
         early: list[tuple[str, bytes]] = []
         is_told = is_closed = False
@@ -134,7 +134,7 @@ class FolderThread:
                 self._begun.append(last(self._folder))
                 self._ring()
                 break
-            except Exception as error:  # nobody else would try again
+            except Exception as error:  # retried below
                 if not is_told:
                     is_told = True
                     after = "training goes on, but nothing is decided about leases until it can be"
@@ -153,12 +153,12 @@ class FolderThread:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:
                 size = os.fstat(fd).st_size
-                is_torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # by a controller that was killed
+                is_torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # a killed controller left half a line
                 file.write(b"\n" * is_torn + line.encode())
                 if tag:
                     file.flush()
                     os.fsync(fd)
-        except OSError as error:  # nobody can be told who has not asked, and the training goes on
+        except OSError as error:  # reported only if there is a tag; the training goes on
             why = f"{self._path} cannot be written: {error.strerror}"
         if tag:
             self._written.append((tag, why))
@@ -181,16 +181,16 @@ def _taken(left: deque[_Left]) -> list[_Left]:
 
 
 def last(folder: RunFolder) -> LeaseRecord | None:
-    """Last decision in the journal of a run, ``None`` if there is none that this version understands.
+    """Last decision in the journal of a run; ``None`` if there is none that this version can read.
 
-    Raises ``OSError`` where that is not known: for a moment, a file server may not answer.
+    Raises ``OSError`` if that is unknown, for example while a file server does not answer.
     """
-    # NFS remembers that a name did not exist until the folder is opened again; and one that is away has no names.
+    # NFS caches that a name did not exist until the folder is opened again; an unmounted folder has no names.
     os.close(os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY))
     try:
         with open(folder.path / JOURNAL, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            lines = [line.decode(errors="replace") for line in deque(file, maxlen=2)]  # the last may be torn
+            lines = [line.decode(errors="replace") for line in deque(file, maxlen=2)]  # the last may be incomplete
     except FileNotFoundError:
         return None
     for line in reversed(lines):
@@ -201,7 +201,7 @@ def last(folder: RunFolder) -> LeaseRecord | None:
 
 
 def set_aside(folder: RunFolder) -> None:
-    """Keep the journal of an earlier run under another name: the next one has other leases."""
+    """Rename the journal of an earlier run: the next run has other leases."""
     path = folder.path / JOURNAL
     with contextlib.suppress(FileNotFoundError):
         path.replace(path.with_name(f"{JOURNAL}.old"))

@@ -1,7 +1,7 @@
-"""Filling of the policy of leases: which of them are released now, and arrays for more of them.
+"""Growing by the policy of leases: which leases are released now, and which arrays are submitted.
 
-Everything in doubt counts against a release: a lease that was asked for is as good as there, one that was told to be
-cancelled may still start, and node-hours that a lease can use are spent.
+Everything in doubt counts against a release: a requested lease counts as present, a lease being cancelled may still
+start, and the node-hours that a lease can still use count as spent.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from farandole.launch.leases.policy_context import HOUR_S, PolicyContext, by_num
 from farandole.launch.leases.shrink import expiring, lead_s
 
 SOONER = 1.5
-"""A lease that needs no more than the rest of the training takes gets so many times that."""
+"""Longest useful time of a lease, as a multiple of the remaining time of the training."""
 MINUTE_S = 60.0
 
 
 @final
 class LeaseRoom(NamedTuple):
-    """Time that a lease can have: ``most_s`` by the bounds, ``wanted_s`` of it by what is of use."""
+    """Time limits for a new lease: at most ``most_s`` by the bounds; ``wanted_s`` of it is useful."""
 
     most_s: float
     wanted_s: float
 
 
 def fill(turn: PolicyContext) -> None:
-    """Release leases up to the goal, one bound after the other."""
+    """Release leases up to the goal, within all bounds."""
     if turn.plan.stopped or not _lacks(turn, turn.limits.lease_workers):
         turn.plan.said.pop("growth", None)
         return
@@ -50,7 +50,7 @@ def fill(turn: PolicyContext) -> None:
 
 
 def _fills_to(turn: PolicyContext) -> int:
-    """The goal; by advice, no farther than the latest supports, but back to what there was."""
+    """The goal; if it rests on advice, at most what the latest advice supports or what was already reached."""
     plan = turn.plan
     if plan.ordered >= 0 or not plan.target:
         return plan.goal
@@ -58,7 +58,7 @@ def _fills_to(turn: PolicyContext) -> int:
 
 
 def _lacks(turn: PolicyContext, more: int) -> bool:
-    """Whether ``more`` workers are wanted: they pass the goal only where ``min_np`` cannot be had otherwise."""
+    """Whether ``more`` workers are wanted; they may exceed the goal only if ``min_np`` requires it."""
     lasting = turn.lasting
     return lasting + more <= _fills_to(turn) or (
         lasting < turn.limits.min_np and lasting + more <= turn.limits.most_workers
@@ -66,12 +66,12 @@ def _lacks(turn: PolicyContext, more: int) -> bool:
 
 
 def _is_urgent(turn: PolicyContext) -> bool:
-    """Whether workers lack that people have ordered, or that the training cannot do without."""
+    """Whether workers are missing that a user ordered, or that ``min_np`` requires."""
     return turn.plan.ordered >= 0 or turn.lasting < turn.limits.min_np
 
 
 def _hindrance(turn: PolicyContext) -> str:
-    """Reason why nothing may be released now; empty if something may."""
+    """Reason why no lease may be released now; empty if one may."""
     plan = turn.plan
     if turn.limits.paused:
         return "the policy file says paused"
@@ -86,10 +86,10 @@ def _hindrance(turn: PolicyContext) -> str:
 
 
 def _has_place(turn: PolicyContext) -> bool:
-    """Whether the bounds of leases allow one more."""
+    """Whether the bounds allow one more lease."""
     limits, alive = turn.limits, turn.alive
     if turn.plan.failed >= limits.breaker_leases and turn.pending + turn.young:
-        return False  # one is tried at a time, until one becomes a member
+        return False  # only one at a time, until one becomes a member
     nodes = sum(map(turn.nodes, alive)) + limits.lease_nodes
     return (
         len(turn.waiting) < limits.most_pending
@@ -99,7 +99,7 @@ def _has_place(turn: PolicyContext) -> bool:
 
 
 def _room(turn: PolicyContext) -> LeaseRoom:
-    """Time for one more lease within budget and hours; and what of it is of use."""
+    """Time for one more lease within budget and hours, and how much of it is useful."""
     limits, progress = turn.limits, turn.seen.progress
     most_s = turn.closes_s - turn.now_s
     if limits.budget_node_hours:
@@ -109,7 +109,7 @@ def _room(turn: PolicyContext) -> LeaseRoom:
 
 
 def _untried_s(turn: PolicyContext) -> float:
-    """The longest length that no lease waits with for long: a shorter one may find a hole where that one does not."""
+    """Longest lease length below that of all leases that have waited long: a shorter lease may fit a backfill hole."""
     late_s = turn.now_s - turn.limits.look_pending_s
     stuck = [turn.length_s(lease) for lease in turn.pending if turn.note(lease.job).asked_s <= late_s]
     lengths = sorted(turn.limits.lease_lengths_s, reverse=True)
@@ -117,7 +117,7 @@ def _untried_s(turn: PolicyContext) -> float:
 
 
 def _useless(turn: PolicyContext, room: LeaseRoom) -> str:
-    """Reason why a lease of that time is none to be had; empty if it is."""
+    """Reason why a lease of that time is not worth releasing; empty if it is."""
     least_s = MINUTE_S + turn.margin_s
     if not _is_urgent(turn):
         least_s = max(least_s, turn.limits.worth_warmups * turn.seen.progress.warmup_s)
@@ -130,7 +130,7 @@ def _useless(turn: PolicyContext, room: LeaseRoom) -> str:
 
 
 def _choice(turn: PolicyContext, room: LeaseRoom) -> Lease | None:
-    """The held lease to be released: the shortest that is long enough, else the longest; of these the first."""
+    """The held lease to release: the shortest that is long enough, else the longest; ties go to the lowest number."""
     limits = turn.limits
     fits = [
         lease
@@ -146,7 +146,7 @@ def _choice(turn: PolicyContext, room: LeaseRoom) -> Lease | None:
 
 
 def _release(turn: PolicyContext, lease: Lease, room: LeaseRoom) -> None:
-    """Release a lease; with an earlier end, where it cannot use or have all of its time."""
+    """Release a lease; with a shorter time limit if it cannot use, or may not have, all of its time."""
     plan, lasting = turn.plan, turn.lasting
     note = turn.note(lease.job)
     length_s = turn.length_s(lease)
@@ -177,7 +177,7 @@ def _why(turn: PolicyContext, lasting: int) -> str:
 
 
 def _submit(turn: PolicyContext, room: LeaseRoom) -> None:
-    """Submit the next array, unless one was submitted and nobody knows yet what has become of it."""
+    """Submit the next array, unless the previous submission is still unanswered."""
     plan, limits = turn.plan, turn.limits
     if plan.arrays > turn.seen.arrays_answered or limits.paused:
         return

@@ -21,7 +21,7 @@ HOUR_S = 3600.0
 
 
 def open_hours(windows: Iterable[str]) -> frozenset[int]:
-    """Hours of ``FROM-TO`` texts, all of the day without any. Raises ``SettingsError`` for a text that is none."""
+    """Hours of ``FROM-TO`` texts; without any text, the whole day. Raises ``SettingsError`` for an invalid text."""
     return _hours(tuple(windows))
 
 
@@ -38,7 +38,7 @@ def _hours(windows: tuple[str, ...]) -> frozenset[int]:
 
 
 def windows_of(hours: Collection[int]) -> tuple[str, ...]:
-    """Texts of hours: the other way round.
+    """``FROM-TO`` texts of hours, the inverse of ``open_hours``.
 
     >>> windows_of({22, 23, 0, 1, 12})
     ('12-13', '22-2')
@@ -54,7 +54,7 @@ def windows_of(hours: Collection[int]) -> tuple[str, ...]:
 
 
 def closes_s(hours: frozenset[int], now_s: float, utc_offset_s: float) -> float:
-    """Time at which the window closes that is open now: infinite without one, not after ``now_s`` where none is."""
+    """Time at which the current window closes: infinite if all hours are open, ``now_s`` if none is open now."""
     if len(hours) == DAY:
         return math.inf
     local = math.floor((now_s + utc_offset_s) / HOUR_S)

@@ -1,10 +1,10 @@
-"""Supply of leases of a run, as files in its folder.
+"""Source of leases of a run: files in the run folder.
 
     write_supply(folder, LeaseSupply(script, nonce="b1946ac9", array="812"), policy_text)       # farandole submit
     supply, limits = read_supply(folder), limits_in(folder, supply, min_np=2, max_np=16)        # the lead
 
-``leases.json`` says what a lease is, and ``policy.toml`` by which limits it is decided on. The latter is the user's,
-and may be changed while the run goes on.
+``leases.json`` describes a lease, and ``policy.toml`` holds the limits of the policy. ``policy.toml`` belongs to the
+user, who may change it while the run goes on.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SUPPLY, POLICY = "leases.json", "policy.toml"
 
 @final
 class LeaseSupply(msgspec.Struct, frozen=True):
-    """Source of leases: the batch ``script`` of an array, and the ``array`` of ``count`` that came with the lead.
+    """Source of leases: the batch ``script`` of an array, and the ``array`` of ``count`` submitted with the leader.
 
-    ``lead`` is the job of the lead. Each lease brings ``workers`` on ``nodes`` for ``length_s``. ``nonce``, of letters
-    and digits, tells the arrays of this run from any others. Without a script there is no scheduler, and the leases are
-    those that people lend.
+    ``lead``: job of the leader. Each lease has ``workers`` on ``nodes`` for ``length_s``. ``nonce``, letters and
+    digits, distinguishes the arrays of this run from all others. Without a script there is no scheduler: the only
+    leases are those that users lend.
     """
 
     script: str = ""
@@ -43,16 +43,16 @@ class LeaseSupply(msgspec.Struct, frozen=True):
 
     @property
     def lease(self) -> Lease:
-        """A lease as it is when it has been submitted."""
+        """A lease in its state after submission."""
         return Lease("", self.workers, nodes=self.nodes, length_s=self.length_s)
 
     def nonce_of(self, serial: int) -> str:
-        """Nonce of one array; ``serial`` counts them from 1, which came with the lead."""
+        """Nonce of one array; ``serial`` counts from 1, the array submitted with the leader."""
         return f"{self.nonce}x{serial}"
 
 
 def write_supply(folder: RunFolder, supply: LeaseSupply, policy: str) -> None:
-    """Leave it for the lead; raises ``UsageError`` if the folder does not take it."""
+    """Write the files for the leader; raises ``UsageError`` if the folder is not writable."""
     for name, payload in ((SUPPLY, msgspec.json.encode(supply)), (POLICY, policy.encode())):
         try:
             write_private(folder.path / name, payload)
@@ -61,7 +61,7 @@ def write_supply(folder: RunFolder, supply: LeaseSupply, policy: str) -> None:
 
 
 def read_supply(folder: RunFolder) -> LeaseSupply:
-    """Supply in the folder of a run; one without a script if nobody has left any."""
+    """Read the file from a run folder; a supply without a script if there is no file."""
     path = folder.path / SUPPLY
     try:
         return msgspec.json.decode(read_private(path), type=LeaseSupply)
@@ -72,9 +72,9 @@ def read_supply(folder: RunFolder) -> LeaseSupply:
 
 
 def limits_in(folder: RunFolder, supply: LeaseSupply, min_np: int, max_np: int) -> LeaseLimits:
-    """Limits by the policy files of the site and of the run, which keeps between its fewest and most workers.
+    """Limits from the policy files of the site and of the run, with ``min_np`` and ``max_np`` of the run.
 
-    Raises ``UsageError`` or ``SettingsError`` for a file that cannot be read, or meant.
+    Raises ``UsageError`` or ``SettingsError`` for a file that is unreadable or invalid.
     """
     limits = bounded(read_policy(SITE_POLICY), read_policy(folder.path / POLICY))
     most = min(max_np or limits.max_np, limits.max_np or max_np)
@@ -87,5 +87,5 @@ def limits_in(folder: RunFolder, supply: LeaseSupply, min_np: int, max_np: int) 
     }
     try:
         return msgspec.convert({**msgspec.to_builtins(limits), **asked}, LeaseLimits)
-    except msgspec.ValidationError as error:  # as which it also raises what LeaseLimits itself has found
+    except msgspec.ValidationError as error:  # also wraps errors raised by LeaseLimits
         raise SettingsError(f"{folder.path / POLICY}: {error}") from error

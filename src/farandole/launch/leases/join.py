@@ -1,10 +1,10 @@
-"""``farandole join``: lend the node that this runs on to a training that has begun elsewhere.
+"""``farandole join``: lend this node to a training that runs elsewhere.
 
     farandole join /scratch/me/run7            in the script of a lease, or by hand where salloc has given nodes
     farandole join -np 4 /scratch/me/run7      with four workers
 
-This process is the agent of the node. It calls the lead, starts workers when it is told to, and ends when the run is
-over, the lead is gone, its workers have left, or it gets SIGTERM: they then leave at their next commit.
+This process is the agent of the node. It connects to the leader, starts workers when ordered, and exits when the run is
+over, the leader is lost, its workers have left, or on SIGTERM, when the workers leave at their next commit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from farandole.launch.agents.controller_lookup import ControllerLookup, LeadCont
 from farandole.launch.hosts.run_folder import RunContact, RunFolder
 
 CANNOT_JOIN = 3
-"""Exit status of a node that cannot be lent: to try again would not help."""
+"""Exit status if the node cannot be lent: a retry would not help."""
 
 EXAMPLES = """\
 examples:
@@ -54,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Lend this node until it is not wanted any more; returns the exit status."""
+    """Lend this node until the training releases it; returns the exit status."""
     try:
         folder = RunFolder.told(args.folder)
         contact = folder.contact()
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def lend(folder: RunFolder, contact: RunContact, terms: LeaseOffer) -> None:
-    """Be the agent of this node until the end; raises ``ControlError`` where the lead does not answer."""
+    """Run the agent of this node until it is done; raises ``ControlError`` if the leader does not answer."""
     process.adopt_orphans()
     config = LaunchedAgentConfig(
         contact.addresses,
@@ -94,9 +94,9 @@ def lend(folder: RunFolder, contact: RunContact, terms: LeaseOffer) -> None:
 
 
 def terms_of(variables: Mapping[str, str], np: int | None) -> LeaseOffer:
-    """Terms on which this node is lent, by the variables of Slurm, if it has started this; pure but for the nonce.
+    """Offer of this node, from Slurm's variables if Slurm started this process; pure except for the nonce.
 
-    Raises ``UsageError`` for a number of workers that is none.
+    Raises ``UsageError`` for a number of workers below 1.
     """
     if np is not None and np < 1:
         raise UsageError(f"-np {np} lends nothing; it must be at least 1")

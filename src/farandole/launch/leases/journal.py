@@ -1,11 +1,11 @@
-"""Journal of the policy of leases: each call of ``decide`` as a line, and all of them decided again.
+"""Journal of the policy of leases: each call of ``decide`` as one line, and the replay of all lines.
 
     after, decisions = decide(limits, plan, seen)
     file.write(record(limits, plan, seen, after, decisions))
     for difference in replay(file): print(difference)               # none, if this version decides the same
 
-A line is whole: one can be decided again without those before it. A last line without its end is of a writer that was
-killed, and is left.
+Each line is complete: it can be replayed without the lines before it. A last line without a line end was left by a
+killed writer, and is skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from farandole.launch.leases.policy_state import LeasePlan
 
 @final
 class LeaseRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call of ``decide``: what went in, and what came out. One with ``asked`` is none: orders wait for the next."""
+    """Inputs and outputs of one call of ``decide``; with ``asked`` no call, but orders that wait for the next one."""
 
     limits: LeaseLimits
     plan: LeasePlan
@@ -37,7 +37,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @final
 class LeaseDifference(msgspec.Struct, frozen=True):
-    """Line of a journal that comes out otherwise: ``plan`` names the fields of the plan that do."""
+    """Line of a journal whose replay differs; ``plan`` names the fields of the plan that differ."""
 
     line: int
     at_s: float
@@ -58,17 +58,17 @@ _decoder = msgspec.json.Decoder(LeaseRecord)
 def record(
     limits: LeaseLimits, plan: LeasePlan, seen: LeaseObservation, after: LeasePlan, decisions: list[LeaseDecision]
 ) -> str:
-    """One call of ``decide`` as a line."""
+    """Encode one call of ``decide`` as a line."""
     return _encoder.encode(LeaseRecord(limits, plan, seen, after, decisions)).decode() + "\n"
 
 
 def record_asked(limits: LeaseLimits, plan: LeasePlan, seen: LeaseObservation, asked: list[AnyLeaseOrder]) -> str:
-    """Orders that people have given, and that nothing has been decided about yet, as a line."""
+    """Encode orders that no call of ``decide`` has used yet as a line."""
     return _encoder.encode(LeaseRecord(limits, plan, seen, plan, [], asked)).decode() + "\n"
 
 
 def read_records(lines: Iterable[str]) -> Iterator[LeaseRecord]:
-    """Calls of a journal; raises ``UsageError`` for a line that is none."""
+    """Parse the lines of a journal; raises ``UsageError`` for an invalid line."""
     for number, line in enumerate(lines, 1):
         if not line.endswith("\n"):
             return
@@ -79,7 +79,7 @@ def read_records(lines: Iterable[str]) -> Iterator[LeaseRecord]:
 
 
 def replay(lines: Iterable[str]) -> Iterator[LeaseDifference]:
-    """Decide every line again; yields those that come out otherwise."""
+    """Replay every line; yields the lines whose result differs."""
     for number, line in enumerate(read_records(lines), 1):
         if line.asked:
             continue

@@ -15,35 +15,34 @@ import msgspec
 
 @final
 class LeasePhase(Enum):
-    """Phases in the life of a lease, in their order; any of them may be followed by ``GONE``."""
+    """Phases of a lease, in order; ``GONE`` may follow any of them."""
 
     HELD = "held"
-    """Submitted, and held by its user: it is started by being released."""
+    """Submitted, and held by its user: a release lets it start."""
     ASKED = "asked"
-    """Its release was ordered, and no look has seen it since."""
+    """Its release was ordered; no look at the queue has shown it since."""
     PENDING = "pending"
     """It waits in the queue."""
     STARTING = "starting"
-    """It runs, and its agent has not called yet."""
+    """Its job runs; its agent has not connected yet."""
     WARMING = "warming"
-    """Its agent has called, and its workers start; the others train on."""
+    """Its agent has connected and its workers start; the other workers train on."""
     MEMBER = "member"
     """Its workers train."""
     LEAVING = "leaving"
-    """Its workers leave at the next commit, and then its job ends by itself."""
+    """Its workers leave at the next commit; then its job ends."""
     GONE = "gone"
 
 
 @final
 class Lease(msgspec.Struct, frozen=True):
-    """One lease as it is known now.
+    """State of one lease, as known now.
 
-    ``job`` is the scheduler's name of it, with the index in its array: ``812_3``. ``workers`` is how many it brings, of
-    which its ``nodes`` (0: not known yet) have equal shares. ``since_s`` is when its phase began, and ``ends_s`` when
-    its job ends at the latest (0: not known), both in seconds since 1970; ``length_s`` is its time limit (0: that of
-    the policy), and ``starts_s`` when a pending one is estimated to start (0: nobody knows). ``cause`` says why it is
-    gone. A ``guest`` is lent by a person, and of no array of the run. ``drained`` names a node of it that is being
-    drained, and says why.
+    ``job`` is the scheduler's name for it, with the index in its array: ``812_3``. It has ``workers``, divided equally
+    among its ``nodes`` (0: not known yet). Its phase began at ``since_s``; its job ends at ``ends_s`` at the latest (0:
+    not known), both in seconds since 1970. ``length_s``: its time limit (0: that of the policy); ``starts_s``:
+    estimated start of a pending lease (0: unknown); ``cause``: why it is gone. A ``guest`` was lent by a user, and
+    belongs to no array of the run. ``drained``: the node of it that is being drained, and why.
     """
 
     job: str

@@ -1,13 +1,13 @@
-"""Record of the leases of a run, out of what agents say and what looks at the queue show. Without any I/O.
+"""Table of the leases of a run, from messages of agents and from looks at the scheduler's queue. Without any I/O.
 
-    book = LeaseBook()
+    book = LeaseTable()
     book.submitted("812", count=4, like=Lease("", workers=4, nodes=1, length_s=3600.0), now_s=0.0)
     book.look("812", {0: JobView(JobPhase.HELD)}, now_s=60.0)
     book.admit(terms, now_s=95.0)           # its agent has called
     book.leases, book.orders()              # what the policy sees
 
-What agents say counts before what the scheduler shows, which may be away, or late. A lease that looks do not show any
-more is gone after ``CLEAN_LOOKS`` of them: one may have been taken while the scheduler had other troubles.
+Messages of agents take precedence over the scheduler, which may be unreachable or late. A lease that the queue no
+longer shows is gone after ``CLEAN_LOOKS`` looks: a single look may be wrong while the scheduler has problems.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from farandole.launch.leases.observation import AnyLeaseOrder, OutsideCancel, Ou
 from farandole.launch.leases.scheduler import JobPhase, JobView
 
 CLEAN_LOOKS = 3
-"""Looks in a row that do not show a lease before it counts as gone."""
+"""Number of looks in a row without a lease after which it counts as gone."""
 
 SAME_END_S = 90.0
-"""Ends of a job that differ by less are the same: schedulers round to minutes."""
+"""Two end times of a job that differ by less are the same: schedulers round to minutes."""
 
 PARTIAL_S = 120.0
-"""Time from the call of its first agent after which a lease of several nodes counts with those that have called."""
+"""Time from the connection of its first agent after which a lease counts with the nodes that have connected."""
 
 QUEUED = (LeasePhase.HELD, LeasePhase.ASKED, LeasePhase.PENDING)
 HOUR_S = 3600.0
@@ -38,20 +38,20 @@ HOUR_S = 3600.0
 
 @final
 class LeaseTable:
-    """Record of one run. Times are in seconds since 1970."""
+    """Table of one run. Times are in seconds since 1970."""
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
         self._hosts: dict[str, str] = {}
         """Lease of each host whose agent is connected."""
         self._slots: dict[str, int] = {}
-        """Workers that each of these hosts lends."""
+        """Number of workers that each of these hosts lends."""
         self._missing: dict[str, int] = {}
         self._cancelled: set[str] = set()
         self._held: set[str] = set()
-        """Leases that are known to be held by somebody else than their policy."""
+        """Leases known to be held by a user or administrator, not by the policy."""
         self._releasing: set[str] = set()
-        """Leases whose release the scheduler has not answered: a look that comes meanwhile was made before it."""
+        """Leases whose release the scheduler has not answered: looks that arrive meanwhile show the state before."""
         self._suspended: set[str] = set()
         self._orders: list[AnyLeaseOrder] = []
         self._began_s: dict[str, float] = {}
@@ -61,7 +61,7 @@ class LeaseTable:
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """Every lease, in the order of their coming; one that is gone until ``forget``."""
+        """All leases in order of appearance; leases that are gone stay until ``forget``."""
         return tuple(self._leases.values())
 
     def hosts(self, job: str) -> list[str]:
@@ -83,20 +83,20 @@ class LeaseTable:
 
     @property
     def has_orders(self) -> bool:
-        """True if ``orders`` has something to tell."""
+        """True if ``orders`` would return any."""
         return bool(self._orders)
 
     def orders(self) -> tuple[AnyLeaseOrder, ...]:
-        """Orders that people have given at the scheduler since this was last called."""
+        """Orders that users gave with commands of the scheduler since the last call."""
         found, self._orders = tuple(self._orders), []
         return found
 
     def forget(self) -> None:
-        """Drop the leases that are gone: the policy has seen them."""
+        """Drop the leases that are gone, after the policy has seen them."""
         self._leases = {job: lease for job, lease in self._leases.items() if lease.phase is not LeasePhase.GONE}
 
     def restore(self, leases: Collection[Lease], node_hours: float, now_s: float) -> None:
-        """Go on with what another controller knew; agents that are connected call again."""
+        """Continue with the table of the previous controller; agents that are connected will reconnect."""
         self._leases = {lease.job: lease for lease in leases if lease.phase is not LeasePhase.GONE}
         self._began_s = {job: now_s for job, lease in self._leases.items() if lease.phase not in QUEUED}
         self._spent_node_s = node_hours * HOUR_S
@@ -104,7 +104,7 @@ class LeaseTable:
     # -- what is decided here -----------------------------------------------------------------------------------------
 
     def submitted(self, array: str, count: int, like: Lease, now_s: float) -> None:
-        """Take in an array of held leases, each ``like`` this one."""
+        """Add an array of held leases, each ``like`` this one."""
         for index in range(count):
             job = f"{array}_{index}"
             lease = msgspec.structs.replace(like, job=job, phase=LeasePhase.HELD, since_s=now_s)
@@ -119,26 +119,26 @@ class LeaseTable:
             self._move(job, phase, now_s)
 
     def releasing(self, job: str, now_s: float) -> None:
-        """Note that a lease was told to start, and that the scheduler is asked to release it."""
+        """Note that a lease was told to start, and that its release was sent to the scheduler."""
         self.told(job, LeasePhase.ASKED, now_s)
         self._releasing.add(job)
 
     def released(self, job: str) -> None:
-        """Note that the scheduler has answered the release of a lease, whatever it said."""
+        """Note that the scheduler has answered the release of a lease, with success or failure."""
         self._releasing.discard(job)
 
     def revert(self, job: str, now_s: float) -> None:
-        """Note that the release of a lease was refused: it is held, as it was."""
+        """Note that the release of a lease was refused: it is still held."""
         if job in self._leases and self._leases[job].phase is LeasePhase.ASKED:
             self._move(job, LeasePhase.HELD, now_s)
 
     # -- what agents say ----------------------------------------------------------------------------------------------
 
     def admit(self, terms: LeaseOffer, now_s: float) -> None:
-        """Take in that the agent of a lease has called, perhaps of one that nobody here has submitted."""
+        """Add the connected agent of a lease, which may be one that this run did not submit."""
         job = terms.title
         lease = self._leases.get(job) or Lease(job, 0, since_s=now_s, guest=True)
-        nodes = max(lease.nodes, len({*self.hosts(job), terms.host}))  # one that was cut off calls again
+        nodes = max(lease.nodes, len({*self.hosts(job), terms.host}))  # a reconnecting agent is counted once
         workers = max(lease.workers, terms.slots * nodes)
         ends_s = terms.ends_s or lease.ends_s
         self._hosts[terms.host], self._slots[terms.host] = job, terms.slots
@@ -148,11 +148,11 @@ class LeaseTable:
             self._move(job, LeasePhase.WARMING, now_s)
 
     def expect(self, host: str, job: str) -> None:
-        """Take in that the controller before knew the agent of a host: it calls again, or ``gone`` says so."""
+        """Add a host whose agent was connected to the previous controller: it reconnects, or ``gone`` is called."""
         self._hosts[host] = job
 
     def train(self, hosts: Collection[str], now_s: float) -> None:
-        """Take in on which hosts members of the generation are."""
+        """Update which leases train; ``hosts`` are those with members of the generation."""
         for job, lease in list(self._leases.items()):
             own = self.hosts(job)
             is_whole = len(own) >= lease.nodes or now_s >= lease.since_s + PARTIAL_S
@@ -162,28 +162,28 @@ class LeaseTable:
                 self._count(job)
 
     def _count(self, job: str) -> None:
-        """Count the workers that a lease really brings: one of its nodes may have been lost, or never have called."""
+        """Count the workers that a lease really has: a node may be lost, or its agent may never have connected."""
         lease = self._leases[job]
         hosts = self.hosts(job)
-        if hosts and all(host in self._slots for host in hosts):  # those that another controller knew call again
+        if hosts and all(host in self._slots for host in hosts):  # slots are unknown until agents reconnect
             workers = sum(self._slots[host] for host in hosts)
             self._leases[job] = msgspec.structs.replace(lease, workers=workers)
 
     def leave(self, host: str, cause: str, now_s: float) -> None:
-        """Take in that a host is to leave."""
+        """Note that a host is to leave."""
         job = self._hosts.get(host)
         if job in self._leases:
             self._move(job, LeasePhase.LEAVING, now_s, cause)
 
     def gone(self, host: str, cause: str, now_s: float) -> None:
-        """Take in that the agent of a host has ended, or is lost; with its last host a lease is gone."""
+        """Remove a host whose agent has exited or is lost; a lease without hosts is gone."""
         job = self._hosts.pop(host, None)
         self._slots.pop(host, None)
         if job in self._leases and not self.hosts(job):
             self._end(job, self._leases[job].cause or cause, now_s)
 
     def nodes(self) -> dict[str, set[str]]:
-        """Nodes of each lease whose agents are connected."""
+        """Nodes with connected agents, by lease."""
         found: dict[str, set[str]] = {}
         for host, job in self._hosts.items():
             if job in self._leases:
@@ -193,7 +193,7 @@ class LeaseTable:
     # -- what looks show ----------------------------------------------------------------------------------------------
 
     def look(self, array: str, jobs: Mapping[int, JobView], now_s: float) -> None:
-        """Take in a look at the jobs of an array."""
+        """Update the leases of an array from a look at its jobs."""
         self._note_suspended(array, jobs)
         for job, lease in list(self._leases.items()):
             number, _, index = job.partition("_")
@@ -209,7 +209,7 @@ class LeaseTable:
                     self._lost(lease, "no look shows it any more", now_s)
 
     def drain(self, nodes: Collection[str], drained: Mapping[str, str]) -> None:
-        """Take in a look at nodes, of which some are being drained."""
+        """Update the leases from a look at ``nodes``; ``drained``: the reason for each node that is being drained."""
         for job, own in self.nodes().items():
             known = sorted(own & set(nodes))
             words = [f"{node} ({drained[node]})" if drained[node] else node for node in known if node in drained]
@@ -217,7 +217,7 @@ class LeaseTable:
                 self._leases[job] = msgspec.structs.replace(self._leases[job], drained=", ".join(words))
 
     def _note_suspended(self, array: str, jobs: Mapping[int, JobView]) -> None:
-        """Take in which jobs are suspended, also of leases that are gone as nothing was heard of their agents."""
+        """Note which jobs are suspended, also those of leases that are gone because their agents were silent."""
         found = {f"{array}_{index}" for index, view in jobs.items() if view.phase is JobPhase.SUSPENDED}
         self._orders += [OutsideSuspend(job) for job in sorted(found - self._suspended)]
         self._suspended = {job for job in self._suspended if job.partition("_")[0] != array} | found
@@ -228,7 +228,7 @@ class LeaseTable:
             self._orders.append(OutsideLimit(job))
         nodes = len(view.nodes) or lease.nodes
         if view.began_s and lease.phase is not LeasePhase.GONE:
-            self._began_s[job] = view.began_s  # the job is paid for from then on, and its agent calls later
+            self._began_s[job] = view.began_s  # its node-hours count from then on
         times = {"ends_s": view.ends_s or lease.ends_s, "starts_s": view.starts_s, "nodes": nodes}
         self._leases[job] = msgspec.structs.replace(lease, **times)
         if view.phase is JobPhase.GONE and not self.hosts(job):
@@ -245,7 +245,7 @@ class LeaseTable:
             self._move(job, LeasePhase.STARTING, now_s)
 
     def _note_hold(self, lease: Lease, is_barred: bool, now_s: float) -> None:
-        """Take in that a lease is held that was released, or that its user could not release."""
+        """Note that a lease is held after its release, or that only an administrator can release it."""
         if lease.job in self._held or (lease.phase is LeasePhase.HELD and not is_barred):
             return
         if lease.job in self._releasing and not is_barred:

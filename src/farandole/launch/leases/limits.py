@@ -1,4 +1,4 @@
-"""Limits that the policy of leases decides by: every threshold and every bound, once.
+"""Limits of the policy of leases: all thresholds and bounds.
 
 >>> limits = LeaseLimits(max_np=16, budget_node_hours=200.0)
 >>> limits.growth_at, limits.most_pending, limits.open_at(0.0, 0.0)
@@ -21,93 +21,93 @@ from farandole.launch.leases.rules import LeaseRule
 
 @final
 class LeaseLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """Bounds and thresholds of one run. Where 0 stands for no bound, its line says so."""
+    """Bounds and thresholds of one run. 0 means no bound only where the line says so."""
 
     # -- bounds: never passed, whoever asks --------------------------------------------------------------------------
     min_np: int = 1
-    """Fewest workers, those of the lead among them. Only the end of a lease, the budget or the hours go below."""
+    """Fewest workers, including the leader's. Only the end of a lease, the budget or the hours may go below."""
     max_np: int = 0
     """Most workers (0: no bound)."""
     most_leases: int = 16
-    """Most leases at one time, from their release until their end."""
+    """Most leases at one time, each counted from its release to its end."""
     most_nodes: int = 0
     """Most nodes of all leases at one time (0: no bound)."""
     most_pending: int = 2
-    """Most leases that wait in the queue."""
+    """Most leases waiting in the queue."""
     budget_node_hours: float = 0.0
-    """Most node-hours of the run, with what its leases can still use (0: no bound)."""
+    """Most node-hours of the run, including those that its leases can still use (0: no bound)."""
     hours: tuple[str, ...] = ()
     """Hours of the day, in local time, in which leases may run: ``["20-8"]`` (none: all)."""
     partitions: tuple[str, ...] = ()
     """Partitions that leases may be submitted to (none: any). For the script; no decision depends on it."""
     paused: bool = False
-    """Release and submit nothing, whoever asks; what runs goes on."""
+    """Release and submit no leases, even if a user orders it; running leases go on."""
 
     # -- leases --------------------------------------------------------------------------------------------------------
     lease_workers: int = 1
-    """Workers that a lease brings."""
+    """Workers of one lease."""
     lease_nodes: int = 1
-    """Nodes that a lease takes."""
+    """Nodes of one lease."""
     lease_lengths_s: tuple[float, ...] = (3600.0,)
-    """Time limits of leases: the longest one that a bound allows is taken, held ones of that length first."""
+    """Time limits of leases: the policy takes the longest that the bounds allow, held leases of that length first."""
     array_leases: int = 16
     """Leases in one array."""
 
     # -- growth by policy ----------------------------------------------------------------------------------------------
     batch: Literal["fixed", "grow"] = "fixed"
-    """``fixed``: the global batch stays, so the noise scale sets no bound. ``grow``: that of each worker stays."""
+    """``fixed``: the global batch is constant, so the noise scale sets no bound. ``grow``: the batch per worker is."""
     growth_at: float = 1.25
-    """Least target, in multiples of the workers that are there or asked for."""
+    """Grow only if the target is at least this multiple of the workers present or requested."""
     advice_apart_s: float = 120.0
-    """Two pieces of advice that far apart must agree."""
+    """Grow only after two pieces of advice at least this far apart have agreed."""
     growth_per_advice: float = 4.0
-    """Most workers after a growth, in multiples of those that train."""
+    """Most workers after one growth, as a multiple of the workers that train."""
     worth_pauses: float = 5.0
-    """Least saving, in multiples of the pauses of the others: one for every worker that comes."""
+    """Least time saved, as a multiple of the pauses of the other workers: one pause for each worker that joins."""
     worth_warmups: float = 10.0
-    """Least time that a lease has left, in multiples of its warm-up."""
+    """Least time of a lease, as a multiple of its warm-up."""
 
     # -- shrinking by policy -------------------------------------------------------------------------------------------
     shrink_at: float = 0.67
-    """Highest target, in multiples of the workers that are there."""
+    """Shrink only if the target is at most this multiple of the workers present."""
     shrink_after_s: float = 600.0
-    """The advice must have been so low for so long."""
+    """Shrink only after the advice has been that low for this time."""
     rules: tuple[LeaseRule, ...] = ()
-    """Rules of the user, each obeyed at once when its condition first holds."""
+    """Rules of the user; each takes effect at once when its condition first holds."""
 
     # -- hysteresis ----------------------------------------------------------------------------------------------------
     opposite_s: float = 600.0
-    """Least time between a growth and a shrinking by policy, either way."""
+    """Least time between growing and shrinking by policy, in either order."""
     changes_per_hour: int = 6
-    """Most new sizes by policy in an hour."""
+    """Most changes of the size by policy in an hour."""
 
     # -- ends ----------------------------------------------------------------------------------------------------------
     leave_steps: float = 2.0
     leave_s: float = 30.0
-    """A lease leaves so many of the longest steps, and so many seconds, before its job ends."""
+    """A lease leaves before its job ends by ``leave-steps`` times the longest recent step plus ``leave-s`` seconds."""
     wait_quantile: float = 0.8
-    """Successors are released earlier by this quantile of the waits and a warm-up."""
+    """A successor is released earlier than the end of a lease by this quantile of the queue waits plus a warm-up."""
     successor_share: float = 0.5
-    """... but not before this share of the lease is over: waits of yesterday must not make leases chase each other."""
+    """A successor is not released before this share of the lease is over, however long earlier queue waits were."""
 
     # -- what goes wrong -----------------------------------------------------------------------------------------------
     breaker_leases: int = 3
-    """After so many leases in a row that never became members nothing grows."""
+    """After this many leases in a row that never became members, the policy pauses growth."""
     pauses_s: tuple[float, ...] = (60.0, 900.0, 1800.0, 3600.0)
-    """Pauses after the first refusal of the scheduler, the second ..., and after the breaker."""
+    """Pauses after the first, second, ... refusal of the scheduler in a row, and after ``breaker-leases`` failures."""
     order_s: float = 3600.0
-    """No growth for so long after somebody has cancelled a lease in the queue, or has held one."""
+    """No growth for this time after a user or an administrator cancelled or held a queued lease."""
 
     # -- the lead ------------------------------------------------------------------------------------------------------
     lead_patience_s: float = 0.0
-    """Leases whose lead is gone keep their workers for so long, for the next lead (0: they end). Read at the start."""
+    """Leases without a leader keep their workers this long, for the next leader (0: they end). Read at the start."""
 
     # -- looks ---------------------------------------------------------------------------------------------------------
     look_pending_s: float = 60.0
     look_s: float = 300.0
-    """Time between looks at the queue while something waits there, and else."""
+    """Time between looks at the queue: ``look-pending-s`` while a lease waits there, otherwise ``look-s``."""
     told_pending_s: float = 600.0
-    """A lease that has waited for so long is spoken of, once."""
+    """A lease that has waited this long in the queue is reported, once."""
 
     def __post_init__(self) -> None:
         wrong = next((text for text in _mistakes(self)), None)
@@ -125,11 +125,11 @@ class LeaseLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
         return max(self.lease_lengths_s)
 
     def pause_s(self, times: int) -> float:
-        """The pause after a thing has failed so many times in a row."""
+        """Pause after ``times`` failures in a row."""
         return self.pauses_s[min(max(times, 1), len(self.pauses_s)) - 1]
 
     def closes_s(self, now_s: float, utc_offset_s: float) -> float:
-        """Time at which the hours are over that leases may run in; not after ``now_s`` where they are."""
+        """Time at which the allowed hours end; at most ``now_s`` outside of them."""
         return closes_s(open_hours(self.hours), now_s, utc_offset_s) if self.hours else math.inf
 
     def open_at(self, now_s: float, utc_offset_s: float) -> bool:
@@ -138,7 +138,7 @@ class LeaseLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 
 
 def _mistakes(limits: LeaseLimits) -> list[str]:
-    """Sentences on what cannot be meant."""
+    """Error texts for invalid values."""
     least = {"min-np": 0, "max-np": 0, "most-leases": 0, "most-nodes": 0, "most-pending": 0, "budget-node-hours": 0,
              "lease-workers": 1, "lease-nodes": 1, "array-leases": 1, "growth-at": 1, "growth-per-advice": 1,
              "changes-per-hour": 0, "breaker-leases": 1, "look-pending-s": 1, "look-s": 1}  # fmt: skip

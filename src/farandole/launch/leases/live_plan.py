@@ -1,8 +1,8 @@
-"""Plan of a run that is under way: what its policy would decide now, after a look at the queue, and does not do.
+"""Dry run of the policy of a running job: what it would decide now, after a look at the queue.
 
 for decision in dry_run(RunFolder("~/runs/cosmo"), SlurmScheduler(os.environ), time.time()): print(decision.reason)
 
-It begins where the journal of the run ends, so it says what the run itself would decide with the same look.
+It starts from the last line of the run's journal, so it decides what the run itself would decide after the same look.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from farandole.launch.leases.lease_table import LeaseTable
 from farandole.launch.leases.scheduler import CallRefused, CallUnanswered, Looked, Scheduler, answered
 
 PATIENCE_S = 60.0
-"""Time for the looks."""
+"""Timeout for the looks at the queue."""
 
 
 def dry_run(folder: RunFolder, scheduler: Scheduler, now_s: float) -> list[LeaseDecision]:
-    """Look at the queue and decide; raises ``UsageError`` where there is no run, or the scheduler does not answer."""
+    """Look at the queue and decide; raises ``UsageError`` if there is no run, or the scheduler does not answer."""
     folder.check()
     try:
         found = last(folder)

@@ -1,12 +1,12 @@
-"""Leases of one run: what is known of them, what the policy decides, and what the scheduler is asked for.
+"""Manager of the leases of one run: tracks leases, calls the policy, and sends its decisions to the scheduler.
 
     manager = LeaseManager(limits, supply, scheduler, journal=write_line)
     manager.book.admit(terms, now_s)                            # the agent of a lease has called
     for host, why in manager.turn(now_s, have=6, own=2, training={"node2+812_0"}): ...      # that host is to leave
 
-No thread, no wait: the scheduler's answers are taken in when they have come, and the loop that owns this sleeps until
-one of ``fds`` is readable, or ``due_s``. Every decision is made by ``decide``, which is pure; each of its calls that
-decides something is a line of the journal, from which the next controller goes on.
+It has no thread and never waits: it reads the scheduler's answers after they have arrived, and the loop that owns it
+sleeps until one of ``fds`` is readable, or until ``due_s``. Every decision is made by ``decide``, which is pure; each
+of its calls that decides something is a line of the journal, from which the next controller continues.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from farandole.launch.leases.scheduler import (
 )
 
 ALIKE = 1.25
-"""Ratio of two durations of steps by which they differ."""
+"""Ratio from which on two step times count as different."""
 
 MOST_SAID = 8
-"""Last decisions that people are shown."""
+"""Number of last decisions that users are shown."""
 
 FIND_AGAIN_S = 60.0
-"""Pause before an array is looked for again of which it is not known whether it was submitted."""
+"""Pause before the next search for an array whose submission got no answer."""
 
 
 @final
@@ -89,28 +89,28 @@ class LeaseManager:
         self._progress = LeaseProgress()
         self._orders: list[AnyLeaseOrder] = []
         self._sizes = (0, 0)
-        """Workers that there were at the last decision, and those of the lead among them."""
+        """Number of workers at the last decision, and how many of them were the leader's own."""
         self._refusals: list[LeaseRefusal] = []
         self._answered = 0
         self._counts: dict[str, int] = {}
-        """Leases in each array, by its nonce."""
+        """Number of leases in each array, by the array's nonce."""
         self._find_s = math.inf
-        self._looked_s = time.time()  # as if: the array has just been submitted
+        self._looked_s = time.time()  # as if the array had just been submitted
         self._ends: dict[str, str] = {}
-        """Leases that are to end, and why: also hosts of theirs are to leave whose agents call later."""
+        """Leases that must end, and why. Their hosts must leave even if an agent connects later."""
         self._news: object = None
-        """What the policy has seen last."""
+        """Input of the policy at its last call."""
         self.said: deque[str] = deque(maxlen=MOST_SAID)
 
     # -- what the loop asks -------------------------------------------------------------------------------------------
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that are readable when the scheduler has answered."""
+        """Descriptors that become readable when the scheduler has answered."""
         return self._scheduler.fds if self._scheduler is not None else ()
 
     def due_s(self, now_s: float) -> float | None:
-        """Seconds from now until ``turn`` has something to do without any news."""
+        """Seconds from now until ``turn`` is due even if nothing changes."""
         call_s = self._scheduler.deadline_s if self._scheduler is not None else None
         moments = [self._plan.next_s - now_s if self._plan.next_s else math.inf, self._find_s - now_s]
         if call_s is not None:
@@ -119,7 +119,7 @@ class LeaseManager:
         return max(0.0, soonest) if soonest < math.inf else None
 
     def views(self) -> list[LeaseView]:
-        """The leases, for people."""
+        """The leases, in the form shown to users."""
         return [
             LeaseView(each.job, each.phase.value, each.workers, each.since_s, each.ends_s, each.cause)
             for each in self.book.leases
@@ -127,26 +127,26 @@ class LeaseManager:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics that the script has reported last."""
+        """Metrics that the script reported last."""
         return dict(self._progress.metrics)
 
     @property
     def plan(self) -> LeasePlan:
-        """Memory of the policy."""
+        """State of the policy."""
         return self._plan
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def order(self, order: AnyLeaseOrder) -> None:
-        """Take in an order of a person."""
+        """Queue an order of a user."""
         self._orders.append(order)
 
     def asked(self, now_s: float) -> str:
-        """Line of the journal by which the next controller knows the orders that nothing was decided about yet."""
+        """Line of the journal with the orders that no decision has used yet, for the next controller."""
         return record_asked(self.limits, self._plan, self._see(now_s, *self._sizes), self._orders)
 
     def progressed(self, told: Progressed, now_s: float) -> None:
-        """Take in what the script reports."""
+        """Store a report of the script."""
         advice = self._progress.advice
         if told.advice is not None:
             given = told.advice
@@ -159,25 +159,25 @@ class LeaseManager:
         self._progress = msgspec.structs.replace(self._progress, **known)
 
     def stepped(self, step_s: float) -> None:
-        """Take in the longest of the recent steps; one that is much like the last is no news."""
+        """Store the longest recent step time, unless it is within a factor ``ALIKE`` of the stored one."""
         known_s = self._progress.step_s
         if not known_s / ALIKE <= step_s <= known_s * ALIKE:
             self._progress = msgspec.structs.replace(self._progress, step_s=step_s)
 
     def turn(self, now_s: float, have: int, own: int, training: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Take in what has come, decide, and ask the scheduler; yields the hosts that are to leave, with the reason."""
+        """Read the scheduler's answers, decide, call the scheduler; yields hosts that must leave, with the reason."""
         self._take(self._scheduler.answers() if self._scheduler is not None else (), now_s)
         self._begin(now_s)
         yield from self._leaving()
         if not have:
-            return  # nobody has begun to train
+            return  # no worker trains yet
         before = {lease.job: lease for lease in self.book.leases}
         self.book.train(training, now_s)
         self._note_warm_up(before, now_s)
         is_told = bool(self._orders or self._refusals or self.book.has_orders)
         is_due = 0 < self._plan.next_s <= now_s
         if self._known(have, own) == self._news and not is_told and not is_due:
-            return  # the loop turns for every message of a worker
+            return  # unchanged: ``turn`` runs after every message of a worker
         self._sizes = have, own
         told = {"orders": (*self._orders, *self.book.orders()), "refusals": tuple(self._refusals)}
         seen = msgspec.structs.replace(self._see(now_s, have, own), **told)
@@ -196,22 +196,22 @@ class LeaseManager:
     def restore(
         self, plan: LeasePlan, seen: LeaseObservation, now_s: float, asked: Collection[AnyLeaseOrder] = ()
     ) -> None:
-        """Go on from the last line of the journal."""
-        # An order to stop was for the lead before, which has ended; if this one goes on, it was queued again.
-        # Of one that was given to this lead the launcher knows.
+        """Continue from the last line of the journal."""
+        # A ``Stop`` was for the previous leader, which has ended; this leader exists because the job was requeued. The
+        # launcher keeps a ``Stop`` that was given to this leader.
         self._orders += [order for order in asked if not isinstance(order, Stop)]
         self._plan = msgspec.structs.replace(plan, stopped=False)
         self._answered = seen.arrays_answered
         self._progress = seen.progress
-        self._sizes = seen.have, seen.own  # until something is decided: what is asked for until then is a line, too
+        self._sizes = seen.have, seen.own  # ``asked`` uses them before the first decision
         self.book.restore(seen.leases, seen.node_hours, now_s)
-        if plan.arrays > self._answered:  # its answer was for the controller before
+        if plan.arrays > self._answered:  # the answer went to the previous controller
             self._find_s = now_s + FIND_AGAIN_S
         for lease in self.book.leases:
             self._repeat(lease, now_s)
 
     def _repeat(self, lease: Lease, now_s: float) -> None:
-        """Ask again for what was decided last about a lease: the controller before may have died before it was done."""
+        """Repeat the last decision about a lease: the previous controller may have died before it was carried out."""
         note = self._plan.notes.get(lease.job)
         if note is None:
             return
@@ -223,14 +223,14 @@ class LeaseManager:
             self._obey(LeaseDecision(CancelPending(lease.job), ""), now_s)
 
     def close(self) -> None:
-        """End what the scheduler still does."""
+        """Close the scheduler, with any command that still runs."""
         if self._scheduler is not None:
             self._scheduler.close()
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
 
     def _begin(self, now_s: float) -> None:
-        """Take in the array that was submitted with the lead, once; look again for one that is in doubt."""
+        """Add the array that was submitted with the leader, once; search again for an array in doubt."""
         if self._supply.array and not self._answered and not self._plan.arrays:
             self._plan = msgspec.structs.replace(self._plan, arrays=1)
             self._answered = 1
@@ -264,7 +264,7 @@ class LeaseManager:
                 self.say(f"{answer.call} {answer.job}: done")
 
     def _note_release(self, answer: Answer) -> None:
-        """Take in that a release is done, refused or unanswered: looks that come from now on were made after it."""
+        """Note that a release is done, refused or unanswered: later looks at the queue include its effect."""
         if isinstance(answer, CallDone) and answer.call == "start":
             self.book.released(answer.job)
         elif isinstance(answer, CallRefused | CallUnanswered) and answer.call == "start":
@@ -280,11 +280,11 @@ class LeaseManager:
             self.book.revert(answer.subject, now_s)
 
     def _unanswered(self, answer: CallUnanswered, now_s: float) -> None:
-        if answer.call in ("submit", "find"):  # it may have been submitted: nothing else is, until that is known
+        if answer.call in ("submit", "find"):  # it may be submitted: submit no other until that is known
             self._find_s = now_s + FIND_AGAIN_S
         elif answer.call == "start":
-            self.book.revert(answer.subject, now_s)  # to release it once more does no harm
-        elif answer.call in ("cancel", "set_limit"):  # the policy counts on neither, and tries a cancel again later
+            self.book.revert(answer.subject, now_s)  # a second release does no harm
+        elif answer.call in ("cancel", "set_limit"):  # the policy relies on neither, and retries a cancel
             self._refusals.append(LeaseRefusal(answer.call, answer.subject, answer.words))
 
     def _end(self, job: str, reason: str, now_s: float) -> None:
@@ -292,7 +292,7 @@ class LeaseManager:
         self.book.told(job, LeasePhase.LEAVING, now_s)
 
     def _leaving(self) -> Iterator[tuple[str, str]]:
-        """Hosts of leases that are to end, with the reason; again in each turn, as agents may call later."""
+        """Yield the hosts of leases that must end, with the reason; in each turn, because agents may connect later."""
         alive = {lease.job for lease in self.book.leases if lease.phase is not LeasePhase.GONE}
         self._ends = {job: reason for job, reason in self._ends.items() if job in alive}
         for job, reason in self._ends.items():
@@ -329,7 +329,7 @@ class LeaseManager:
     # -- what the policy sees -----------------------------------------------------------------------------------------
 
     def _known(self, have: int, own: int) -> object:
-        """Everything that a decision rests on. Of metrics only what the rules say: scripts report them all the time."""
+        """All inputs of a decision; of metrics only the results of the rules, because scripts report all the time."""
         progress = self._progress
         rules = [rule.holds(progress.metrics) for rule in self.limits.rules]
         others = msgspec.structs.replace(progress, metrics={})
@@ -349,7 +349,7 @@ class LeaseManager:
         )
 
     def _note_warm_up(self, before: dict[str, Lease], now_s: float) -> None:
-        """Measure the warm-up of leases that have just become members, from the call of their agents on."""
+        """Measure the warm-up of leases that have just become members, from the connection of their agents on."""
         for lease in self.book.leases:
             was = before.get(lease.job)
             if was is not None and was.phase is LeasePhase.WARMING and lease.phase is LeasePhase.MEMBER:
@@ -368,7 +368,7 @@ class LeaseManager:
         self._speak(decision.reason)
 
     def _speak(self, text: str) -> None:
-        """Tell people, those who look at the output and those who ask."""
+        """Print ``text``, and keep it for ``farandole ps``."""
         self.said.append(f"{time.strftime('%H:%M:%S')} {text}")
         self.say(text)
 
@@ -377,5 +377,5 @@ class LeaseManager:
 
 
 def _finite(number: float) -> float:
-    """The number; 0 stands for no bound, as a journal has no word for infinity."""
+    """``number`` if finite, else 0 for no bound: JSON has no infinity."""
     return number if math.isfinite(number) else 0.0

@@ -1,11 +1,11 @@
-"""Observations that the policy of leases decides on: all that it knows of the world, at one moment.
+"""Observation that the policy of leases decides on: its complete input at one moment.
 
->>> seen = LeaseSeen(now_s=1_700_000_000.0, have=2, own=2, orders=(ScaleTo(8),))
+>>> seen = LeaseObservation(now_s=1_700_000_000.0, have=2, own=2, orders=(ScaleTo(8),))
 >>> seen.orders[0].np
 8
 
-Times are in seconds since 1970. Orders and refusals are news: each is told in one call, and then no more. A lease is
-listed from its submission until one call has shown it as gone.
+Times are in seconds since 1970. Each order and refusal is passed in one call only. A lease is listed from its
+submission until one call has shown it as gone.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from farandole.launch.leases.lease import Lease
 
 
 class LeaseOrder(msgspec.Struct, frozen=True, tag=True):
-    """Base of what people order, by a command of Farandole or at the scheduler."""
+    """Base of the orders of users, given with a command of Farandole or of the scheduler."""
 
 
 @final
 class ScaleTo(LeaseOrder, frozen=True):
-    """Train with this many workers, whatever advice says, until ``Resume``."""
+    """Train with this many workers, ignoring advice, until ``Resume``."""
 
     np: int
 
 
 @final
 class Hold(LeaseOrder, frozen=True):
-    """Release and submit nothing, and shrink for no advice, until ``Resume``."""
+    """Release and submit no leases, and do not shrink on advice, until ``Resume``."""
 
 
 @final
 class Resume(LeaseOrder, frozen=True):
-    """Go on by advice, whatever was ordered before."""
+    """Follow advice again; cancels earlier orders."""
 
 
 @final
 class Stop(LeaseOrder, frozen=True):
-    """End all leases, for good: the training is over."""
+    """End all leases: the training is over."""
 
 
 @final
 class OutsideCancel(LeaseOrder, frozen=True):
-    """Somebody has cancelled a lease in the queue that nobody here had cancelled."""
+    """A user or an administrator cancelled a queued lease; the policy did not."""
 
     job: str
 
 
 @final
 class OutsideHold(LeaseOrder, frozen=True):
-    """Somebody holds a lease; ``barred`` if only an administrator can release it."""
+    """A user or an administrator holds a lease; ``barred`` if only an administrator can release it."""
 
     job: str
     barred: bool = False
@@ -63,14 +63,14 @@ class OutsideHold(LeaseOrder, frozen=True):
 
 @final
 class OutsideLimit(LeaseOrder, frozen=True):
-    """Somebody has set the time limit of a lease; ``Lease.ends_s`` and ``length_s`` have it already."""
+    """A user or an administrator set the time limit of a lease; ``Lease.ends_s`` and ``length_s`` have it already."""
 
     job: str
 
 
 @final
 class OutsideSuspend(LeaseOrder, frozen=True):
-    """Somebody has suspended a lease: its workers stand still, and count as lost when nothing is heard of them."""
+    """A user or an administrator suspended a lease: its workers stop, and count as lost after the heartbeat timeout."""
 
     job: str
 
@@ -80,7 +80,7 @@ AnyLeaseOrder: TypeAlias = ScaleTo | Hold | Resume | Stop | OutsideCancel | Outs
 
 @final
 class LeaseRefusal(msgspec.Struct, frozen=True):
-    """Refusal of the scheduler: ``call`` as in ``Scheduler``, ``subject`` a job or a nonce, and its ``words``."""
+    """Refusal of the scheduler: ``call`` as in ``Scheduler``; ``subject``: job or nonce; ``words``: its message."""
 
     call: str
     subject: str
@@ -89,10 +89,10 @@ class LeaseRefusal(msgspec.Struct, frozen=True):
 
 @final
 class LeaseAdvice(msgspec.Struct, frozen=True):
-    """Advice on the number of workers, as of ``at_s``, in a form for journals; or, with ``refusal``, why there is none.
+    """Advice on the number of workers, as of ``at_s``, as written to journals; ``refusal``: why there is none.
 
-    ``low`` and ``high`` bound the noise scale, in samples (``high`` of 0: nothing does, as JSON has no infinity).
-    ``saves_s`` is how much sooner the training would end.
+    ``low`` and ``high`` bound the noise scale, in samples (``high`` of 0: no upper bound, because JSON has no
+    infinity). ``saves_s``: how much sooner the training would end.
     """
 
     at_s: float
@@ -104,7 +104,7 @@ class LeaseAdvice(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, advised: Advised, at_s: float, remaining: float = 1.0) -> LeaseAdvice:
-        """Convert what ``largebatch.advise`` has returned. ``remaining``: share of the training that is still to do."""
+        """Convert the result of ``largebatch.advise``. ``remaining``: share of the training that is still to do."""
         if not isinstance(advised, Advice):
             return cls(at_s, refusal=str(advised))
         now = advised.prospects[min(advised.current, len(advised.prospects)) - 1]
@@ -117,9 +117,9 @@ class LeaseAdvice(msgspec.Struct, frozen=True):
 class LeaseProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """Progress of the training. 0 stands for what is not known yet.
 
-    ``step_s`` is the longest of the latest steps, ``pause_s`` what a change of the workers costs the others, and
-    ``warmup_s`` the time from the start of a lease until its workers can join. ``batch`` is that of one worker.
-    Metrics that are not finite are left out: no rule holds for them, and JSON has no word for them.
+    ``step_s``: the longest of the latest steps; ``pause_s``: the pause of the other workers when one joins or leaves;
+    ``warmup_s``: time from the start of a lease until its workers can join; ``batch``: batch size of one worker.
+    Metrics that are not finite are left out: no rule holds for them, and JSON cannot represent them.
     """
 
     step: int = 0
@@ -142,10 +142,10 @@ class LeaseProgress(msgspec.Struct, frozen=True, omit_defaults=True):
 class LeaseObservation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything that is known now.
 
-    ``have`` workers train, of which ``own`` are the lead's. ``looked_s`` is how long ago the last look at the queue
-    was answered. ``node_hours`` are used up, and beside the leases others (the lead) will use ``node_hours_committed``
-    more. ``arrays_answered`` counts the arrays whose submission was answered, either way, since the run began.
-    ``utc_offset_s`` makes local time of ``now_s``.
+    ``have``: number of workers that train; ``own``: how many of them are the leader's. ``looked_s``: time since the
+    last answered look at the queue. ``node_hours``: used so far; ``node_hours_committed``: what others (the leader)
+    will still use beside the leases. ``arrays_answered``: number of arrays since the run began whose submission was
+    answered, accepted or not. ``utc_offset_s``: added to ``now_s``, gives local time.
     """
 
     now_s: float

@@ -1,4 +1,4 @@
-"""``farandole plan``: what the policy of leases would do on a cluster as it was, or has done by a journal."""
+"""``farandole plan``: simulate the policy of leases on a recorded trace, dry-run it, or replay its journal."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def limits_for(policy: str | None, rules: list[LeaseRule], site: Path = SITE_POL
 
 
 def rules_of(whens: list[str], thens: list[str]) -> list[LeaseRule]:
-    """Rules of ``--when`` and ``--then``, the first with the first."""
+    """Rules from the options ``--when`` and ``--then``, paired in order."""
     if len(whens) != len(thens):
         raise UsageError(f"--when was given {len(whens)} times and --then {len(thens)} times: each needs the other")
     return [LeaseRule.parse(when, then) for when, then in zip(whens, thens, strict=True)]
@@ -150,7 +150,7 @@ def _simulate(args: argparse.Namespace) -> int:
     else:
         _print(report, explains=args.explain)
     if args.save:
-        from farandole.launch.leases.simulation.picture import draw_plan  # by now it is known to be there
+        from farandole.launch.leases.simulation.picture import draw_plan  # known to be installed by now
 
         draw_plan(report, args.save)
     return 0
@@ -170,7 +170,7 @@ def _report(args: argparse.Namespace, limits: LeaseLimits, model: TrainingModel,
 
 
 def sizes(text: str | None, limits: LeaseLimits, most: int) -> list[int]:
-    """Sizes to compare with: those of a text, or powers of two in whole leases up to the most."""
+    """Static sizes to compare with: those in ``text``, or powers of two in whole leases up to ``most``."""
     if text is None:
         powers = (limits.lease_workers * 2**i for i in range(20))
         return [size for size in powers if size <= most]
@@ -188,7 +188,7 @@ def _print(report: PlanReport, *, explains: bool) -> None:
     if explains:
         for at_s, decision in report.run.decided:
             if isinstance(decision.action, LOOKS):
-                continue  # too many to read, and all for the same reason
+                continue  # too many to read, all with the same reason
             hours, minutes = divmod(int(at_s) // 60, 60)
             action = type(decision.action).__name__
             subject = getattr(decision.action, "job", "")
@@ -197,7 +197,7 @@ def _print(report: PlanReport, *, explains: bool) -> None:
 
 
 def _require_matplotlib() -> None:
-    """Say what is missing before the simulation, and not after it."""
+    """Report that matplotlib is missing before the simulation, not after it."""
     from farandole.largebatch.picture import new_figure
 
     try:

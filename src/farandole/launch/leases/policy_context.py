@@ -1,10 +1,10 @@
-"""Turn of the policy of leases: working state of one call of ``decide``, and words for its reasons.
+"""Working state of one call of ``decide``, the policy of leases, and helpers for the texts of its reasons.
 
     turn = PolicyContext(limits, plan, seen)    # orders, target size, shrinking and growing work on it, in this order
     turn.plan, turn.decisions
 
-Leases are kept by what is to become of them, and not by what the queue shows: one that was told to leave has left for
-all that follows, and one that was released is asked for.
+Leases are sorted by what was decided about them, and not by what the queue shows: a lease that was told to leave counts
+as gone from then on, and a released lease counts as requested.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ HOUR_S = 3600.0
 
 @final
 class PolicyContext:
-    """Leases of one call by their kind, a plan to write on, and the decisions so far.
+    """Leases of one call by kind, a copy of the plan to change, and the decisions so far.
 
-    ``held`` can be released, ``pending`` were, ``young`` run without training, ``members`` train, and ``leaving`` were
-    told to end, or to be cancelled. ``barred`` are held by somebody.
+    ``held`` leases can be released, ``pending`` leases were released, ``young`` ones run without training, ``members``
+    train, and ``leaving`` ones were told to end or were cancelled. ``barred``: held by a user or an administrator.
     """
 
     def __init__(self, limits: LeaseLimits, plan: LeasePlan, seen: LeaseObservation) -> None:
@@ -49,7 +49,7 @@ class PolicyContext:
         self.plan.notes, self.plan.pauses, self.plan.said = dict(plan.notes), dict(plan.pauses), dict(plan.said)
         self.decisions: list[LeaseDecision] = []
         self.now_s = seen.now_s
-        # In one order, whatever the order of the list: sums of floats and ties come out the same.
+        # Sorted, so that sums of floats and ties do not depend on the order of the list.
         self.leases = sorted(seen.leases, key=attrgetter("job"))
         self.held: list[Lease] = []
         self.barred: list[Lease] = []
@@ -63,7 +63,7 @@ class PolicyContext:
         self.closes_s = limits.closes_s(seen.now_s, seen.utc_offset_s)
 
     def sort(self) -> None:
-        """Put every lease where it belongs, by its phase and by what it was told."""
+        """Sort the leases into the lists, by phase and by the last decision about each."""
         member, held = LeasePhase.MEMBER, LeasePhase.HELD  # members of an Enum cost a look-up each time
         members, get = self.members.append, self.plan.notes.get
         others = {
@@ -93,7 +93,7 @@ class PolicyContext:
             self.leaving.append(lease)
             return True
         if lease.phase is LeasePhase.HELD and lease.since_s <= note.told_s:
-            self.pending.append(lease)  # unless a look later than the order has found it held
+            self.pending.append(lease)  # unless a look after the order has found it held
             return True
         return False
 
@@ -111,18 +111,18 @@ class PolicyContext:
 
     @property
     def lasting(self) -> int:
-        """Workers that are there or asked for, without those whose successor is due."""
+        """Workers present or requested, without those of leases whose successor is due."""
         stay = [lease.workers for lease in self.running if lease.job not in self.expiring]
         return self.seen.own + workers(self.pending) + sum(stay)
 
     @property
     def alive(self) -> list[Lease]:
-        """Leases that were released and may not have ended yet: bounds count them all."""
+        """Leases that were released and may not have ended yet; all count against the bounds."""
         return self.pending + self.running + [lease for lease in self.leaving if lease.phase is not LeasePhase.HELD]
 
     @property
     def waiting(self) -> list[Lease]:
-        """Leases in the queue, and those among them that were told to be cancelled."""
+        """Leases in the queue, including those that are being cancelled."""
         cancelled = [lease for lease in self.leaving if lease.phase in (LeasePhase.ASKED, LeasePhase.PENDING)]
         return self.pending + cancelled
 
@@ -132,7 +132,7 @@ class PolicyContext:
         return self.limits.leave_steps * self.seen.progress.step_s + self.limits.leave_s
 
     def length_s(self, lease: Lease) -> float:
-        """Time limit of a lease; the one that was set counts before a look shows it."""
+        """Time limit of a lease; a limit that was set counts even before a look shows it."""
         minutes = self.note(lease.job).minutes
         length_s = lease.length_s or self.limits.longest_s
         return min(length_s, minutes * 60.0) if minutes else length_s
@@ -150,7 +150,7 @@ class PolicyContext:
         return lease.nodes or self.limits.lease_nodes
 
     def unspent_node_hours(self, leases: Iterable[Lease]) -> float:
-        """Node-hours of the budget that neither were used nor can be by these leases."""
+        """Node-hours of the budget that are not used and cannot be used by these leases."""
         seen = self.seen
         committed = sum([self.nodes(lease) * self.left_s(lease) for lease in leases]) / HOUR_S
         return self.limits.budget_node_hours - seen.node_hours - seen.node_hours_committed - committed
@@ -158,7 +158,7 @@ class PolicyContext:
     # -- notes and decisions -------------------------------------------------------------------------------------------
 
     def note(self, job: str, **changes: Any) -> LeaseNote:
-        """The note on a lease, after these changes."""
+        """The note on a lease, after applying ``changes``."""
         note = self.plan.notes.get(job, UNNOTED)
         if changes:
             note = self.plan.notes[job] = msgspec.structs.replace(note, **changes)
@@ -169,7 +169,7 @@ class PolicyContext:
         self.decisions.append(LeaseDecision(action, reason))
 
     def say(self, topic: str, text: str) -> None:
-        """Tell the user, unless that was the last thing that was said about the topic."""
+        """Print ``text``, unless it was the last text printed about the topic."""
         if self.plan.said.get(topic) != text:
             self.plan.said[topic] = text
             self.decide(Say(), text)
@@ -182,14 +182,14 @@ class PolicyContext:
         self.decide(Release(lease.job), reason)
 
     def end(self, lease: Lease, reason: str) -> None:
-        """Let a lease leave that runs."""
+        """End a running lease."""
         (self.members if lease in self.members else self.young).remove(lease)
         self.leaving.append(lease)
         self.note(lease.job, told=ENDED, told_s=self.now_s)
         self.decide(EndLease(lease.job), reason)
 
     def cancel(self, lease: Lease, reason: str) -> None:
-        """Cancel a lease that waits or is held."""
+        """Cancel a waiting or held lease."""
         if self.is_paused("cancel"):
             return
         next(kind for kind in (self.pending, self.held, self.barred) if lease in kind).remove(lease)
@@ -198,11 +198,11 @@ class PolicyContext:
         self.decide(CancelPending(lease.job), reason)
 
     def is_paused(self, call: str) -> bool:
-        """Whether a call is not to be tried now: the scheduler has refused it."""
+        """Whether a call to the scheduler is paused after a refusal."""
         return call in self.plan.pauses and self.now_s < self.plan.pauses[call].until_s
 
     def clock(self, at_s: float) -> str:
-        """Time of the day, for reasons."""
+        """Local time of day, for texts."""
         return datetime.fromtimestamp(at_s + self.seen.utc_offset_s, timezone.utc).strftime("%H:%M")
 
 
@@ -212,17 +212,17 @@ def workers(leases: Iterable[Lease]) -> int:
 
 
 def newest_first(lease: Lease) -> tuple[float, int, str]:
-    """Key that sorts the newest before others; of two of one moment the one with the higher number is newer."""
+    """Sort key: the newest lease first; of two from the same time, the one with the higher number."""
     return -lease.since_s, -len(lease.job), "".join(chr(0x10FFFF - ord(letter)) for letter in lease.job)
 
 
 def soonest_first(lease: Lease) -> tuple[float, float, int, str]:
-    """Key that sorts leases by who leaves first: whose job ends soonest, then the newest."""
+    """Sort key: the lease whose job ends soonest first, then the newest."""
     return lease.ends_s or float("inf"), *newest_first(lease)
 
 
 def by_number(lease: Lease) -> tuple[int, str]:
-    """Key that sorts jobs as people do: 812_9 before 812_10."""
+    """Sort key: numeric order, 812_9 before 812_10."""
     return len(lease.job), lease.job
 
 

@@ -7,7 +7,7 @@
 
     limits = bounded(read_policy(SITE_POLICY), read_policy(path))
 
-The site's values are those of a user who says nothing. What a user says may be stricter, and is refused if it is not.
+The site's values are the defaults of a user. A user's value may be stricter; a wider one is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ else:
 SITE_POLICY = Path("/etc/farandole/policy.toml")
 KEYS: Final[tuple[str, ...]] = LeaseLimits.__struct_encode_fields__
 OF_THE_USER = ("min-np", "batch", "rules", "lease-workers", "lease-nodes")
-"""Keys that a site may set, and that bind nobody."""
+"""Keys that a site may set as defaults only: users may set any value."""
 
 
 @final
@@ -45,7 +45,7 @@ class PolicyFile(NamedTuple):
 
 
 def read_policy(path: Path) -> PolicyFile:
-    """The keys and values of a file, none if it is not there; raises ``SettingsError`` for one that cannot be meant."""
+    """Read the keys and values of a file, none if it does not exist; raises ``SettingsError`` if they are invalid."""
     try:
         policy = PolicyFile(str(path), tomllib.loads(path.read_text()))
     except FileNotFoundError:
@@ -67,12 +67,12 @@ def limits_of(policy: PolicyFile) -> LeaseLimits:
             raise SettingsError(f"{policy.path} has the key {key!r}, which is none of a policy: {hint}")
     try:
         return msgspec.convert(dict(policy.values), LeaseLimits)
-    except msgspec.ValidationError as error:  # as which it also raises what LeaseLimits itself has found
+    except msgspec.ValidationError as error:  # also wraps errors raised by LeaseLimits
         raise SettingsError(f"{policy.path}: {error}") from error
 
 
 def bounded(site: PolicyFile, user: PolicyFile) -> LeaseLimits:
-    """The limits of a user within the bounds of a site; raises ``SettingsError`` for a key that would widen them."""
+    """The limits of a user within the bounds of a site; raises ``SettingsError`` for a key that exceeds them."""
     ceiling, asked = limits_of(site), limits_of(user)
     merged = {**site.values, **user.values}
     for key in user.values:
@@ -129,7 +129,7 @@ def _each_later(value: tuple[float, ...], bound: tuple[float, ...]) -> str | Non
 
 
 def _among(value: tuple[str, ...], bound: tuple[str, ...]) -> str | None:
-    """Some of the names are stricter than all; none stands for any."""
+    """A subset of the names is stricter; an empty tuple allows any name."""
     return None if not bound or (value and set(value) <= set(bound)) else f"some of {', '.join(bound)}"
 
 
@@ -155,7 +155,7 @@ STRICTER: Final[Mapping[str, Callable[[Any, Any], str | None]]] = {
     "partitions": _among,
     "paused": _if_not,
 }  # fmt: skip
-"""Which way each key is stricter, as a function that says what to write where a value is not."""
+"""Check for each key: returns what to write if the value is not as strict as the bound, else ``None``."""
 
 
 def _widens(key: str, value: Any, bound: Any) -> str | None:

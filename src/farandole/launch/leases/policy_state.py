@@ -1,4 +1,4 @@
-"""Memory of the policy of leases from one call to the next.
+"""State of the policy of leases, kept from one call to the next.
 
 >>> LeasePlan().goal
 0
@@ -17,11 +17,11 @@ from farandole.launch.leases.lease import LeasePhase
 class LeaseNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """Notes on one lease.
 
-    ``phase`` is that of the last call. ``told`` is the action that was decided last for it, ``Release``, ``EndLease``
-    or ``CancelPending``, at ``told_s``; ``asked_s`` is when its wait in the queue began. A lease that is ``expiring``
-    has, or is to have, a successor; one of a ``growth`` is none. ``joined`` once it was a member, ``barred`` while
-    somebody holds it, ``limited`` once somebody has set its time limit: then nobody here does. ``spoken`` once its
-    wait was told. ``minutes`` and ``nice`` are what was set.
+    ``phase``: the phase at the last call. ``told``: the last action decided for the lease, ``Release``, ``EndLease`` or
+    ``CancelPending``, at ``told_s``. ``asked_s``: when its wait in the queue began. ``expiring``: its successor is due
+    or exists. ``growth``: it was released for growth, not as a successor. ``joined``: it was a member. ``barred``: a
+    user or an administrator holds it. ``limited``: its time limit was set from outside, and the policy does not set it.
+    ``spoken``: its long wait was reported. ``minutes``, ``nice``: the values that the policy set.
     """
 
     phase: LeasePhase | None = None
@@ -40,7 +40,7 @@ class LeaseNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @final
 class LeasePause(msgspec.Struct, frozen=True):
-    """Pause after ``times`` failures in a row, with what was said about the last one."""
+    """Pause after ``times`` failures in a row; ``words``: the scheduler's message or the cause of the last one."""
 
     times: int
     until_s: float
@@ -49,13 +49,13 @@ class LeasePause(msgspec.Struct, frozen=True):
 
 @final
 class LeasePlan(msgspec.Struct, omit_defaults=True):
-    """Everything that ``decide`` remembers. It returns a new one, and changes none that it was given.
+    """Everything that ``decide`` remembers. It returns a new plan, and does not change its argument.
 
-    ``goal`` is the number of workers that leases are released and ended for, ``why`` it is so, and ``reached`` the
-    most that there were of them since. ``grow_*`` and ``shrink_*`` tell since when the advice has agreed, and on what;
-    ``target`` is the latest. ``grown_s`` and ``shrunk_s`` are when the last lease was released for a growth, or ended
-    for a shrinking; ``changes_s`` are the new sizes by policy in the last hour. ``waits_s`` are the latest waits in
-    the queue, the newest last. ``next_s`` is when ``decide`` is due without any news, 0 if it is not.
+    ``goal``: target number of workers, for which leases are released and ended; ``why``: the reason; ``reached``: the
+    most workers since the goal was set. ``grow_*``, ``shrink_*``: since when the advice has agreed, and on which size;
+    ``target``: the latest advice. ``grown_s``, ``shrunk_s``: when the last lease was released for growth, or ended to
+    shrink; ``changes_s``: changes of size by advice in the last hour. ``waits_s``: the latest waits in the queue, the
+    newest last. ``next_s``: when ``decide`` is due even if nothing changes (0: not).
     """
 
     goal: int = 0
@@ -63,14 +63,14 @@ class LeasePlan(msgspec.Struct, omit_defaults=True):
     reached: int = 0
     target: int = 0
     ordered: int = -1
-    """Workers that people have ordered; -1: none."""
+    """Number of workers that a user ordered; -1: none."""
     cap: int = 0
-    """Most workers by a rule of the user; 0: none has fired."""
+    """Largest number of workers by a rule of the user; 0: no rule has fired."""
     nice: int = 0
     held: bool = False
     stopped: bool = False
     frozen_s: float = 0.0
-    """No growth before this time: somebody has cancelled or held a lease."""
+    """No growth before this time, because a user or an administrator cancelled or held a lease."""
     fired: tuple[str, ...] = ()
     advice_s: float = 0.0
     grow_since_s: float = 0.0
@@ -85,11 +85,11 @@ class LeasePlan(msgspec.Struct, omit_defaults=True):
     pauses: dict[str, LeasePause] = {}
     waits_s: tuple[float, ...] = ()
     arrays: int = 0
-    """Arrays that were asked for."""
+    """Number of arrays whose submission was requested."""
     looked_s: float = 0.0
     """Time of the last ``LookAtQueue``."""
     nodes_looked_s: float = 0.0
-    """Time of the last ``LookAtNodes``, or at which no lease ran."""
+    """Time of the last ``LookAtNodes``, or the last time at which no lease ran."""
     said: dict[str, str] = {}
     notes: dict[str, LeaseNote] = {}
     next_s: float = 0.0

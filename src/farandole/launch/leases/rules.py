@@ -1,4 +1,4 @@
-"""Rules of a user: what is done once a metric of the training has reached a value.
+"""Rules of a user: an effect on the run when a metric of the training first satisfies a condition.
 
 >>> rule = LeaseRule.parse("val_acc>=0.9", "np=2,nice=1000")
 >>> rule.holds({"val_acc": 0.93}), rule.holds({"val_acc": 0.5}), rule.holds({})
@@ -29,14 +29,14 @@ COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {
 SHAPE = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*(>=|<=|==|>|<)\s*(\S+)\s*")
 EXAMPLE = "--when 'val_acc>=0.9' --then 'np=2,nice=1000'"
 NICEST = 2_147_483_645
-"""The largest niceness that Slurm takes."""
+"""Largest niceness that Slurm accepts."""
 
 
 @final
 class LeaseRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rule as texts, as they stand in a policy file and on the command line; ``condition`` and ``effect`` read them.
+    """A rule as in a policy file or on the command line; ``condition`` and ``effect`` parse the texts.
 
-    It is obeyed once, when its condition first holds, and stays in force: a metric that falls back changes nothing.
+    The rule takes effect when its condition first holds, and stays in force even if the metric falls back.
     """
 
     when: str
@@ -44,7 +44,7 @@ class LeaseRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, when: str, then: str) -> LeaseRule:
-        """The rule of two texts; raises ``SettingsError`` for one that cannot be read."""
+        """Make a rule from two texts; raises ``SettingsError`` for a text that cannot be parsed."""
         rule = cls(when, then)
         rule.condition()
         rule.effect()
@@ -59,7 +59,7 @@ class LeaseRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found[1], found[2], _number("--when", self.when, found[3])
 
     def effect(self) -> tuple[int | None, int | None]:
-        """Number of workers at most, and niceness of leases that wait; ``None`` for what is not said."""
+        """Largest number of workers, and niceness of waiting leases; ``None`` for an effect that is not given."""
         said: dict[str, int] = {}
         for part in self.then.split(","):
             name, _, value = (text.strip() for text in part.partition("="))
@@ -74,7 +74,7 @@ class LeaseRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return said.get("np"), said.get("nice")
 
     def holds(self, metrics: Mapping[str, float]) -> bool:
-        """Compare the metric of that name, if there is one."""
+        """True if the metric exists and satisfies the condition."""
         name, comparison, number = self.condition()
         return name in metrics and COMPARISONS[comparison](metrics[name], number)
 

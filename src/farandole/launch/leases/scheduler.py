@@ -1,11 +1,11 @@
-"""Schedulers of a cluster, as the leases of a training use them: one abstract class, Slurm, and a fake.
+"""Scheduler of a cluster, as used by leases: abstract class; implemented by ``slurm`` and by a fake for tests.
 
     scheduler.submit(script, count=16, nonce="b1946ac9")
     wait_for(scheduler.fds, until=scheduler.deadline_s)
     for answer in scheduler.answers(): ...
 
-Nothing here waits: a call begins, and its answer comes by ``answers``; each call has one, also where the scheduler
-is away.
+No method blocks: a call begins, and ``answers`` returns its answer later. Every call gets one answer, even if the
+scheduler is unreachable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 @final
 class JobPhase(Enum):
-    """Phase of a job as its scheduler shows it."""
+    """Phase of a job as shown by its scheduler."""
 
     HELD = "held"
     """Held by its user, who can release it."""
@@ -33,15 +33,15 @@ class JobPhase(Enum):
     SUSPENDED = "suspended"
     ENDING = "ending"
     GONE = "gone"
-    """It has ended, or is not known (any more)."""
+    """It has ended, or the scheduler does not know it (any more)."""
 
 
 @final
 class JobView(msgspec.Struct, frozen=True):
-    """A job at one look. Times are in seconds since 1970, 0 where the scheduler does not know.
+    """State of a job at one look. Times are in seconds since 1970; 0: unknown to the scheduler.
 
-    ``starts_s`` is when a pending one is estimated to start, and ``began_s`` when one that runs did; ``reason`` is the
-    scheduler's word for why it waits.
+    ``starts_s``: estimated start of a pending job; ``began_s``: start of a running job; ``reason``: the scheduler's
+    reason why the job waits.
     """
 
     phase: JobPhase
@@ -54,7 +54,7 @@ class JobView(msgspec.Struct, frozen=True):
 
 @final
 class Submitted(msgspec.Struct, frozen=True):
-    """An array was submitted, or found again, by its nonce; ``array`` is its number, "" where ``find`` found none."""
+    """An array was submitted, or found by its nonce; ``array``: its number, or "" if ``find`` found none."""
 
     nonce: str
     array: str
@@ -70,7 +70,7 @@ class Looked(msgspec.Struct, frozen=True):
 
 @final
 class NodesLooked(msgspec.Struct, frozen=True):
-    """Nodes that were looked at, and of those that are being drained the words of whoever does it."""
+    """Nodes that were queried, and the administrator's reason for each node that is being drained."""
 
     nodes: tuple[str, ...]
     drained: Mapping[str, str]
@@ -86,7 +86,7 @@ class CallDone(msgspec.Struct, frozen=True):
 
 @final
 class CallRefused(msgspec.Struct, frozen=True):
-    """The scheduler refuses a call, in its ``words``. ``subject`` is the job, array or nonce."""
+    """The scheduler refused a call, with the message ``words``. ``subject``: the job, array or nonce."""
 
     call: str
     subject: str
@@ -95,7 +95,7 @@ class CallRefused(msgspec.Struct, frozen=True):
 
 @final
 class CallUnanswered(msgspec.Struct, frozen=True):
-    """The scheduler is away, or slow: what was asked for may have been done or not."""
+    """The scheduler is unreachable or slow: the call may or may not have had an effect."""
 
     call: str
     subject: str
@@ -108,51 +108,51 @@ Answer: TypeAlias = Submitted | Looked | NodesLooked | CallDone | CallRefused | 
 class Scheduler(ABC):
     """A scheduler of jobs.
 
-    It ``holds`` if jobs can be submitted that wait for their user's release, which needs no right to submit.
+    ``holds``: jobs can be submitted in a held state; releasing them needs no permission to submit.
     """
 
     holds: ClassVar[bool] = False
 
     @abstractmethod
     def submit(self, script: str, count: int, nonce: str) -> None:
-        """Begin to submit an array of ``count`` held jobs, by which ``find`` knows it again: ``Submitted``."""
+        """Begin to submit an array of ``count`` held jobs, identified by ``nonce``; answer: ``Submitted``."""
 
     @abstractmethod
     def find(self, nonce: str) -> None:
-        """Begin to look for an array whose ``submit`` was not answered: ``Submitted``."""
+        """Begin to search for an array whose ``submit`` was not answered; answer: ``Submitted``."""
 
     @abstractmethod
     def look(self, array: str) -> None:
-        """Begin a look at all jobs of an array, at the cost of one: ``Looked``."""
+        """Begin a query of all jobs of an array, at the cost of one job; answer: ``Looked``."""
 
     @abstractmethod
     def look_at_nodes(self, nodes: Sequence[str]) -> None:
-        """Begin a look at some nodes, of which there may be others' too: ``NodesLooked``. Their subject is ""."""
+        """Begin a query of nodes, which may also run other users' jobs; answer: ``NodesLooked``, subject ""."""
 
     @abstractmethod
     def start(self, job: str) -> None:
-        """Begin to release a held job: ``CallDone``."""
+        """Begin to release a held job; answer: ``CallDone``."""
 
     @abstractmethod
     def cancel(self, job: str) -> None:
-        """Begin to cancel a job, or a whole array, wherever it is; of one that is gone that is ``CallDone``, too."""
+        """Begin to cancel a job or a whole array in any state; answer: ``CallDone``, also if it is already gone."""
 
     @abstractmethod
     def set_limit(self, job: str, minutes: int) -> None:
-        """Begin to set the time limit of a job: ``CallDone``."""
+        """Begin to set the time limit of a job; answer: ``CallDone``."""
 
     @abstractmethod
     def set_nice(self, job: str, nice: int) -> None:
-        """Begin to lower the priority of a job: ``CallDone``."""
+        """Begin to lower the priority of a job; answer: ``CallDone``."""
 
     @abstractmethod
     def answers(self) -> list[Answer]:
-        """Answers that have come since, in the order of their calls. Does not wait."""
+        """Answers that arrived since the last call, in the order of their calls. Does not block."""
 
     @property
     @abstractmethod
     def fds(self) -> tuple[int, ...]:
-        """Descriptors; when one of them is readable there may be answers."""
+        """Descriptors to poll; when one is readable there may be answers."""
 
     @property
     @abstractmethod
@@ -161,11 +161,11 @@ class Scheduler(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End what still runs."""
+        """Stop a running call."""
 
 
 def answered(scheduler: Scheduler, calls: int, patience_s: float) -> Iterator[Answer]:
-    """Wait for the answers of so many calls, for at most ``patience_s``."""
+    """Yield the answers to this many calls; wait at most ``patience_s``."""
     until_s = time.monotonic() + patience_s
     while calls and time.monotonic() < until_s:
         wait_for_answers(scheduler, until_s)
@@ -175,7 +175,7 @@ def answered(scheduler: Scheduler, calls: int, patience_s: float) -> Iterator[An
 
 
 def wait_for_answers(scheduler: Scheduler, until_s: float) -> None:
-    """Sleep until there may be answers, for callers that have nothing else to do."""
+    """Block until there may be answers, for callers without a loop of their own."""
     poll = select.poll()
     for fd in scheduler.fds:
         poll.register(fd, select.POLLIN)

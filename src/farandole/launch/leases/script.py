@@ -1,4 +1,4 @@
-"""Batch script of leases, which lend their nodes to a training that runs in another job. Pure.
+"""Batch script of leases: jobs that lend their nodes to a training in another job. Pure.
 
 >>> shape = parse_lease("1x4@1h,20min")
 >>> shape
@@ -17,9 +17,9 @@ LeaseShape(nodes=1, workers_per_node=4, minutes=60, least_minutes=20)
 <BLANKLINE>
 exec srun --overlap ... --nodes=1 --ntasks=1 farandole join -np 4 /home/me/a1b2
 
-The script names the folder of the run and holds no secret, as Slurm stores scripts. An agent on each node reads there
-how to reach the training, and the lease ends with its agents. A lease that was preempted is not queued again: another
-one is started if the training still wants it.
+The script names the run folder and contains no secret, because Slurm stores scripts. The agent on each node reads the
+address of the training from that folder, and the lease ends with its agents. A preempted lease is not requeued: another
+lease starts if the training still wants one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHAPE = re.compile(r"([0-9]{1,5})x([0-9]{1,5})@([^,]+)(?:,([^,]+))?")
 
 @final
 class LeaseShape(msgspec.Struct, frozen=True):
-    """Size of each lease, and its time limit; with ``least_minutes`` (0: none) Slurm may make that shorter."""
+    """Size of each lease, and its time limit, which Slurm may shorten down to ``least_minutes`` (0: not at all)."""
 
     nodes: int
     workers_per_node: int
@@ -49,16 +49,16 @@ class LeaseShape(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> int:
-        """Workers that a lease brings."""
+        """Workers of one lease."""
         return self.nodes * self.workers_per_node
 
 
 @final
 class LeaseJob(msgspec.Struct, frozen=True):
-    """Leases of a ``run`` whose ``folder`` says how to reach it.
+    """Lease jobs of a ``run`` with this ``folder``.
 
-    Of the ``options`` of its batch script they have all but name, size, time, output and secret variables, which their
-    workers get by the training. ``path`` and ``launcher`` are as in a ``BatchJob``.
+    They use all ``options`` of the run's batch script except name, size, time, output and secret variables; their
+    workers get those variables from the training. ``path`` and ``launcher`` are as in a ``BatchJob``.
     """
 
     run: str
@@ -70,12 +70,12 @@ class LeaseJob(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name of its jobs, for people: ``squeue --name=fdl-RUN``."""
+        """Name of the jobs, for ``squeue --name=fdl-RUN``."""
         return f"fdl-{self.run}"
 
 
 def parse_lease(text: str) -> LeaseShape:
-    """``NODESxWORKERS@TIME``, with workers of each node, and ``,LEAST`` for a time that Slurm may shorten to so much.
+    """Parse ``NODESxWORKERS@TIME[,LEAST]``: workers per node, and the least time to which Slurm may shorten the job.
 
     >>> parse_lease("2x8@1h30min").minutes
     90
@@ -96,7 +96,7 @@ def parse_lease(text: str) -> LeaseShape:
 
 
 def lease_script(job: LeaseJob) -> str:
-    """The script of an array of leases; raises ``UsageError`` for what no script can say."""
+    """The batch script of an array of leases; raises ``UsageError`` for values that no script can hold."""
     shape = job.shape
     size = {
         "job-name": job.name,
@@ -111,9 +111,9 @@ def lease_script(job: LeaseJob) -> str:
         output=f"{job.folder.replace('%', '%%')}/lease-%A_%a.out",
         environment={name: value for name, value in job.options.environment.items() if not is_secret(name)},
     )
-    # ALL: what ``sbatch`` is given, which is less than what its caller has. A user's SBATCH_EXPORT must not say NONE.
+    # ALL: the variables passed to ``sbatch``, a subset of the caller's. It overrides a user's SBATCH_EXPORT=NONE.
     first = header(options, size, ("--no-requeue", "--export=ALL"))
-    # One agent for each node, whatever the number of its tasks. Its charge comes from the folder, not from a stream.
+    # One agent per node, for any number of tasks. The agent reads its config from the folder, not from standard input.
     step = ["srun", *OPTIONS, "--input=none", f"--nodes={shape.nodes}", f"--ntasks={shape.nodes}"]
     start = shlex.join([*step, *job.launcher, "join", "-np", str(shape.workers_per_node), line("folder", job.folder)])
     return script(first, preparation(options, job.path), [f"exec {start}"])

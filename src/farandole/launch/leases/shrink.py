@@ -1,8 +1,8 @@
-"""Shedding of the policy of leases: which of them leave now, or are cancelled, and why.
+"""Shrinking by the policy of leases: which leases leave now, or are cancelled, and why.
 
-What must go comes first: a job that ends, a node that is drained, hours that are over, a budget that is spent. It
-knows no ``min_np``. What should go, because fewer workers are wanted, keeps it. Whose job ends soonest leaves first,
-then the newest.
+First the leases that must go: their job ends, their node is drained, the hours are over, or the budget is spent;
+``min_np`` does not hold for these. Then leases beyond the target size; this step keeps ``min_np``. The lease whose job
+ends soonest leaves first, then the newest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole.launch.leases.policy_context import PolicyContext, count, newest_
 
 
 def shed(turn: PolicyContext) -> None:
-    """Decide on all leases that are to go."""
+    """Decide which leases leave or are cancelled."""
     if turn.plan.stopped:
         _shed_all(turn, "the training is over", [*turn.held, *turn.barred])
         return
@@ -39,20 +39,20 @@ def _shed_all(turn: PolicyContext, reason: str, others: Iterable[Lease]) -> None
 
 
 def _end_in_time(turn: PolicyContext) -> None:
-    """End leases whose jobs end: by announcement, so that no step is lost."""
+    """End leases shortly before their jobs end, so that no step is lost."""
     latest_s = turn.now_s + turn.margin_s
     for lease in sorted((each for each in turn.running if 0 < each.ends_s <= latest_s), key=soonest_first):
         turn.end(lease, f"its job ends at {turn.clock(lease.ends_s)}")
 
 
 def _leave_drained(turn: PolicyContext) -> None:
-    """End leases on nodes that are to be free of jobs: Slurm starts nothing there, so a successor goes elsewhere."""
+    """End leases on nodes that are being drained: Slurm starts no job there, so a successor gets another node."""
     for lease in sorted((each for each in turn.running if each.drained), key=soonest_first):
         turn.end(lease, f"its node {lease.drained} is being drained")
 
 
 def _keep_bounds(turn: PolicyContext) -> None:
-    """Come back to bounds that are passed: they were lowered, or somebody has released leases."""
+    """Return below bounds that are exceeded because they were lowered, or because a user released leases."""
     limits = turn.limits
 
     def passed() -> str:
@@ -70,7 +70,7 @@ def _keep_bounds(turn: PolicyContext) -> None:
 
 
 def _drop_one(turn: PolicyContext, reason: str) -> bool:
-    """Let the cheapest lease go: one that waits, or else one that does not train yet; returns whether there was one."""
+    """Drop the cheapest lease, preferably waiting, else not yet training; return whether there was one."""
     if turn.pending:
         before = len(turn.pending)
         turn.cancel(min(turn.pending, key=newest_first), reason)
@@ -83,7 +83,7 @@ def _drop_one(turn: PolicyContext, reason: str) -> bool:
 
 
 def _keep_budget(turn: PolicyContext) -> None:
-    """Come back to the budget: what was told to end is no more counted, and only an end that was seen ends others."""
+    """Return to the budget: leases told to end count no more, and only leases with a known end are ended."""
     budget = turn.limits.budget_node_hours
     if not budget:
         return
@@ -103,7 +103,7 @@ def _keep_budget(turn: PolicyContext) -> None:
 
 
 def mark_expiring(turn: PolicyContext) -> None:
-    """Mark leases whose successor is due. A mark stays: else a shorter wait would make two of one."""
+    """Mark leases whose successor is due. A mark stays: otherwise a shorter wait would give a lease two successors."""
     early_s = lead_s(turn)
     latest_s = turn.now_s + turn.margin_s + early_s
     for lease in turn.running:
@@ -115,10 +115,10 @@ def mark_expiring(turn: PolicyContext) -> None:
 
 
 def lead_s(turn: PolicyContext) -> float:
-    """Time from the release of a lease until it trains: a quantile of the waits, those of now among them."""
+    """Expected time from the release of a lease until it trains: a quantile of past and current waits, and warm-up."""
     waits = list(turn.plan.waits_s)
     known = max(waits, default=0.0)
-    # A wait that goes on is at least as long as it is; a short one says nothing.
+    # A current wait is a lower bound; one shorter than the longest past wait is no information.
     ages = (turn.now_s - asked_s for lease in turn.pending if (asked_s := turn.note(lease.job).asked_s))
     waits = sorted(waits + [age for age in ages if age > known])
     wait_s = waits[max(0, math.ceil(turn.limits.wait_quantile * len(waits)) - 1)] if waits else 0.0
@@ -126,12 +126,12 @@ def lead_s(turn: PolicyContext) -> float:
 
 
 def expiring(turn: PolicyContext) -> list[Lease]:
-    """Running leases whose successor is due, the soonest first."""
+    """Running leases whose successor is due; the first to end comes first."""
     return sorted((lease for lease in turn.running if lease.job in turn.expiring), key=soonest_first)
 
 
 def _make_room(turn: PolicyContext) -> None:
-    """End leases whose successors train; or would take the workers above ``max_np`` by joining."""
+    """End leases whose successors train, or whose successors would exceed ``max_np`` by joining."""
     joining = [lease for lease in turn.young if lease.phase is LeasePhase.WARMING]
     for lease in expiring(turn):
         trains = lease in turn.members
@@ -146,7 +146,7 @@ def _make_room(turn: PolicyContext) -> None:
 
 
 def _shed_surplus(turn: PolicyContext) -> None:
-    """Come down to the goal, as far as ``min_np`` lets, and never below either."""
+    """Shrink to the goal, but never below ``min_np`` or the goal."""
     goal, before = turn.plan.goal, len(turn.decisions)
     for lease in sorted(turn.pending, key=newest_first):
         if turn.lasting - lease.workers >= goal:

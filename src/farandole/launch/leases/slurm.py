@@ -1,20 +1,20 @@
-"""Slurm by its commands, one after the other, in a loop that does not wait for them.
+"""Slurm through its commands, run one after the other without blocking the caller's loop.
 
     slurm = SlurmScheduler(os.environ)
     slurm.look("812")
     wait_for(slurm.fds, until=slurm.deadline_s)
     slurm.answers()                     # [Looked(array='812', jobs={0: JobView(phase=<JobPhase.HELD: 'held'>, ...)})]
 
-At most one command runs at a time: slurmctld answers one user as soon as it can, and some sites count calls. A call may
-take several; it is a generator of commands, which is sent their replies and returns the answer.
+At most one command runs at a time, because slurmctld is shared and some sites limit the rate of calls. A call may need
+several commands; it is a generator that yields commands, receives their replies and returns the answer.
 
 ``scontrol update Nice=`` releases a held job, even one that an administrator holds (22.05: a priority of 0, which is
-what holds it, becomes 2). So ``set_nice`` looks first, and refuses. A hold of the few milliseconds between would be
-lost: nothing that a user may call compares and sets.
+what holds it, becomes 2). So ``set_nice`` looks at the job first, and refuses if it is held. A hold in the few
+milliseconds between would be lost: no command for users compares and sets atomically.
 
-A ``submit`` without an answer may still wait in the queue of slurmctld's sockets when ``sbatch`` is dead (seen with
-one that was stopped and went on). ``find`` is to be called when calls are answered again; an array that appears yet
-later is held, and harms nobody.
+An unanswered ``submit`` may still wait in the socket queue of slurmctld after ``sbatch`` is dead (seen with a stopped
+and continued slurmctld). Call ``find`` when calls are answered again; an array that appears even later is held, and
+does no harm.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from farandole.launch.leases.slurm_words import ClientReply
 from farandole.launch.sbatch.environment import client_environment, lease_environment
 
 PATIENCE_S = 60.0
-"""Time for a command; with slurmctld away each tries again by itself, for ``SlurmctldTimeout`` (default 120 s)."""
+"""Timeout of a command; without slurmctld each command retries by itself, for ``SlurmctldTimeout`` (default 120 s)."""
 
 
 class _Command(NamedTuple):
@@ -54,7 +54,7 @@ _Call: TypeAlias = Generator[_Command, ClientReply, Answer]
 
 
 class _Asked(NamedTuple):
-    """A call with its name and subject, for the answer it gets if a command takes too long."""
+    """A call with its name and subject, which the answer needs if a command times out."""
 
     name: str
     subject: str
@@ -63,9 +63,9 @@ class _Asked(NamedTuple):
 
 @final
 class SlurmScheduler(Scheduler):
-    """Slurm, for the user that this process has; ``variables`` are the environment, with the ``PATH`` to its commands.
+    """Slurm, as the user of this process; ``variables``: the environment, with the ``PATH`` of its commands.
 
-    A command that runs for ``patience_s`` is killed, and its call unanswered. Single-threaded.
+    A command that runs longer than ``patience_s`` is killed, and its call counts as unanswered. Single-threaded.
     """
 
     holds = True
@@ -78,38 +78,38 @@ class SlurmScheduler(Scheduler):
         self._current: _Asked | None = None
         self._run: ProgramRun | None = None
         self._until_s = 0.0
-        self._ended: list[ProgramRun] = []  # kept until nobody looks at their descriptors any more
+        self._ended: list[ProgramRun] = []  # kept open while the loop may still watch their fds
         self._answers: list[Answer] = []
 
     def submit(self, script: str, count: int, nonce: str) -> None:
-        """Begin ``sbatch --hold``. Jobs get the ``variables`` but for secrets, which Slurm would store.
+        """Begin ``sbatch --hold``. Jobs get the ``variables`` without secrets, which Slurm would store.
 
-        From inside of a job, the lead, they are tied to it: when it is gone for good, so are those that are held.
+        Submitted inside the leader's job, they depend on it: when that job is gone for good, held jobs are cancelled.
         """
         self._ask("submit", nonce, _submit(_Command(words.submission(count, nonce, self._lead), script), nonce))
 
     def find(self, nonce: str) -> None:
-        """Begin a look at this user's jobs, which costs slurmctld about ten times as much as one at an array."""
+        """Begin a query of this user's jobs, which costs slurmctld about ten times as much as a query of one array."""
         self._ask("find", nonce, _find(nonce))
 
     def look(self, array: str) -> None:
-        """Begin ``squeue`` of one number."""
+        """Begin ``squeue`` for one array."""
         self._ask("look", array, _look(array))
 
     def look_at_nodes(self, nodes: Sequence[str]) -> None:
-        """Begin ``sinfo``, which asks slurmctld for all nodes, and for no job."""
+        """Begin ``sinfo``, which requests all nodes from slurmctld, and no jobs."""
         self._ask("look_at_nodes", "", _look_at_nodes(tuple(nodes)))
 
     def start(self, job: str) -> None:
-        """Begin ``scontrol release``, and untie the job from its lead, for whose end it would wait."""
+        """Begin ``scontrol release``, and remove the job's dependency on the end of its leader's job."""
         self._ask("start", job, _start(job))
 
     def cancel(self, job: str) -> None:
-        """Begin ``scancel`` of one number, whatever the job does: a look before would only seem to help."""
+        """Begin ``scancel`` of one job or array, in any state: a query before it could be out of date."""
         self._ask("cancel", job, _cancel(job))
 
     def set_limit(self, job: str, minutes: int) -> None:
-        """Begin ``scontrol update TimeLimit=``; of a job that runs, only an administrator may raise it."""
+        """Begin ``scontrol update TimeLimit=``; for a running job only an administrator may raise the limit."""
         self._ask("set_limit", job, _update("set_limit", job, f"TimeLimit={minutes}"))
 
     def set_nice(self, job: str, nice: int) -> None:
@@ -117,7 +117,7 @@ class SlurmScheduler(Scheduler):
         self._ask("set_nice", job, _set_nice(job, nice))
 
     def answers(self) -> list[Answer]:
-        """Answers that have come since, in the order of their calls. Does not wait."""
+        """Answers that arrived since the last call, in the order of their calls. Does not block."""
         while self._ended:
             self._ended.pop().close()
         while self._run is not None and self._has_ended(self._run):
@@ -131,18 +131,18 @@ class SlurmScheduler(Scheduler):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Streams of the command that runs, and its end."""
+        """Descriptors of the running command: its output and its exit."""
         return self._run.fds if self._run is not None else ()
 
     @property
     def deadline_s(self) -> float | None:
-        """Time at which the command that runs is killed; 0 if there are answers already."""
+        """Time at which the running command is killed; 0 if answers are waiting."""
         if self._answers:
             return 0.0
         return self._until_s if self._run is not None else None
 
     def close(self) -> None:
-        """Kill the command that runs, and forget all calls. Idempotent."""
+        """Kill the running command, and drop all calls. Idempotent."""
         self._waiting.clear()
         if self._run is not None:
             self._run.end()
@@ -157,13 +157,13 @@ class SlurmScheduler(Scheduler):
             self._go_on(None)
 
     def _go_on(self, reply: ClientReply | None) -> None:
-        """Take the calls on from a reply until a command runs, or there are none."""
+        """Advance the calls, starting with ``reply``, until a command runs or no call is left."""
         while self._current is not None or self._waiting:
             if self._current is None:
                 self._current, reply = self._waiting.popleft(), None
             name, subject, call = self._current
             try:
-                # A command that took too long is the end of its call, whatever would have come after it.
+                # A timed-out command ends its call, even if more commands would follow.
                 if reply is not None and reply.code is None:
                     call.close()
                     self._take(CallUnanswered(name, subject, reply.words))
@@ -180,13 +180,13 @@ class SlurmScheduler(Scheduler):
         self._current = None
 
     def _begin(self, command: _Command) -> ClientReply | None:
-        """Start a command; its reply if it cannot be started."""
+        """Start a command; return a reply only if it cannot be started."""
         is_sbatch = command.words[0] == "sbatch"
         try:
             self._run = ProgramRun(
                 command.words, stdin=command.stdin.encode(), environment=self._job if is_sbatch else self._client
             )
-        except (UsageError, OSError) as error:  # not found, or no more descriptors or processes are to be had
+        except (UsageError, OSError) as error:  # not found, or out of descriptors or processes
             return ClientReply(words.NOT_FOUND, "", str(error))
         self._until_s = time.monotonic() + self._patience_s
         return None
@@ -225,7 +225,7 @@ def _look(array: str) -> Generator[_Command, ClientReply, Looked | CallRefused |
     except (ValueError, UsageError) as error:
         return CallUnanswered("look", array, str(error))
     for index in [index for index, view in jobs.items() if view.reason == words.TIED]:
-        yield _Command(words.untie(f"{array.partition('_')[0]}_{index}"))  # released by hand; the next look shows it
+        yield _Command(words.untie(f"{array.partition('_')[0]}_{index}"))  # released by hand; see the next look
     return Looked(array, jobs)
 
 

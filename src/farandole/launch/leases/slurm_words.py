@@ -1,12 +1,12 @@
-"""Words of Slurm: the commands that leases need, and what their replies mean. Pure.
+"""Slurm's vocabulary: the commands that leases need, and how their output is parsed. Pure.
 
 >>> jobs("3|RUNNING|1795441552|1795441852|node[1-2]|None")[3].nodes
 ('node1', 'node2')
 >>> ClientReply(1, "", "sbatch: error: Batch job submission failed: Access/permission denied").words
 'Batch job submission failed: Access/permission denied'
 
-Recorded from Slurm 22.05. Later releases say some things otherwise, so a reply that is not understood counts as none: a
-job that was overlooked would be taken for gone.
+Recorded from Slurm 22.05. Later releases differ in places, so output that cannot be parsed counts as no answer: an
+overlooked job would be taken for gone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from farandole.cluster import hostlist
 from farandole.launch.leases.scheduler import CallRefused, CallUnanswered, JobPhase, JobView
 
 NOT_FOUND = 127
-"""Exit status that stands for a command which could not be started, as in a shell."""
+"""Exit status for a command that could not be started, as in a shell."""
 
 _FIELDS = "%K|%T|%S|%e|%N|%r"
-"""Index, state, start, end, nodes, reason: the last may have anything in it."""
+"""Index, state, start, end, nodes, reason. The reason is last because it may contain any character."""
 
 _PHASES = {
     "PENDING": JobPhase.PENDING,
@@ -48,10 +48,10 @@ _PHASES = {
     ),
     JobPhase.GONE,
 )  # fmt: skip
-"""Every state that ``squeue --states`` knows."""
+"""Phases of all states of ``squeue --states``."""
 
 TIED = "Dependency"
-"""Reason of a job that somebody has released and that is tied to its lead still: it starts when ``untie`` is done."""
+"""Reason of a job that was released by hand and still depends on its leader's job: it starts after ``untie``."""
 
 _HELD_BY = {
     "JobHeldUser": JobPhase.HELD,
@@ -59,7 +59,7 @@ _HELD_BY = {
     "JobHoldMaxRequeue": JobPhase.HELD,
     "JobHeldAdmin": JobPhase.BARRED,
 }
-"""Reasons for which a pending job does not run before it is released."""
+"""Reasons for which a pending job waits for a release."""
 
 _UNREACHABLE = (
     "unable to contact slurm controller", "could not establish a configuration source",
@@ -69,13 +69,13 @@ _AWAY = (
     *_UNREACHABLE, "socket timed out", "zero bytes were transmitted", "standby mode",
     "protocol authentication error", "communication connection failure", "communication shutdown failure",
     "message send failure", "message receive failure",
-    # What ``scontrol release`` and ``update`` make of any of these.
+    # Output of ``scontrol release`` and ``update`` for any of these.
     "unexpected message received",
 )  # fmt: skip
 _STARTED = ("no longer pending execution",)
 _GONE = ("invalid job id", "already finished", "already completed", "already completing")
 _RELEASED = ("requested partition configuration not available", "requested node configuration is not available")
-"""Complaints of a release that has been made: the job waits, for a partition or nodes that it cannot have now."""
+"""Errors printed although the release succeeded: the job waits for a partition or nodes that are unavailable now."""
 
 _TOO_MANY = (
     "you have as many jobs as you may, and each lease of an array counts: take fewer with --leases N, or let others "
@@ -94,7 +94,7 @@ _SUBMIT_REMEDIES = (
     (r"invalid job array", "an array may not be so long here: write --leases N (scontrol show config | grep MaxArray)"),
     (r"time limit", "leases may not be so long here: write --lease with a shorter time (sinfo --format='%P %l')"),
 )  # fmt: skip
-"""Patterns of refusals to submit, and what a person can do then; the first that fits counts."""
+"""Patterns of submission errors, and the remedy for the user; the first match counts."""
 
 _PREFIX = re.compile(r"(?:(?:sbatch|squeue|sinfo|scancel|scontrol): )?(?:(?:error|fatal): )?(?:slurm_\w+ error: )?")
 _JOB = re.compile(r"^\d+(_\d+)?: |,? for job \d+(_\d+)?$")
@@ -103,7 +103,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 @final
 class ClientReply(msgspec.Struct, frozen=True):
-    """Output of a command of Slurm; ``code`` is as in ``subprocess``, ``None`` if it took too long and was killed."""
+    """Output of a Slurm command; ``code`` is as in ``subprocess``, ``None`` if it timed out and was killed."""
 
     code: int | None
     out: str
@@ -111,32 +111,32 @@ class ClientReply(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Errors in one line, without the names of commands and of the job."""
+        """Error messages in one line, without the names of commands and of the job."""
         lines = (_JOB.sub("", _PREFIX.sub("", line.strip(), count=1)) for line in (self.err or self.out).splitlines())
         return "; ".join(dict.fromkeys(line for line in lines if line)) or f"exit status {self.code}, without a word"
 
     @property
     def is_of_nothing(self) -> bool:
-        """True if there is no such job, or no more."""
+        """True if the job does not exist, or no longer."""
         return self.code != 0 and self._says(_GONE)
 
     @property
     def is_of_ended(self) -> bool:
-        """True if it shows, as ``told_of`` reads it, a job that has ended."""
+        """True if this output of ``state_of`` shows a job that has ended."""
         return has_ended(self.out.strip().partition("|")[0])
 
     @property
     def is_untied(self) -> bool:
-        """True if a job waits for its lead no more: it was untied, or has started."""
+        """True if a job no longer depends on its leader's job: it was untied, or has started."""
         return self.code == 0 or self._says(_STARTED)
 
     @property
     def is_released(self) -> bool:
-        """True if a release has been made, also one that is complained about."""
+        """True if a release succeeded, even with an error message."""
         return self.code == 0 or self._says(_RELEASED)
 
     def failure(self, call: str, subject: str) -> CallRefused | CallUnanswered:
-        """The answer for a call that was not done: refused if Slurm has said so, unanswered otherwise."""
+        """The answer for a failed call: refused if Slurm refused it, unanswered otherwise."""
         if self.code is None or self.code <= 0 or self._says(_AWAY):
             return CallUnanswered(call, subject, self.words)
         return CallRefused(call, subject, self.words + (remedy(self.words) if call == "submit" else ""))
@@ -147,7 +147,7 @@ class ClientReply(msgspec.Struct, frozen=True):
 
 
 def is_unreachable(words: str) -> bool:
-    """True if a command of Slurm has found no Slurm, in these words of its own, and so has done nothing.
+    """True if this error text of a Slurm command means that it found no slurmctld, and so had no effect.
 
     >>> is_unreachable("Could not establish a configuration source")
     True
@@ -156,7 +156,7 @@ def is_unreachable(words: str) -> bool:
 
 
 def remedy(refusal: str) -> str:
-    """Remedy of a person whose submission is refused in these words, to be put after them; "" if nobody knows one.
+    """Remedy for a refused submission, to append to Slurm's message ``refusal``; "" if none is known.
 
     >>> remedy("Invalid qos specification")
     ' -- write --qos NAME (sacctmgr show assoc user=$USER format=account,qos)'
@@ -169,12 +169,12 @@ def remedy(refusal: str) -> str:
 def submission(count: int, nonce: str, lead: str = "") -> list[str]:
     """The command that submits an array of held jobs, with its script on standard input.
 
-    Jobs that are tied to the job of a ``lead`` are cancelled by slurmctld when that has ended without success and is
-    not queued again, whatever it died of; see ``tie``.
+    Jobs that depend on the job of a ``lead`` (the leader) are cancelled by slurmctld when that job has failed, for any
+    reason, and is not requeued; see ``tie``.
 
-    The nonce is the script's argument. Slurm keeps it with the path of the script, shows both wherever it shows jobs,
-    and makes nothing of it: a comment, which would show as well, some sites read; other fields it does not show, or
-    ignores without accounting.
+    The nonce is the script's argument. Slurm stores it with the path of the script, shows both wherever it shows jobs,
+    and does not interpret it. A comment would be shown as well, but some sites parse comments; other fields are not
+    shown, or are ignored without accounting.
     """
     if not nonce.isalnum():
         raise ValueError(f"the nonce {nonce!r} is no word of letters and digits")
@@ -183,12 +183,12 @@ def submission(count: int, nonce: str, lead: str = "") -> list[str]:
 
 
 def tie(array: str, lead: str) -> list[str]:
-    """The command that ties an array to its lead, where that was submitted later; held jobs stay held."""
+    """The command that makes an array depend on its leader's job, if submitted before it; held jobs stay held."""
     return ["scontrol", "update", f"JobId={array}", f"Dependency={_after(lead)}"]
 
 
 def untie(job: str) -> list[str]:
-    """The command that unties a job that is to start: it would wait for the end of its lead."""
+    """The command that removes the dependency of a job, which otherwise waits for the end of its leader's job."""
     return ["scontrol", "update", f"JobId={job}", "Dependency="]
 
 
@@ -197,13 +197,13 @@ def _after(lead: str) -> str:
 
 
 def submitted(out: str) -> str:
-    """The number of an array that was submitted: ``812``, or ``812;CLUSTER``; "" if there is none."""
+    """The number of a submitted array from ``812`` or ``812;CLUSTER``; "" if there is none."""
     number = out.strip().partition(";")[0]
     return number if number.isdecimal() else ""
 
 
 def own_jobs() -> list[str]:
-    """The command that shows this user's jobs to ``found``. It costs slurmctld a look at all jobs."""
+    """The command whose output ``found`` parses: this user's jobs. slurmctld has to scan all jobs for it."""
     return ["squeue", "--noheader", "--all", "--me", "--format=%F|%o"]
 
 
@@ -217,15 +217,15 @@ def found(out: str, nonce: str) -> str:
 
 
 def queue(job: str) -> list[str]:
-    """The command that shows the jobs of an array, or one, to ``jobs``; that of one number asks slurmctld for no other.
+    """The command whose output ``jobs`` parses: the jobs of an array, or one job; slurmctld reads no other jobs.
 
-    Not ``--json``, which asks for all jobs of all users, and differs between releases.
+    Not ``--json``, which requests all jobs of all users, and differs between releases.
     """
     return ["squeue", "--noheader", "--all", "--array", f"--jobs={job}", f"--format={_FIELDS}"]
 
 
 def jobs(out: str) -> dict[int, JobView]:
-    """The jobs that ``squeue`` shows, by index. Raises ``ValueError`` for what is not understood."""
+    """The jobs in the output of ``squeue``, by index. Raises ``ValueError`` for output that cannot be parsed."""
     seen = {}
     for line in filter(None, map(str.strip, out.splitlines())):
         numbers, _, rest = line.partition("|")
@@ -236,32 +236,32 @@ def jobs(out: str) -> dict[int, JobView]:
 
 
 NO_JOB = ClientReply(1, "", "Invalid job id specified")
-"""Reply for ``told_of`` of a job that is not known any more."""
+"""Reply for ``told_of`` if Slurm no longer knows the job."""
 
 
 def has_ended(state: str) -> bool:
-    """True if a job in this state of Slurm's has ended, and comes not again."""
+    """True if a job in this Slurm state has ended and is not requeued."""
     return _PHASES.get(state) is JobPhase.GONE
 
 
 def state_of(job: str) -> list[str]:
-    """The command that shows the state of one job to ``told_of``, also for some minutes after it has ended."""
+    """The command whose output ``told_of`` reads: the state of one job, up to some minutes after its end."""
     return ["squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%T|%r"]
 
 
 def own_states() -> list[str]:
-    """The command that shows the states of all jobs of this user to ``states``."""
+    """The command whose output ``states`` parses: the states of all jobs of this user."""
     return ["squeue", "--noheader", "--all", "--me", "--states=all", "--format=%i|%T|%r"]
 
 
 def states(out: str) -> dict[str, ClientReply]:
-    """Replies for ``told_of`` by the numbers of jobs."""
+    """Replies for ``told_of``, by job number."""
     lines = (line.strip().partition("|") for line in out.splitlines())
     return {job: ClientReply(0, shown, "") for job, _, shown in lines}
 
 
 def told_of(job: str, reply: ClientReply) -> str:
-    """Words on a job that does not run; "" for one that does, or where that is not known.
+    """Text on a job that does not run; "" if it runs, or if its state is unknown.
 
     >>> told_of("32", ClientReply(0, "PENDING|BeginTime", ""))
     'its job 32 waits (BeginTime)'
@@ -276,13 +276,13 @@ def told_of(job: str, reply: ClientReply) -> str:
 
 
 def nodes(names: Sequence[str]) -> list[str]:
-    """The command that shows which of these nodes are being drained, or have been, to ``drained``."""
+    """The command whose output ``drained`` parses: which of these nodes are being drained or are drained."""
     wanted = [f"--nodes={','.join(names)}", "--states=drain,fail"]
     return ["sinfo", "--Node", "--noheader", "--all", *wanted, "--format=%N|%E"]
 
 
 def drained(out: str) -> dict[str, str]:
-    """The nodes that ``sinfo`` shows, with the reason that was given; a node is shown once for each partition."""
+    """The nodes in the output of ``sinfo``, with their reasons; ``sinfo`` lists a node once for each partition."""
     lines = (line.strip().partition("|") for line in out.splitlines())
     return {name: "" if reason == "none" else reason for name, _, reason in lines if name}
 
@@ -312,7 +312,7 @@ def _time(text: str) -> float:
 
 
 def _indices(text: str) -> Iterator[int]:
-    """``3-6,9,10-14:2%2``: as ``squeue`` writes the jobs of an array that share a line."""
+    """Indices in ``3-6,9,10-14:2%2``, the form in which ``squeue`` lists several jobs of an array in one line."""
     for part in text.partition("%")[0].split(","):
         match = _RANGE.fullmatch(part.strip("[]"))
         if match is None:

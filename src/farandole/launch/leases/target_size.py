@@ -1,6 +1,6 @@
-"""Goals of the policy of leases: with how many workers to train, and why.
+"""Target size of the policy of leases: with how many workers to train, and why.
 
-Orders count at once. Advice counts when it says much the same for a while: it rests on a noise scale that is measured.
+Orders take effect at once; advice, which rests on a measured noise scale, only after it stays similar for a while.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _set(turn: PolicyContext, goal: int, why: str) -> None:
 
 
 def _keep_bounds(turn: PolicyContext) -> None:
-    """Keep the goal between ``min_np`` and ``max_np``, and say so where people wanted something else."""
+    """Keep the goal between ``min_np`` and ``max_np``; print it if a user ordered another size."""
     plan, limits = turn.plan, turn.limits
     if plan.goal < limits.min_np:
         if plan.ordered >= 0:
@@ -57,7 +57,7 @@ def _keep_bounds(turn: PolicyContext) -> None:
 
 
 def _fire_rules(turn: PolicyContext) -> None:
-    """Put the rules into force whose condition holds for the first time."""
+    """Apply the rules whose condition holds for the first time."""
     plan = turn.plan
     for rule in turn.limits.rules:
         text = str(rule)
@@ -73,7 +73,7 @@ def _fire_rules(turn: PolicyContext) -> None:
 
 
 def _take_advice(turn: PolicyContext) -> None:
-    """Take a new piece of advice in; the goal follows once it was the same for long enough."""
+    """Use new advice; the goal follows after the advice was the same for long enough."""
     plan, advice = turn.plan, turn.seen.progress.advice
     if advice is None or advice.at_s <= plan.advice_s:
         return
@@ -99,7 +99,7 @@ def _take_advice(turn: PolicyContext) -> None:
 
 
 def _target(turn: PolicyContext, advice: LeaseAdvice) -> int:
-    """The target of a piece of advice within what is allowed now."""
+    """The size that the advice recommends, within the bounds that hold now."""
     limits, seen, batch = turn.limits, turn.seen, turn.seen.progress.batch
     target = min(
         advice.workers,
@@ -115,7 +115,7 @@ def _target(turn: PolicyContext, advice: LeaseAdvice) -> int:
 
 
 def _pays(turn: PolicyContext, advice: LeaseAdvice, more: int) -> bool:
-    """Whether the time that more workers save is worth that the others pause for each of them."""
+    """Whether ``more`` workers save more time than the others lose in pauses, by a factor ``worth_pauses``."""
     return advice.saves_s >= turn.limits.worth_pauses * turn.seen.progress.pause_s * more
 
 
@@ -148,7 +148,7 @@ def _shrink(turn: PolicyContext, advice: LeaseAdvice, target: int) -> None:
 
 
 def _may_change(turn: PolicyContext, opposite_s: float) -> bool:
-    """Whether the goal may change by advice, of which the last opposite change was at ``opposite_s``."""
+    """Whether advice may change the goal; the last change in the opposite direction was at ``opposite_s``."""
     plan, limits = turn.plan, turn.limits
     return (
         plan.ordered < 0
@@ -160,7 +160,7 @@ def _may_change(turn: PolicyContext, opposite_s: float) -> bool:
 
 
 def _change(turn: PolicyContext, goal: int, why: str) -> None:
-    """Change the goal by advice."""
+    """Change the goal because of advice."""
     plan = turn.plan
     plan.grow_since_s = plan.shrink_since_s = 0.0
     if goal != plan.goal:

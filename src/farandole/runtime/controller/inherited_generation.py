@@ -1,7 +1,7 @@
 """Inherited generation: found and not formed by this controller; its own controller is gone, its members go on.
 
     inherited = InheritedGeneration(router.send, formation, time.monotonic, generation=7, worker_ids=(0, 1, 4))
-    inherited.takes(b"7f3ac", Stay(7, worker_id=0))     # True: it is told to come again when its state allows it
+    inherited.takes(b"7f3ac", ControllerLost(7, worker_id=0))  # True: it is told to reconnect at a commit
     inherited.end("worker 4 on b was killed by SIGKILL")                                        # and now, all of them
 
 What the members had agreed on with the controller before is gone with it. So they are not asked for it: planned

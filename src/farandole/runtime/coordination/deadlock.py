@@ -2,7 +2,7 @@
 
     deadlocks = DeadlockDetector(hosts, groups, negotiation.awaited)
     deadlocks.hear(0, waits, now)         # all threads of rank 0 wait, and for what; look at due_s
-    deadlocks.look(now)                   # Confirmation((0, 1), 1): ask these ranks if that is still so
+    deadlocks.look(now)                   # DeadlockCheck((0, 1), 1): ask these ranks if that is still so
     deadlocks.hear(1, answer, now)
     deadlocks.look(now)                   # Deadlock(reason, (0, 1))
 

@@ -2,7 +2,7 @@
 
     inspector = StallInspector(Limits(warning_s=60.0, shutdown_s=600.0), hosts=["a", "a"])
     inspector.expect(now)                      # something waits from now on: look at deadline_s
-    inspector.look(now, waiting, last)         # Inquiry((1,)): ask these ranks where they are
+    inspector.look(now, waiting, last)         # StackRequest((1,)): ask these ranks where they are
     inspector.answered(1, progress); inspector.stack(1, text)
     inspector.look(now, waiting, last)         # StallReport(text), or StallVerdict(reason) in the end
 

@@ -1,6 +1,6 @@
 """Occupants of a job: which process has which ``worker_id``, so that no other takes it from a worker still there.
 
-    occupants = Occupants()
+    occupants = WorkerRegistry()
     occupants.objection(hello)                  # "" if the worker_id is free; otherwise the reason for a refusal
     occupants.enter(uid, hello)
     occupants.leave(worker_id=1)                # the worker has left, or has ended

@@ -1,1 +1,1 @@
-"""Lanes of a worker: how its collectives come to an engine, in which order, and who decides that."""
+"""Lanes of a worker: the ways of its collectives to an engine, and who decides their order."""

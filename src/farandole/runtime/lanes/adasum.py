@@ -1,13 +1,13 @@
-"""Adasum: adding gradients so that what two of them agree on counts once and what is orthogonal counts twice.
+"""Adasum: sum of gradients in which parallel components count once (are averaged) and orthogonal components add up.
 
     adasum.allreduce(engine, [gradient], DType.FLOAT32)
 
 Two gradients are combined by ``Adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b``, and many by a binary
 tree of pairs: Maleki et al., "Scaling Distributed Training with Adaptive Summation" (2020), arXiv:2006.02924, the
-operator of section 3 and its recursive application. There the dot products are taken per layer; here per tensor.
+operator of section 3 and its recursive application. The paper takes dot products per layer, this module per tensor.
 
 Each rank holds one slice of every rank's gradients and walks the whole tree for it; a level needs one small all-reduce
-of dot products. Where a level has an odd number of vectors the last passes through, so any number of ranks works. Dot
+of dot products. In a level with an odd number of vectors the last one passes through, so any number of ranks works. Dot
 products and combinations are computed in float64 and rounded to the tensors' dtype once per level.
 """
 
@@ -46,7 +46,7 @@ def allreduce(engine: Engine, arrays: Sequence[Array], dtype: DType, factor: flo
 @final
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of tensor ``tensor`` that lies in this rank's slice."""
+    """Part of tensor ``tensor`` that lies in this rank's slice."""
 
     tensor: int
     start: int
@@ -55,13 +55,13 @@ class _Piece:
 
 @final
 class _Tree:
-    """Tree of pairs over this rank's slice of every rank's vector, laid out in ``held``; results go to the left one."""
+    """Tree of pairs over this rank's slice of every rank's vector, in ``held``; results overwrite the left vector."""
 
     def __init__(self, engine: Engine, held: Array, stride: int, pieces: Sequence[_Piece], tensors: int) -> None:
         self._engine, self._held, self._stride, self._pieces, self._tensors = engine, held, stride, pieces, tensors
 
     def combine(self, vectors: Sequence[int], factor: float) -> list[int]:
-        """Combine the pairs of one level; returns the vectors that are left."""
+        """Combine the pairs of one level; returns the remaining vectors."""
         pairs = list(zip(vectors[::2], vectors[1::2], strict=False))
         dots = (ctypes.c_double * (3 * len(pairs) * self._tensors))()
         for p, (a, b) in enumerate(pairs):
@@ -88,7 +88,7 @@ class _Tree:
 
 
 def coefficients(aa: float, ab: float, bb: float) -> tuple[float, float]:
-    """Factors of ``a`` and ``b`` in their sum, from the dot products; a zero vector takes nothing from the other."""
+    """Factors of ``a`` and ``b`` in their sum, from the dot products; a zero vector leaves the other unchanged."""
     return (1.0 - ab / (2.0 * aa) if aa else 1.0), (1.0 - ab / (2.0 * bb) if bb else 1.0)
 
 

@@ -1,7 +1,7 @@
-"""Announcement: a collective, or a group of them, that one rank says it is ready for.
+"""Announcement of a collective, or of a group of collectives, that one rank is ready for.
 
 announcement = Announcement(0, "allreduce.loss", Kind.ALLREDUCE, [call])
-announcement.entry()          # in full, as it goes to the controller
+announcement.entry()          # the full entry for the controller
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Key: TypeAlias = tuple[int, str]
 
 
 class FastRequest(NamedTuple):
-    """Request of a compiled graph for an all-reduce, as the native core finds it in later ones (native/fast_path.hpp).
+    """Request of a compiled graph for an all-reduce; the native core matches later calls by it (native/fast_path.hpp).
 
-    ``library`` is the number of the graph's, ``inputs`` the framework's dtypes and the shapes, ``origin`` the run of a
-    program, the device, and the place in the program.
+    ``library`` is the number of the graph's library, ``inputs`` are the framework's dtypes and the shapes, ``origin``
+    is the run of a program, the device, and the place in the program.
     """
 
     library: int
@@ -32,11 +32,11 @@ class FastRequest(NamedTuple):
 
 @final
 class Announcement:
-    """One entry of a ``Submit``: ``name`` is what the caller called it, ``key`` its name on the wire.
+    """One entry of a ``Submit``: ``name`` is the caller's name, ``key`` the name on the wire.
 
-    ``calls`` are empty for what moves no tensors; ``splits`` are then the ranks or the number of a process set.
-    ``fingerprint`` is equal for two announcements that mean the same. A ``refusal`` says why this rank cannot do it.
-    ``fast``: how a compiled graph has asked for it, if one has.
+    ``calls`` are empty for a collective without tensors; ``splits`` are then the ranks or the number of a process set.
+    ``fingerprint`` is equal for two announcements with the same meaning. ``refusal``: why this rank cannot take part.
+    ``fast``: the request of a compiled graph, if one made it.
     """
 
     __slots__ = ("calls", "fast", "fingerprint", "key", "kind", "name", "refusal", "splits")
@@ -58,7 +58,7 @@ class Announcement:
         ]
 
     def entry(self) -> Entry:
-        """The announcement in full, as the controller gets it where no number stands for it."""
+        """Full entry, which the controller receives if the name has no cached number."""
         return Entry(*self.key, signature=self.signature())
 
     def signature(self) -> Signature:
@@ -79,5 +79,5 @@ class Announcement:
         )
 
     def release(self) -> None:
-        """Let go of the tensors; the results hold what the caller needs."""
+        """Drop the references to the tensors; the results keep those that the caller needs."""
         self.calls = ()

@@ -1,4 +1,4 @@
-"""Calls and handles: a collective as a framework's adapter hands it to the runtime, and its results.
+"""Calls and handles: a collective as a framework's adapter passes it to the runtime, and its results.
 
 An adapter turns tensors into ``Array``s; the runtime never sees a tensor:
 
@@ -16,7 +16,7 @@ from farandole.collective import Array, Kind, ReduceOp, Reduction
 from farandole.errors import UnsupportedError
 
 Allocate: TypeAlias = Callable[[tuple[int, ...]], Array]
-"""Makes the output of a collective whose shape is known once all ranks have come; called in the executing thread."""
+"""Allocates the output of a collective, whose shape is known once all ranks are ready; runs in the executing thread."""
 
 
 _SUM = Reduction(ReduceOp.SUM)
@@ -45,7 +45,7 @@ class Call:
 
 
 def require_device(call: Call, engine: str, served: Collection[str]) -> None:
-    """Raise ``UnsupportedError`` if the tensor is where ``engine``, which has ``served`` devices, cannot take it."""
+    """Raise ``UnsupportedError`` if the tensor is on a device that ``engine`` does not serve."""
     device = call.array.device
     if device.partition(":")[0] not in served:
         raise UnsupportedError(
@@ -61,7 +61,7 @@ def require_device(call: Call, engine: str, served: Collection[str]) -> None:
 class CallResult:
     """Result of one call: the output, its shape, and (ALLGATHER, ALLTOALL) the rows received from each member.
 
-    ``value`` is what ranks agreed on without tensors: the number of a new process set, the rank that joined last.
+    ``value`` is the result of a collective without tensors: the number of a new process set, the rank that joined last.
     """
 
     array: Array | None = None
@@ -77,7 +77,7 @@ class Handle(Protocol):
         """True once ``wait`` would return or raise at once."""
 
     def when_done(self, observer: Callable[[], None]) -> None:
-        """Call ``observer`` once, when it is done: at once, or in another thread, which holds locks and cannot wait."""
+        """Call ``observer`` once, when done: at once, or in another thread, which holds locks (so it must not block)."""
 
     def wait(self) -> list[CallResult]:
         """Block until it is done; returns one result per call. Raises the ``CollectiveError`` that ended it."""

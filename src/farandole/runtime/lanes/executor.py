@@ -1,9 +1,9 @@
-"""Executes one order of the controller on the engine of a process set.
+"""Execution of the controller's orders on the engine of a process set.
 
     outcomes = Executor(engine, ranks=(0, 1)).perform(order, [calls])
 
-The order says what all members agreed on; the calls are this rank's tensors, or ``None`` for what it never submitted
-because it has joined.
+The order describes the collective that all members agreed on; the calls are this rank's tensors, or ``None`` for a
+name that it never submitted because it has joined.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Mine: TypeAlias = Sequence[Sequence[Call] | None]
 
 @final
 class Executor:
-    """Executor of one process set, for one thread at a time. Raises what the engine or ``Call.allocate`` raises."""
+    """Executor of one process set, for one thread at a time. Raises the errors of the engine and ``Call.allocate``."""
 
     def __init__(self, engine: Engine, ranks: Sequence[int]) -> None:
         self.engine = engine
@@ -137,14 +137,14 @@ def _contributions(order: Order, mine: Mine) -> Iterator[tuple[Array, Signature]
 def _way(item: tuple[Array, Signature]) -> tuple[DType, Reduction, bool]:
     """Key of arrays that can be reduced as one: dtype, reduction, and true for tensors in the memory of the host.
 
-    The signature says where the tensors are: the stand-ins of a rank that has joined are always on the host.
+    The signature says where the tensors are, because the placeholders of a joined rank are always on the host.
     """
     array, signature = item
     return array.dtype, signature.how, signature.device == "cpu"
 
 
 def _output(call: Call | None, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """The caller's memory for a result; memory of our own where a joined rank only helps the others."""
+    """The caller's memory for a result; on a joined rank, which only helps the others, scratch memory."""
     if call is None:
         return scratch(dtype, prod(shape))
     assert call.allocate is not None, call.kind

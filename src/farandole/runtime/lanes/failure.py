@@ -34,7 +34,7 @@ _BY_NAME: dict[str, type[FarandoleError]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The class and the text of an error, and what caused it here."""
+    """Class and text of an error, and its cause on this rank."""
 
     kind: type[FarandoleError]
     text: str
@@ -42,18 +42,18 @@ class Failure:
 
     @classmethod
     def named(cls, kind: str, text: str) -> Failure:
-        """A failure that came as a message; an unknown class is a ``CollectiveError``."""
+        """Make a failure from a message's texts; an unknown class becomes a ``CollectiveError``."""
         return cls(_BY_NAME.get(kind, CollectiveError), text)
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Failure for an exception in a collective; an ``EngineError``, unless it is a ``CollectiveError``."""
+        """Make a failure from an exception in a collective; an ``EngineError``, unless it is a ``CollectiveError``."""
         if isinstance(error, CollectiveError):
             return cls(type(error), str(error), error)
         return cls(EngineError, f"the collective could not be executed: {type(error).__name__}: {error}", error)
 
     def fresh(self) -> FarandoleError:
-        """A new exception to raise: one that several threads raised would collect the traceback of each."""
+        """Make a new exception to raise: a shared one would collect the tracebacks of all threads that raise it."""
         error = self.kind(self.text)
         error.__cause__ = self.cause
         return error

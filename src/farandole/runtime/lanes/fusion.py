@@ -1,9 +1,9 @@
-"""Reducing many small arrays as one, through a buffer in engine memory.
+"""Reduction of many small arrays as one, through a buffer in engine memory.
 
     fusion = Fusion(engine, PhaseEvents())
     fusion.allreduce([a, b, c], Reduction(ReduceOp.SUM))      # in place, in each
 
-What is packed and what is reduced alone follows from the sizes only, so that every member does the same.
+Only the sizes decide which arrays are packed and which are reduced alone, so that every member does the same.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from farandole.runtime.lanes.packing import batches, pack, unpack
 from farandole.runtime.lanes.phase_events import PhaseEvents
 
 PACKED_BYTES = 128 * 2**10
-"""Arrays up to this size are packed. Above, two copies cost more than the call they save."""
+"""Arrays up to this size are packed. For larger ones two copies cost more than the call they save."""
 
 BUFFER_BYTES = 8 * 2**20
-"""The most memory a buffer may take; what does not fit is reduced in turns."""
+"""Largest size of the buffer; arrays that do not fit together are reduced in several batches."""
 
 SMALLEST_BUFFER_BYTES = 64 * 2**10
 
 
 @final
 class Fusion:
-    """Reducer of lists of arrays on one engine. Its buffer is made when first needed, and doubles when it must."""
+    """Reducer of lists of arrays on one engine. Its buffer is allocated on first use, and doubled when too small."""
 
     def __init__(self, engine: Engine, phases: PhaseEvents) -> None:
         self._engine, self._phases = engine, phases
@@ -36,7 +36,7 @@ class Fusion:
     def allreduce(self, arrays: Sequence[Array], how: Reduction, on_host: bool = True) -> None:
         """Reduce each in place; all have one dtype. Collective: every member gives the same sizes.
 
-        Only what is ``on_host``, on every member, is packed.
+        Only arrays that are ``on_host``, on every member, are packed.
         """
         small = [a for a in arrays if 0 < a.nbytes <= PACKED_BYTES and on_host]
         for array in arrays:

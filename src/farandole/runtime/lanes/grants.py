@@ -1,14 +1,14 @@
 """Grants: names under which ranks send each other their contributions without the controller; without any I/O.
 
     grants = Grants(size=2)
-    grant = grants.open(order)             # one with ``direct``: every rank has it, and all have orders in one sequence
-    grant.hear(0, b"mine")                 # which has been sent to all others
+    grant = grants.open(order)             # an order with ``direct``: every rank receives it, in the same sequence
+    grant.hear(0, b"mine")                 # this rank's part, also sent to all others
     grant.hear(1, b"theirs")
     grant.next_round()                     # [b"mine", b"theirs"]
 
-A grant is used in rounds. In each round every rank says one thing to all others: its contribution, or ``WITHDRAWN``. If
-one has withdrawn, this round and all that follows under this name is the controller's again; else all have what they
-need. So every rank ends a round in the same way as the others, whoever is faster, without another message.
+A grant is used in rounds. In each round every rank sends one part to all others: its contribution, or ``WITHDRAWN``. If
+a rank has withdrawn, the controller orders this round and all later ones of the name again; else all ranks have all
+parts. So every rank ends a round in the same way, whichever rank is faster, without another message.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ WITHDRAWN: Said = None
 
 @final
 class Grant:
-    """Grant of one name: what all ranks have said in this round, and the faster ones in the next.
+    """Grant of one name on the peer lane: the parts of this round, and early parts of the next.
 
-    ``is_open`` until one has withdrawn.
+    ``is_open`` until a rank has withdrawn.
     """
 
     __slots__ = ("_said", "is_open", "key", "lane", "number", "order", "round", "title")
@@ -46,13 +46,13 @@ class Grant:
         self._said[rank].append(said)
 
     def lacks(self, rank: int) -> bool:
-        """True if the part of ``rank`` in this round has not come."""
+        """True if the part of ``rank`` in this round is missing."""
         return not self._said[rank]
 
     def next_round(self) -> list[bytes]:
-        """End the round if all parts have come: returns them by rank. [] before that, and where one has withdrawn."""
+        """End the round if all parts are present, and return them by rank; [] if not, or if a rank has withdrawn."""
         has_come = True
-        for said in self._said:  # no generators: this is done three times in a collective
+        for said in self._said:  # no generators: this runs three times per collective
             if not said:
                 has_come = False
             elif said[0] is WITHDRAWN:
@@ -65,7 +65,7 @@ class Grant:
 
 @final
 class Grants:
-    """Grants of one rank, by name and by number. Not for several threads."""
+    """Grants of one rank, by name and by number. Not thread-safe."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -75,7 +75,7 @@ class Grants:
         self._early: dict[int, list[tuple[int, Said]]] = {}
 
     def open(self, order: Order) -> Grant:
-        """Add the grant that an order brings, in place of an older one; faster ranks may have spoken already."""
+        """Add the grant of an order and replace an older one of the name; faster ranks may have sent parts already."""
         grant = Grant(order, self._size)
         self.close(self._by_key.get(grant.key))
         self._by_key[grant.key] = self._by_number[grant.number] = grant
@@ -85,15 +85,15 @@ class Grants:
         return grant
 
     def find(self, key: Key) -> Grant | None:
-        """The grant of a name; ``None`` for none."""
+        """Grant of a name; ``None`` if there is none."""
         return self._by_key.get(key)
 
     def numbered(self, number: int) -> Grant | None:
-        """The grant of this number; ``None`` where that has ended here or has not come yet."""
+        """Grant with this number; ``None`` if this rank has closed it or has not received it yet."""
         return self._by_number.get(number)
 
     def is_to_come(self, number: int) -> bool:
-        """True if the grant of this number has not come yet."""
+        """True if this rank has not received the grant with this number yet."""
         return number > self._newest
 
     def all(self) -> list[Grant]:
@@ -101,11 +101,11 @@ class Grants:
         return list(self._by_number.values())
 
     def oldest_beyond(self, most: int) -> list[Grant]:
-        """The oldest grants, as many as there are more than ``most``."""
+        """The oldest grants in excess of ``most``."""
         return [] if len(self._by_number) <= most else self.all()[:-most]
 
     def hear(self, rank: int, number: int, said: Said) -> Grant | None:
-        """Take in another rank's part; returns its grant, ``None`` where that has ended here or has not come yet."""
+        """Add another rank's part; returns its grant, ``None`` if this rank closed it or has not received it yet."""
         grant = self._by_number.get(number)
         if grant is not None:
             grant.hear(rank, said)
@@ -114,7 +114,7 @@ class Grants:
         return grant
 
     def close(self, grant: Grant | None) -> None:
-        """Forget a grant, so that its name is the controller's again; ``None`` is ignored."""
+        """Remove a grant; the controller orders its name again. ``None`` is ignored."""
         if grant is not None:
             grant.is_open = False
             del self._by_key[grant.key], self._by_number[grant.number]

@@ -1,13 +1,13 @@
-"""Threads of ``concurrent.futures`` that have nothing to do, and get nothing while all others wait.
+"""Idle threads of ``concurrent.futures``, which get no task while all other threads wait.
 
 >>> idle_threads({})        # of these call stacks, by thread
 set()
 """
 
-# Keras has such a pool for as long as ``fit`` lasts. A thread that has taken a task out of the queue, and has not yet
-# begun it, is in the same function as one that waits for a task. The pool counts: ``submit`` takes one from the number
-# of idle threads, and a thread adds one when it has done its task. So none has a task where that number is as large as
-# that of the threads that are seen there.
+# Keras has such a pool for as long as ``fit`` lasts. A thread that has taken a task from the queue, and not yet begun
+# it, is in the same function as a thread that waits for a task. The pool keeps a count: ``submit`` decrements the
+# number of idle threads, and a thread increments it after its task. So no thread has a task if that number is at least
+# the number of threads seen in that function.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WAITS = ("concurrent.futures.thread", "_worker")
 
 
 def idle_threads(stacks: Mapping[int, Sequence[tuple[str | None, str]]]) -> set[int]:
-    """Threads, by their identifiers, of pools without any task; ``stacks`` are calls by thread, the innermost first."""
+    """Identifiers of the threads of pools without any task; ``stacks`` are calls by thread, innermost first."""
     there: defaultdict[ThreadPoolExecutor, set[int]] = defaultdict(set)
     for thread in threading.enumerate():
         calls = stacks.get(thread.ident or 0)
@@ -30,14 +30,14 @@ def idle_threads(stacks: Mapping[int, Sequence[tuple[str | None, str]]]) -> set[
     found: set[int] = set()
     for pool, threads in there.items():
         idle: Any = getattr(pool, "_idle_semaphore", None)
-        # More than there are threads: before Python 3.12 it is counted too high where tasks had to wait.
+        # ``_value`` above the number of threads: before Python 3.12 the count is too high after tasks had to wait.
         if idle is not None and len(pool._threads) >= idle._value >= len(threads) and pool._work_queue.empty():
             found |= threads
     return found
 
 
 def _pool_of(thread: threading.Thread) -> ThreadPoolExecutor | None:
-    """The pool that the thread was started for, unless that is gone."""
+    """Pool that the thread belongs to, if that still exists."""
     arguments = getattr(thread, "_args", ())
     pool = arguments[0]() if arguments and callable(arguments[0]) else None
     return pool if isinstance(pool, ThreadPoolExecutor) else None

@@ -1,10 +1,10 @@
-r"""Reductions of a few bytes: what a rank contributes travels with its announcement, and everybody's with the order.
+r"""Reductions of a few bytes: a rank's input travels with its announcement, and all inputs with the order.
 
     contribution(announcement.calls)               # b"\x00\x00\x80?": the four bytes of a loss
-    reduce(signature, parts, announcement.calls)   # no engine: the ranks have met already
+    reduce(signature, parts, announcement.calls)   # no engine: the order has brought all inputs
 
-The control plane carries both messages anyway. MPI calls this the eager protocol. Names that come again and again
-travel without the controller (``peer_lane``).
+The control plane carries both messages anyway. MPI calls this the eager protocol. Repeated names are reduced without
+the controller (``peer_lane``).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from farandole.runtime.lanes.call import Call
 from farandole.runtime.lanes.packing import identity
 
 EAGER_BYTES = 64
-"""The most that a rank contributes this way: the controller sends every rank what all have contributed."""
+"""Largest contribution of a rank: the controller sends the contributions of all ranks to every rank."""
 
 
 def contribution(calls: Sequence[Call]) -> bytes:
-    """The tensors of an all-reduce, one after the other; ``b""`` for other collectives, and for what is not small."""
+    """Bytes of the tensors of an all-reduce, concatenated; ``b""`` for other collectives and for larger tensors."""
     nbytes = 0
     for call in calls:
         nbytes += call.array.nbytes
@@ -33,7 +33,7 @@ def contribution(calls: Sequence[Call]) -> bytes:
 
 
 def reduce(signature: Signature, parts: Sequence[bytes], calls: Sequence[Call]) -> None:
-    """Reduce what the ranks have contributed into this rank's ``calls``, in their order: the same bits for all."""
+    """Reduce the ranks' contributions, in rank order, into this rank's ``calls``: the same bits on every rank."""
     length = max(map(len, parts))
     if b"" in parts:
         parts = [part or _nothing(signature, length) for part in parts]
@@ -50,7 +50,7 @@ def reduce(signature: Signature, parts: Sequence[bytes], calls: Sequence[Call]) 
 
 
 def _nothing(signature: Signature, nbytes: int) -> bytes:
-    """Contribution of a rank that has joined: elements that change nothing."""
+    """Contribution of a joined rank: identity elements."""
     dtype = DType(signature.dtypes[0])
     array = identity(dtype, nbytes // dtype.itemsize, signature.how)
     return ctypes.string_at(array.address, nbytes)

@@ -1,10 +1,10 @@
-"""Lane of collectives with names, as the session sees it.
+"""Interface of the lanes of named collectives.
 
 handle = lane.submit(announcement, background=False)
 handle.wait()
 
-A signal handler may have stopped the main thread in the middle of a lane, where it goes on when the handler has
-returned. So lanes remember who is inside (``Reentry``), and refuse a second collective there (``interrupting``).
+A signal handler may interrupt the main thread inside a lane, and the frame below continues only after the handler
+returns. So lanes record which threads are inside (``Reentry``), and refuse a second collective (``interrupting``).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from farandole.runtime.lanes.failure import Failure
 
 
 class PendingCollectives(NamedTuple):
-    """Collectives of this rank on their way.
+    """Collectives of this rank in flight.
 
-    ``submitted`` are all of them. ``given`` is by the number of each open grant of the peer lane: how many rounds this
-    rank has contributed to. ``awaiting`` are those of these rounds that are not over, with their grants, by name.
+    ``submitted`` are all of them. ``given`` has, for the number of each open grant of the peer lane, how many rounds
+    this rank has contributed to. ``awaiting`` has the grants of those rounds that are not over, by name.
     """
 
     submitted: list[Key]
@@ -33,10 +33,10 @@ class PendingCollectives(NamedTuple):
 
 
 class Performer(Protocol):
-    """Executes an order on whatever engine its process set has."""
+    """Executes an order on the engine of its process set."""
 
     def __call__(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[CallResult]]:
-        """One list of results per name; errors leave every later collective undone, except ``MismatchError``."""
+        """Return one list of results per name; any error but ``MismatchError`` ends the generation."""
 
 
 class Lane(Protocol):
@@ -46,37 +46,37 @@ class Lane(Protocol):
     inside: Order | None
 
     def submit(self, announcement: Announcement, background: bool, progress_s: float = 0.0) -> Handle:
-        """Announce that this rank is ready; ``background`` if nobody may wait for it soon.
+        """Announce that this rank is ready; ``background`` if possibly no thread waits for it soon.
 
-        If it goes from rank to rank, this thread waits for the others up to ``progress_s``, while no other one does.
+        On the peer lane this thread waits for the other ranks up to ``progress_s``, unless another thread leads.
         """
 
     def refuse(self, announcement: Announcement) -> None:
-        """Tell the other ranks that this one has come and cannot take part, so that they raise; nobody waits here."""
+        """Tell the other ranks that this rank cannot take part, so that they raise; no thread waits here."""
 
     def end(self, failure: Failure) -> None:
-        """Fail everything in flight and all that comes later."""
+        """Fail all collectives in flight and all later ones."""
 
     def await_exit(self, timeout_s: float | None) -> bool:
         """After ``end``, wait until no thread leads any more; false after ``timeout_s`` (``None``: no limit)."""
 
     def close(self) -> None:
-        """Free what it has, once no thread is in the lane any more."""
+        """Free its resources, once no thread is in the lane any more."""
 
     def waits(self) -> list[tuple[int, int, Announcement]]:
-        """Threads that wait here, each with a number that no other wait has, and what it waits for."""
+        """Threads that wait here, each with a unique token of the wait and the awaited announcement."""
 
     def in_flight(self) -> PendingCollectives | None:
-        """Collectives on their way; ``None`` if that just changes, or somebody's wait is over. It waits for nobody."""
+        """Collectives in flight; ``None`` if they are just changing, or a thread's wait is over. Never blocks."""
 
 
 def interrupting(announcement: Announcement) -> UsageError:
-    """Error for a signal handler's collective: the thread that it has interrupted is inside of another one."""
+    """Error for a collective in a signal handler that has interrupted its thread inside of another collective."""
     return interrupted(title(announcement.kind, announcement.name[1], announcement.name[0]), "another collective")
 
 
 def interrupted(asked: str, below: str) -> UsageError:
-    """Error for a signal handler that ``asked`` for what cannot begin before ``below`` it on the stack has ended."""
+    """Error for a signal handler that ``asked`` for an operation, which would wait for ``below`` on the same stack."""
     return UsageError(
         f"{asked} was asked for in a signal handler that has interrupted this thread in the middle of {below}, which "
         "can only go on when the handler has returned: set a flag in the handler, and act on it in the training loop"

@@ -3,31 +3,32 @@
     pending = lane.submit(Announcement(0, "allreduce.loss", Kind.ALLREDUCE, [call]), background=False)
     pending.wait()
 
-Whoever waits *leads*: it receives the controller's orders, executes them, and completes everybody's handles, so that
-a synchronous collective needs no second thread. Other waiters sleep until theirs is done or the lead is free.
+A waiting thread *leads*: it receives the controller's orders, executes them, and completes the handles of all threads,
+so that a synchronous collective needs no second thread. Other waiters sleep until theirs is done or the lead is free.
 
-What is small and has been agreed on before takes the short way, from rank to rank (``peer_lane``).
+A small all-reduce whose name all ranks already know goes from rank to rank instead (``peer_lane``).
 
 Threads. User threads submit and wait. A background thread, started with the first asynchronous collective, leads while
-some are outstanding and nobody waits. One thread leads at a time: ``_leader`` is it (0: none). Only the leader touches
-the orders' socket and the engines, and it holds no lock meanwhile. Any thread, a signal handler too, may ``end``.
+some are outstanding and no thread waits. One thread leads at a time: ``_leader`` is its identifier (0: none). Only the
+leader uses the orders' socket and the engines, without holding a lock. Any thread, a signal handler too, may ``end``.
 
-``_lock`` guards everything below it in the constructor. It is an ``RLock``, as a handler that shuts down may have
-stopped the thread that has it. A handle's ``finished`` is set last, after all that its owner reads without the lock.
-The peer lane has a lock of its own, which may be held while a socket is full; none is taken inside of the other.
+``_lock`` guards everything below it in the constructor. It is an ``RLock``, because a handler that shuts down may have
+interrupted its holder. A handle's ``finished`` is set last, after all fields that its owner reads without the lock. The
+peer lane has its own lock, which may be held while a socket is full; neither is acquired while the other is held.
 
-Interleavings. Between ``enter`` and ``offer`` a submission has no lock, as ``offer`` may send. Orders of *other* names
-are executed meanwhile; its own cannot come before all ranks have heard of it. A join is not sent while anything in
-flight may yet have to be announced (``to_announce``), as the controller would refuse that. It is not enough to ask
-whether the peer lane is through: it has ended a round before the leader has announced what came of it.
+Interleavings. Between ``enter`` and ``offer`` a submission holds no lock, because ``offer`` may send. Orders of *other*
+names are executed meanwhile; its own order cannot arrive before all ranks have announced it. A join is not sent while
+any collective in flight may still need an announcement (``to_announce``), because the controller refuses those after a
+join. An idle peer lane does not suffice: it ends a round before the leader announces the messages that follow from it.
 
-Whoever gives up the lead wakes those that sleep, and does so in ``finally``: an exception from a signal handler may
-come between any two lines. So ``_leader`` is a thread and no flag: what a thread has it gives up, whatever it knows.
+A thread that gives up the lead wakes the sleeping threads, and does so in ``finally``: an exception from a signal
+handler may be raised between any two lines. So ``_leader`` is an identifier and no flag: a thread that finds its own
+there gives up the lead, even if an exception kept it from knowing that it leads.
 
-Signal handlers run in the main thread, on top of whatever it does. If that is this lane, the frame below may lead, hold
-the lock or the receiving end, or be in the middle of an order, and goes on only when the handler has returned. So a
-collective in there could only wait for itself: it is refused (``UsageError``), and a thread tells the other ranks.
-To lead again in the handler would work where the frame below is in ``poll``, and nowhere else.
+Signal handlers run in the main thread, on top of any frame. If the frame below is in this lane, it may lead, hold the
+lock or the receiving end, or be in the middle of an order, and continues only after the handler returns. So a
+collective in the handler would wait for itself: it is refused (``UsageError``), and a thread informs the other ranks.
+Leading again in the handler would work only if the frame below is in ``poll``.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from farandole.runtime.lanes.submissions import Submissions, offer
 
 Send: TypeAlias = Callable[[Message], None]
 OnLocalFailure: TypeAlias = Callable[[Failure], None]
-"""Called with the failure of a collective that broke on this rank only, so that the generation cannot go on."""
+"""Called with the failure of a collective that failed on this rank only, so that the generation cannot continue."""
 
 
 @final
@@ -75,7 +76,7 @@ class NegotiatedHandle:
         self.outcomes: list[CallResult] = []
         self.failure: Failure | None = None
         self.finished = self.to_announce = False
-        self.grant = 0  # by which it has gone from rank to rank, unless it was ``asked_again``
+        self.grant = 0  # the grant under which the peer lane executed it, unless it was ``asked_again``
         self.asked_again = False
         self.observer: Callable[[], None] | None = None
         self.begin_s, self.sent_s = begin_s, 0.0
@@ -90,7 +91,7 @@ class NegotiatedHandle:
             observer()
 
     def wait(self) -> list[CallResult]:
-        """Block until it is done; every call raises a new instance of the error that ended it."""
+        """Block until the collective is done; every call raises a new instance of the error that ended it."""
         if not self.finished:
             self._lane.drive(self.announcement, lambda: self.finished)
         if self.failure is not None:
@@ -102,8 +103,8 @@ class NegotiatedHandle:
 class NegotiatedLane:
     """See the module. ``perform`` runs in the leading thread; ``torn`` is called there if it fails on this rank.
 
-    If the lane is ``eager``, small contributions travel with the announcements. ``stay`` is what another controller is
-    told, if one may come when this one is gone: that somebody waits here.
+    If the lane is ``eager``, small contributions travel with the announcements. ``stay`` is the message to a
+    replacement controller, if one may start after this one is lost: it says that a thread waits here.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class NegotiatedLane:
         self._eager, self._stay = eager, stay
         self._lock = lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        self._wanted = threading.Condition(lock)  # the background thread's alone: it need not wake for everybody's news
+        self._wanted = threading.Condition(lock)  # for the background thread alone: it need not wake for all others
         self._submissions: Submissions[NegotiatedHandle] = Submissions(cache_capacity)
         self._tokens = itertools.count(1)
         self._waits: dict[int, tuple[int, Announcement]] = {}  # by thread, which alone writes its own
@@ -138,7 +139,7 @@ class NegotiatedLane:
 
     def submit(self, announcement: Announcement, background: bool, progress_s: float = 0.0) -> NegotiatedHandle:
         """See ``Lane``; raises ``DuplicateNameError``, or the failure that ended the lane."""
-        if self._reentry.here():  # asked before entering: afterwards it is true of every thread that is here
+        if self._reentry.here():  # checked before entering: afterwards it is true for every thread in here
             raise interrupting(announcement)
         self._started.note()
         with self._reentry:
@@ -160,7 +161,7 @@ class NegotiatedLane:
             if background and not pending.finished:
                 self._wake_background()
         except BaseException as error:  # a signal handler's, too
-            if has_spoken:  # to some ranks, perhaps, or to none; and who could lead may not have been started
+            if has_spoken:  # some ranks may have received it, or none, and the background thread may not run yet
                 self._tear(error)
             else:
                 self._take_back(pending, Failure.of(error))
@@ -168,12 +169,12 @@ class NegotiatedLane:
         return pending
 
     def _enter(self, pending: NegotiatedHandle) -> Entry | None:
-        """Put it in flight, as soon as that may be; returns what all ranks know of its name."""
+        """Put it in flight, a join as soon as allowed; returns the cached entry of its name, if all ranks know it."""
         submissions, is_join = self._submissions, pending.announcement.kind is Kind.JOIN
         while True:
             with self._lock:
-                # ``end`` sets ``_ended`` before it takes the lock to fail what is in flight. So what enters here is
-                # either failed by it, or never enters.
+                # ``end`` sets ``_ended`` before it acquires the lock to fail all collectives in flight. So a collective
+                # that enters here is either failed by ``end``, or never enters.
                 if self._ended is not None:
                     raise self._ended.fresh()
                 if not is_join or submissions.may_join():
@@ -182,12 +183,12 @@ class NegotiatedLane:
                         self._peer_lane.fast.give_way(pending.announcement)
                     self._unattended += pending.background
                     return known
-            # Without the lock, as it receives. Another thread may submit before this one has it again: hence the loop.
+            # Without the lock, because it receives. Another thread may submit before it is reacquired: hence the loop.
             self._peer_lane.release()
             self._drive(lambda: submissions.may_join() or self._ended is not None)
 
     def _take_back(self, pending: NegotiatedHandle, failure: Failure) -> None:
-        """Take out of flight what an exception has kept from being announced, so that its name is free again."""
+        """Remove a collective that an exception kept from being announced, so that its name is free again."""
         with self._lock:
             inflight = self._submissions.inflight
             if inflight.get(pending.announcement.key) is pending:
@@ -198,7 +199,7 @@ class NegotiatedLane:
 
     def refuse(self, announcement: Announcement) -> None:
         """See ``Lane``."""
-        if self._reentry.here():  # not ``threading``, whose lock the frame below may have
+        if self._reentry.here():  # not ``threading``: the frame below may hold its lock
             _thread.start_new_thread(self._refuse, (announcement,))
         else:
             with self._reentry:
@@ -207,7 +208,7 @@ class NegotiatedLane:
     def _refuse(self, announcement: Announcement) -> None:
         with self._lock:
             if self._peer_lane.fast is not None:
-                # First: what comes after a refusal is not what others mean.
+                # First: calls of this name after a refusal do not match the calls of other ranks.
                 self._peer_lane.fast.detach(announcement.name)
             if self._ended is not None or not self._submissions.refuse(announcement):
                 return
@@ -219,20 +220,20 @@ class NegotiatedLane:
             raise
 
     def observe(self, pending: NegotiatedHandle, observer: Callable[[], None]) -> bool:
-        """Have ``observer`` called when it is done, in whatever thread and with the lock; False if it is already."""
+        """Call ``observer`` when ``pending`` is done, in any thread and with the lock; False if it is already done."""
         with self._lock:
             if not pending.finished:
                 pending.observer = observer
             return not pending.finished
 
     def drive(self, announcement: Announcement, enough: Callable[[], bool]) -> None:
-        """Return when ``enough()``: lead, or sleep while somebody else does. ``announcement`` is waited for."""
+        """Wait for ``announcement`` until ``enough()``: lead, or sleep while another thread leads."""
         if self._reentry.here():
             raise interrupting(announcement)
         me = threading.get_ident()
         with self._reentry:
             try:
-                # A join waits as long as the others train, and its rank takes part in that: not what a deadlock is of.
+                # A join waits as long as the others train, and its rank takes part in that: it is no deadlock.
                 if announcement.kind is not Kind.JOIN:
                     self._waits[me] = next(self._tokens), announcement
                 self._drive(enough)
@@ -252,7 +253,7 @@ class NegotiatedLane:
         finally:
             self._lock.release()
         for _, announcement in list(self._waits.values()):
-            # What has ended lets its thread go, though that may not have run since; its name may be in flight again.
+            # A finished collective releases its thread, which may not have run since; its name may be in flight again.
             pending = inflight.get(announcement.key)
             if pending is None or pending.announcement is not announcement:
                 return None
@@ -267,11 +268,11 @@ class NegotiatedLane:
                     while not enough() and self._ended is None:
                         self._receive()
         finally:
-            if self._leader == me:  # without the lock: no other thread makes it ``me``, or takes it from ``me``
+            if self._leader == me:  # without the lock: no other thread sets it to ``me``, or changes it from ``me``
                 self._give_up_lead()
 
     def _progress(self, pending: NegotiatedHandle, limit_s: float) -> None:
-        """Lead until it is done, for up to ``limit_s``, unless another thread leads: it need not be woken then."""
+        """Lead until ``pending`` is done, for up to ``limit_s``, unless another thread leads; this saves a wake-up."""
         me, deadline = threading.get_ident(), time.monotonic() + limit_s
         try:
             with self._lock:
@@ -285,7 +286,7 @@ class NegotiatedLane:
                 self._give_up_lead()
 
     def _take_lead(self, me: int, enough: Callable[[], bool]) -> bool:
-        """Sleep until the lead is free, and take it; False if there is nothing to wait for any more."""
+        """Sleep until the lead is free, and take it; False if ``enough()`` became true first."""
         with self._lock:
             while not enough():
                 if self._ended is not None:
@@ -293,12 +294,12 @@ class NegotiatedLane:
                 elif self._leader and self._leader != me:
                     self._asleep += 1
                     try:
-                        # A signal handler that calls ``end`` between ``enough()`` and here notifies nobody. There is a
-                        # leader then, which needs the lock that this thread holds to give up the lead, and notifies.
+                        # A signal handler that calls ``end`` between ``enough()`` and here notifies no thread. But then
+                        # there is a leader; it needs the lock that this thread holds to give up the lead, and notifies.
                         self._changed.wait()
                     finally:
                         self._asleep -= 1
-                else:  # free, or this thread's since an exception kept it from giving it up
+                else:  # free, or still this thread's because an exception kept it from giving up the lead
                     self._leader = me
                     return True
         return False
@@ -312,19 +313,19 @@ class NegotiatedLane:
                 self._wanted.notify()
 
     def end(self, failure: Failure) -> None:
-        """See ``Lane``. Any thread may call it; what a leader has in its engine must be aborted there."""
+        """See ``Lane``. Any thread may call it; the caller must also abort the engines, in which a leader may wait."""
         if self._ended is None:  # without the lock: the thread below a handler, or a leader, sees it at once
             self._ended = failure
-        self._peer_lane.interrupt()  # after ``_ended``: a leader that wakes must find it, or it would receive again
+        self._peer_lane.interrupt()  # after ``_ended``: a leader that wakes must see it, or it would receive again
         with self._lock:
             self._fail_all(self._ended)
             self._changed.notify_all()
             self._wanted.notify()
 
     def await_exit(self, timeout_s: float | None) -> bool:
-        """See ``Lane``: a user's thread may still be on its way out of an engine, or below a signal handler there."""
+        """See ``Lane``: a user's thread may still be leaving an engine, or be below a signal handler there."""
         with self._lock:
-            self._asleep += 1  # else nobody would notify
+            self._asleep += 1  # else no thread would notify
             try:
                 return self._changed.wait_for(lambda: not self._leader, timeout_s)
             finally:
@@ -337,19 +338,19 @@ class NegotiatedLane:
         self._peer_lane.close()
 
     def _tear(self, error: BaseException) -> None:
-        """End the generation after an interruption, as by Ctrl-C, of which some ranks have heard more than others."""
+        """End the generation after an interruption such as Ctrl-C, which may leave ranks in different states."""
         self._torn(Failure.of(error))
 
     def _announce(
         self, entry: Entry, announcement: Announcement | None = None, pending: NegotiatedHandle | None = None
     ) -> None:
         part = contribution(announcement.calls) if announcement is not None and self._eager else b""
-        with contextlib.suppress(ControlError):  # closed, after end() has failed this handle with a better reason
+        with contextlib.suppress(ControlError):  # closed: end() has already failed this handle with a better reason
             self._send(Submit(self._generation, entry, part))
         if pending is not None:
             with self._lock:
-                pending.to_announce = False  # after sending: a join that this lets through must not overtake it
-                if self._asleep:  # a join may wait until this has been said
+                pending.to_announce = False  # after sending: a join, allowed from here on, must not overtake it
+                if self._asleep:  # a join may wait for this announcement
                     self._changed.notify_all()
 
     def _receive(self, limit_s: float | None = None) -> None:
@@ -370,18 +371,18 @@ class NegotiatedLane:
                 if each is not None:
                     self._take(each)
         except BaseException as error:
-            # These messages are gone, and the other ranks wait in what they order. Also one that had left the socket
-            # and was on its way here. Who is interrupted in its sleep has missed nothing, and may go on.
+            # These messages are lost, and the other ranks wait in the collectives that they order; so is a message that
+            # had left the socket and not reached this frame. A thread interrupted in its sleep has lost none.
             if has_come or self._peer_lane.is_taking:
                 self._tear(error)
             raise
 
     def _lose(self, error: ControlError) -> None:
-        """Go on without the controller, or end the generation with it."""
+        """Continue without the controller if another may replace it, else end the generation."""
         if self._stay is None:
             self._torn(Failure(AbortError, f"this rank lost the controller: {error}", error))
         else:
-            self._peer_lane.renew(self._stay)  # the other socket may not have noticed, and what it sends would be lost
+            self._peer_lane.renew(self._stay)  # the other socket may not know yet; a message sent there would be lost
 
     def _take(self, message: Message) -> None:
         if not isinstance(message, Orders | Resend) or message.generation != self._generation:
@@ -400,29 +401,29 @@ class NegotiatedLane:
         with self._lock:
             mine = [self._submissions.find(order, name) for name in order.names]
             calls = [None if p is None else p.announcement.calls for p in mine]
-            # Looked at last: ``end`` sets it before it empties what is in flight, in another thread or in a handler on
-            # top of this frame. What is missing then has not joined, and the others must not get zeros for it.
+            # Checked last: ``end`` sets it before it removes the collectives in flight, in another thread or in a
+            # handler on top of this frame. A removed one does not mean that this rank joined: never send zeros for it.
             if self._ended is not None:
                 return
         if received_s:
             asked = [None if p is None else (p.begin_s, p.sent_s) for p in mine]
             phase_events.waited(order.names, Kind(order.kind), asked, received_s)
         failure: Failure | None = None
-        outcomes: list[list[CallResult]] = [[]] * len(mine)  # one list for all, which nobody changes
+        outcomes: list[list[CallResult]] = [[]] * len(mine)  # one shared list, never modified
         if order.error:
             failure = Failure.named(order.error_kind, order.error)
         else:
             self.inside = order
             try:
                 outcomes = self._perform(order, calls)
-                if order.direct:  # in here, as the first time it connects all ranks: where that fails, it tears
+                if order.direct:  # inside ``try``: the first time it connects all ranks, and one rank alone may fail
                     self._peer_lane.open(order)
-            except MismatchError as error:  # every member has it, and none is out of step
+            except MismatchError as error:  # raised on every member: all stay in step
                 failure = Failure.of(error)
             except Exception as error:
                 failure = Failure.of(error)
                 self._torn(failure)
-            self.inside, self.last = None, order  # two writes without a lock: the control thread reports them, no more
+            self.inside, self.last = None, order  # two writes without a lock: the control thread only reports them
         if received_s:
             phase_events.executed(order.names, Kind(order.kind), received_s)
         self._complete(order, mine, outcomes, failure)
@@ -451,7 +452,7 @@ class NegotiatedLane:
                 self._changed.notify_all()
 
     def _fail_all(self, failure: Failure) -> None:
-        for pending in list(self._submissions.inflight.values()):  # a copy: each is taken out
+        for pending in list(self._submissions.inflight.values()):  # a copy: ``_finish`` removes each
             self._finish(pending, [], failure)
 
     def _finish(self, pending: NegotiatedHandle, outcomes: list[CallResult], failure: Failure | None) -> None:
@@ -462,8 +463,8 @@ class NegotiatedLane:
             if pending.announcement.kind is Kind.JOIN:
                 self._peer_lane.come_back()
             pending.announcement.release()
-        finally:  # out of flight it is found by nobody, and its owner would wait for ever if a handler raised above
-            pending.finished = True  # last: its owner looks at it without the lock, and then at what is above
+        finally:  # no longer in flight, it could not be failed later: its owner would hang if a handler raised above
+            pending.finished = True  # last: its owner reads it without the lock, and then the fields above
             if pending.observer is not None:
                 pending.observer()
 
@@ -480,15 +481,15 @@ class NegotiatedLane:
     def _wake_background(self) -> None:
         with self._lock:
             if self._background is None and self._ended is None:
-                # A daemon: the interpreter joins other threads before ``atexit``, where a script that never calls
-                # shutdown() leaves the job, and this one ends only then.
+                # A daemon: the interpreter joins other threads before ``atexit``, but a script that never calls
+                # shutdown() leaves the job only in ``atexit``, and this thread ends only then.
                 self._background = threading.Thread(target=self._attend, name="farandole-negotiated", daemon=True)
                 self._background.start()
             elif not self._leader:
                 self._wanted.notify()
 
     def _attend(self) -> None:
-        """The background thread: lead while something is outstanding that nobody waits for."""
+        """Body of the background thread: lead while a collective is outstanding for which no thread waits."""
         me = threading.get_ident()
         while True:
             with self._lock:

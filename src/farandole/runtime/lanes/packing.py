@@ -1,4 +1,4 @@
-"""Packing of arrays into one piece of host memory, and out of it again.
+"""Packing of arrays into one block of host memory, and unpacking.
 
 pack([a, b], memory.address)
 unpack(memory.address, [a, b])
@@ -21,7 +21,7 @@ def pack(arrays: Sequence[Array], address: int) -> None:
 
 
 def unpack(address: int, arrays: Sequence[Array]) -> None:
-    """Copy back what ``pack`` has put there."""
+    """Copy the arrays that ``pack`` wrote to ``address`` back."""
     for array in arrays:
         core.copy(array.address, address, array.nbytes)
         address += array.nbytes
@@ -41,20 +41,20 @@ def batches(arrays: Sequence[Array], limit_bytes: int) -> list[list[Array]]:
 
 
 def scratch(dtype: DType, count: int) -> Array:
-    """Make a zeroed array in host memory; its owner is the array's."""
+    """Make a zeroed array in host memory, which the array keeps alive."""
     owner = ctypes.create_string_buffer(max(1, count * dtype.itemsize))
     return Array(ctypes.addressof(owner), count, dtype, owner)
 
 
 def identity(dtype: DType, count: int, how: Reduction) -> Array:
-    """Identity of a reduction, which a rank that has joined contributes: it changes nothing. Zeros for Adasum.
+    """Identity of a reduction, which a joined rank contributes without changing the result. Zeros for Adasum.
 
-    The engine multiplies it by the prescale factor, as it does everybody's. There is none for a product with a factor
-    and for one that is infinite: ranks are refused that ask for these (``agreement``).
+    The engine multiplies it by the prescale factor, like every contribution. A product with a factor, and an infinite
+    factor, have no identity: ``agreement`` refuses these for joined ranks.
     """
     array = scratch(dtype, count)
     op, factor = how.op, 1.0 if dtype is DType.BOOL else how.prescale  # booleans are not multiplied
-    if op is ReduceOp.ADASUM or (op in _OPPOSITE and factor == 0.0):  # in which case everybody's are zeros
+    if op is ReduceOp.ADASUM or (op in _OPPOSITE and factor == 0.0):  # factor 0: every contribution is zero
         return array
     if factor < 0.0:
         op = _OPPOSITE.get(op, op)
@@ -63,4 +63,4 @@ def identity(dtype: DType, count: int, how: Reduction) -> Array:
 
 
 _OPPOSITE = {ReduceOp.MIN: ReduceOp.MAX, ReduceOp.MAX: ReduceOp.MIN}
-"""Operations whose identities a negative factor turns into each other."""
+"""Operations whose identities a negative factor exchanges."""

@@ -1,30 +1,30 @@
-"""The short way of small all-reduces: ranks that know what is meant send each other what they contribute.
+"""Peer lane: small all-reduces under known names; ranks send their contributions directly to each other.
 
     lane = PeerLane(topology, connect, orders, active, explain)
-    lane.open(order)                       # which says that all ranks may; collective the first time
-    lane.give(announcement)                # sent to all
-    message = lane.recv()                  # from the controller, as ever
-    lane.hear()                            # the messages that it would have sent, had it been asked
+    lane.open(order)                       # the order grants the name to all ranks; collective the first time
+    lane.give(announcement)                # sent to all other ranks
+    message = lane.recv()                  # from the controller
+    lane.hear()                            # the messages that the controller would have sent for these rounds
 
-``peer_protocol`` decides; here are its sockets and its lock.
+``peer_protocol`` decides; this file has its sockets and its lock.
 
 Threads. Any user thread calls ``give``, ``withdraw``, ``leave``, ``release``, ``come_back``. One at a time, which leads
 the negotiated lane (``negotiated`` sees to it), calls ``open``, ``recv``, ``hear``. Any thread, a signal handler too,
-calls ``interrupt``, which takes no lock, as the thread that has it may be the one that the signal has stopped.
+calls ``interrupt``, which acquires no lock, because the signal may have interrupted the thread that holds it.
 
-``_lock`` guards ``_peer``, and is held until what it has said has been sent: frames leave in the order in which they
-were decided. It is held while a full socket is waited for; that is rare (``MOST_GRANTS``), and the other rank reads
-without this lock of ours. The leader's own are ``_ready``, ``_has_read_all`` and ``_unread``: nobody else looks there.
+``_lock`` guards ``_peer``, and is held until the frames of ``_peer`` are sent: frames leave in the order in which they
+were decided. It is held while waiting for room in a full socket; that is rare (``MOST_GRANTS``), and the other rank
+reads without our lock. ``_ready``, ``_has_read_all`` and ``_unread`` belong to the leader: no other thread uses them.
 
-Who sleeps. The leader sleeps in ``_wait``, in ``poll``, and without the lock. A thread that gives the last part of a
-round has made an order that no descriptor tells of: it rings ``_bell``. ``_is_due`` says "I sleep" (``_sleeps``) under
-the lock and only when nothing is made, so that whoever makes something afterwards sees it and rings; the bell stays
-readable until ``poll`` has seen it. ``_sleeps`` is taken back without the lock, late if at all: ringing for a leader
-that has just woken costs a look, not ringing would cost a hang. ``poll`` is level-triggered, so what was found and not
-read, as an exception came in between, is found again.
+Sleep. The leader sleeps in ``_wait``, in ``poll``, and without the lock. A thread that gives the last part of a round
+makes an order that no socket signals: it rings ``_bell``. ``_is_due`` sets ``_sleeps`` under the lock and only when
+no message is made, so that a thread that makes one afterwards sees ``_sleeps`` and rings; the bell stays readable until
+``poll`` returns it. ``_sleeps`` is reset without the lock, late if at all: ringing for a leader that has just woken
+costs one check, not ringing would cost a hang. ``poll`` is level-triggered, so a descriptor that was found, and not
+read because of an exception, is found again.
 
-The controller's socket is edge-triggered (ZeroMQ): ``_has_read_all`` remembers that ``recv`` has returned ``None``,
-and only then may anybody sleep.
+The controller's socket is edge-triggered (ZeroMQ): ``_has_read_all`` records that ``recv`` has returned ``None``, and
+only then may the leader sleep.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ from farandole.runtime.lanes.peer_protocol import PeerProtocol
 from farandole.topology import Topology
 
 Connect: TypeAlias = Callable[[], tuple[Mapping[int, socket.socket], SilenceMonitor, FastPath | None]]
-"""Makes a connection to each other rank, and the fast path where all are on one host; collective."""
+"""Connects to every other rank, and makes the fast path if all ranks are on one host; collective."""
 
 CONNECTING = "connecting all ranks with each other"
 
 YIELDS = 4
-"""Where ranks share cores, the others speak meanwhile, and waking once for all of them is enough."""
+"""Calls of ``sched_yield`` before sleeping: ranks on shared cores send meanwhile, and one wake-up serves them all."""
 
 _READ_BYTES = 65536
 
 
 @final
 class PeerLane:
-    """Peer lane of one rank. Without ``connect`` no grant is taken up, and ``orders`` are all there is.
+    """Peer lane of one rank. Without ``connect`` it uses no grant and only receives from ``orders``.
 
-    ``explain`` raises what the controller says of the loss of a rank, if it says anything.
+    ``explain`` raises the controller's reason for the loss of a rank, if the controller sends one.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class PeerLane:
     ) -> None:
         self._topology, self._connect, self._orders = topology, connect, orders
         self._active, self._explain = active, explain
-        self._has_read_all = False  # of what the controller has sent
-        self._connections: dict[int, socket.socket] = {}  # nothing, and then all
+        self._has_read_all = False  # all messages of the controller
+        self._connections: dict[int, socket.socket] = {}  # empty, later complete; never partial
         self._unread: set[int] = set()  # the ranks whose connections have not ended
         self._ranks: dict[int, int] = {}  # by descriptor
         self._controller: tuple[int, ...] = ()  # its descriptors
@@ -91,12 +91,12 @@ class PeerLane:
         self.fast: FastPath | None = None  # written once, before the first grant is open
         self._lock = threading.RLock()  # guards what follows; a signal handler may shut down while its thread has it
         self._peer = PeerProtocol(topology.rank, topology.size, topology.generation)
-        self._sleeps = False  # who is in ``recv``
+        self._sleeps = False  # the thread in ``recv``
 
     # -- what this rank says ------------------------------------------------------------------------------------------
 
     def open(self, order: Order) -> None:
-        """Take up the grant that an order brings; the first connects all ranks. Raises what making an engine raises."""
+        """Accept the grant of an order; the first grant connects all ranks. Raises the errors of making an engine."""
         if self._connect is None:
             return
         if self._lookout is None:
@@ -106,13 +106,13 @@ class PeerLane:
             self._tell()
 
     def give(self, announcement: Announcement) -> int:
-        """Send what this rank contributes to all others; returns the number of the grant. 0: ask the controller."""
-        with self._lock:  # from finding to sending: another thread's withdrawal in between would close the grant
+        """Send this rank's contribution to all others; returns the number of the grant. 0: ask the controller."""
+        with self._lock:  # from ``find`` to sending: another thread's withdrawal in between would close the grant
             peer = self._peer
             grant = peer.find(announcement.key)
             if grant is None:
                 return 0
-            # Before ``give``, which may end the round: then ``_tell`` takes it out again.
+            # Before ``give``, which may end the round: then ``_tell`` removes the entry again.
             self._active.enter_direct(grant.lane, grant.round, grant.title)
             peer.give(grant, contribution(announcement.calls), time.monotonic())
             self._tell()
@@ -121,31 +121,31 @@ class PeerLane:
             return grant.number
 
     def withdraw(self, key: Key) -> None:
-        """Close the grant of a name, for the controller to order what comes next; a round in progress goes on."""
+        """Close the grant of a name; the controller orders its next collective. A round in progress continues."""
         with self._lock:
             self._peer.withdraw(key)
             self._tell()
 
     def leave(self) -> None:
-        """Withdraw from every name, as this rank is joining: the others must not wait for it until it has come back."""
+        """Withdraw from every name because this rank joins: until ``come_back`` the others must not wait for it."""
         with self._lock:
             self._peer.leave()
             self._tell()
 
     def release(self) -> None:
-        """Leave, as this rank waits for its rounds to end so that it can join: the others need not come to them."""
+        """Leave, and ask the others to withdraw from this rank's open rounds, which must end before it can join."""
         with self._lock:
             self._peer.release()
             self._tell()
 
     def come_back(self) -> None:
-        """Take up grants again: all ranks have joined."""
-        # Without the lock, as the caller has that of the negotiated lane. It is one write, by the thread that leads and
-        # opens grants (or by ``end``, after which nothing is opened).
+        """Accept grants again: all ranks have joined."""
+        # Without the lock, because the caller holds the negotiated lane's. It is one write, by the thread that leads
+        # and opens grants (or by ``end``, after which no grant is opened).
         self._peer.come_back()
 
     def grants(self) -> tuple[dict[int, int], dict[Key, int]] | None:
-        """Rounds contributed to, and those in progress, as in ``PendingCollectives``; ``None`` if that just changes."""
+        """Rounds contributed to, and those in progress, as in ``PendingCollectives``; ``None`` if the lock is taken."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -155,7 +155,7 @@ class PeerLane:
             self._lock.release()
 
     def _tell(self) -> None:
-        """Send the frames that are due, and note the rounds that have ended. Called with the lock."""
+        """Send the frames in the outbox, and record the rounds that have ended. Called with the lock."""
         peer = self._peer
         if peer.outbox:
             frames = b"".join(peer.outbox)
@@ -170,16 +170,16 @@ class PeerLane:
     # -- what the others say ------------------------------------------------------------------------------------------
 
     def recv(self, limit_s: float | None = None) -> Message | None:
-        """Wait for the next message of the controller; ``None`` if there may be something to ``hear`` before.
+        """Wait for the next message of the controller; ``None`` if the caller should call ``hear`` first.
 
-        ``None`` after ``limit_s`` seconds, too, which count in whole milliseconds once the ranks are connected.
+        Also ``None`` after ``limit_s`` seconds, which count in whole milliseconds once the ranks are connected.
         """
         self._orders.is_taking = False
         if self._lookout is None:
             return self._orders.recv(limit_s)
         if self._has_read_all:
             pause_s = min(self._lookout.pause_s, LONGEST_WAIT_S if limit_s is None else limit_s)
-            # What is due changes nothing here: only ``poll`` tells of the next message of the controller.
+            # A due message does not change this flag: only ``poll`` detects the next message of the controller.
             self._has_read_all = self._is_due() or not self._wait(self._lookout, pause_s)
         if self._has_read_all:
             return None
@@ -189,50 +189,50 @@ class PeerLane:
 
     @property
     def is_taking(self) -> bool:
-        """True after an exception from ``recv`` that may have taken a message along."""
+        """True after an exception from ``recv`` if that exception may have lost a message."""
         return self._orders.is_taking
 
     def renew(self, stay: ControllerLost) -> None:
-        """Go on after ``recv`` has raised, with another controller."""
+        """Continue with another controller after ``recv`` has raised; ``stay`` is its first message."""
         self._orders.renew()
         self._orders.send(stay)
 
     def hear(self) -> list[Message]:
-        """Read what ``recv`` has found; returns what follows from it: orders, and requests to ask the controller.
+        """Read the connections that ``recv`` found ready; returns the resulting orders, and requests to resend.
 
-        Raises ``EngineError`` if nothing can come of what this rank has given, as the connection to another is lost.
+        Raises ``EngineError`` if a round that this rank contributed to cannot end because a connection is lost.
         """
         with self._lock:
             for rank in self._ready:
                 self._hear(rank)
-            self._ready = []  # afterwards: what an exception leaves unread is read next time
+            self._ready = []  # afterwards: connections that an exception leaves unread are read next time
             self._tell()
             made = self._peer.take_made()
             missed = -1 if made else self._peer.missed()
-        if missed >= 0:  # without the lock: it may take seconds, in which threads must not hang in ``give``
+        if missed >= 0:  # without the lock: this may take seconds, and threads must not block in ``give`` meanwhile
             self._explain()
             host = self._topology.hosts[missed]
             raise EngineError(f"the connection to rank {missed} on {host} in the peer lane was lost")
         return made
 
     def _is_due(self) -> bool:
-        """True if there is something to ``hear`` at once; else whoever makes something from now on rings the bell."""
+        """True if ``hear`` has a message already; else a thread that makes one from now on rings the bell."""
         with self._lock:
             is_due = bool(self._peer.made) or self._peer.missed() >= 0
             self._sleeps = not is_due
         return is_due
 
     def _wait(self, lookout: SilenceMonitor, pause_s: float) -> bool:
-        """Sleep until somebody has said something; True if the controller has, or this rank was interrupted."""
+        """Sleep until a rank or the controller has sent; True for the controller, or if this rank was interrupted."""
         try:
             for _ in range(YIELDS):
                 os.sched_yield()
             found = {fd for fd, _ in self._poll.poll(pause_s * 1000)}
         finally:
             self._sleeps = False
-        for since_s in list(self._peer.awaiting.values())[:1]:  # a copy, without the lock: other threads give meanwhile
+        for since_s in list(self._peer.awaiting.values())[:1]:  # a copy: without the lock, other threads may ``give``
             lookout.look(since_s)
-        if self._bell in found:  # before ``hear`` looks at what was made: a ring that comes after this one stays
+        if self._bell in found:  # before ``hear`` takes the messages made: a later ring stays readable
             os.eventfd_read(self._bell)
         self._ready = [self._ranks[fd] for fd in found if fd in self._ranks]
         return not found.isdisjoint(self._controller)
@@ -242,9 +242,9 @@ class PeerLane:
             return
         try:
             more = self._connections[rank].recv(_READ_BYTES)
-        except BlockingIOError:  # it was read before an exception came: see ``hear``
+        except BlockingIOError:  # it was read before an exception: see ``hear``
             return
-        except OSError:  # reset by the other side, or given up: as good as ended
+        except OSError:  # reset by the peer, or timed out: the same as ended
             more = b""
         if more:
             self._peer.hear(rank, more)
@@ -272,18 +272,18 @@ class PeerLane:
         self._controller = self._orders.fds
         for fd in (*self._ranks, *self._controller, self._bell):
             self._poll.register(fd, select.POLLIN)
-        # Last, and as a whole: ``interrupt`` goes through them without a lock, and ``_lookout`` says that all is there.
+        # Last, and at once: ``interrupt`` iterates over them without a lock, and ``_lookout`` marks the setup as done.
         self._connections, self._lookout = dict(connections), lookout
 
     def interrupt(self) -> None:
-        """End all waiting for others and for room to send. Any thread may call it, and it waits for nobody."""
+        """End all waits for other ranks and for room to send. Any thread may call it, and it never blocks."""
         for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # the other side is gone already
+            with contextlib.suppress(OSError):  # the peer has disconnected already
                 connection.shutdown(socket.SHUT_RDWR)  # not ``close``: a thread may be in ``poll`` or ``send`` on it
         self._orders.interrupt()
 
     def close(self) -> None:
-        """Close the connections, once nobody leads any more."""
+        """Close the connections, once no thread leads any more."""
         if self.fast is not None:
             self.fast.close()
         with self._lock:  # a thread that submits may still be in ``give``
@@ -294,7 +294,7 @@ class PeerLane:
 
 
 def _send_all(connection: socket.socket, frame: bytes) -> None:
-    """Send all of ``frame``. There is room for it, unless the kernel has to send a packet again: then wait for that."""
+    """Send all of ``frame``. There is room for it, unless the kernel must retransmit packets: then wait for room."""
     left = memoryview(frame)
     while left:
         try:
@@ -302,6 +302,6 @@ def _send_all(connection: socket.socket, frame: bytes) -> None:
         except BlockingIOError:
             room = select.poll()
             room.register(connection, select.POLLOUT)
-            room.poll()  # without a limit: the other rank's end, and ``interrupt``, wake it
-        except OSError:  # it is lost, which is seen where it is heard
+            room.poll()  # without a limit: the other rank's exit, and ``interrupt``, wake it
+        except OSError:  # the connection is lost; ``_hear`` detects that
             return

@@ -1,20 +1,20 @@
-"""Peer protocol: what one rank says to the others in the peer lane, and what follows from their words; without I/O.
+"""Peer protocol: frames that a rank of the peer lane sends, and the orders that follow from the others'; without I/O.
 
     peer = PeerProtocol(rank=0, size=2, generation=1)
-    peer.open(order)                       # which grants the name; the same orders in one sequence at every rank
+    peer.open(order)                       # grants the name; every rank receives the same orders in the same sequence
     peer.give(peer.find(key), b"mine", now)
     peer.outbox                            # the frames to send to every other rank, oldest first
-    peer.hear(1, theirs)                   # bytes that have come from rank 1, however they were cut
-    peer.made                              # what the controller would have said, had it been asked
+    peer.hear(1, theirs)                   # bytes received from rank 1, cut anywhere
+    peer.made                              # the messages that the controller would have sent
 
-A rank that is to join can send its join only when no round is open to which it has contributed. The others may come to
-those rounds after something else, for which they wait for the join. So it asks them to withdraw (``release``): the
-controller orders these collectives then, with what it has contributed. That a rank withdraws before it contributes is
-nothing new, so the request changes nothing in how a round ends; whoever has contributed, or is in a later round that
-the asking rank takes no part in, need not mind it.
+A rank can send its join only when every round that it has contributed to is over. The others may reach those rounds
+only after a collective in which they wait for that join. So the rank asks them to withdraw (``release``): then the
+controller orders these collectives, with the rank's contribution. A rank may withdraw before it contributes in any
+case, so the request does not change how a round ends. A rank that has contributed, or that is in a later round without
+the asking rank, ignores it.
 
-``grants`` has the rules of one name. Whoever drives this empties ``outbox``, ``ended`` and ``made``. Frames must reach
-each rank in the order in which they left. Not for several threads.
+``grants`` has the rules of one name. The caller empties ``outbox``, ``ended`` and ``made``. Frames must reach each rank
+in the order in which they were sent. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ HEAD = struct.Struct("!IB")
 """Number of the grant, and number of the bytes that follow."""
 
 NOTHING_FOLLOWS = 255
-"""Stands for a withdrawal."""
+"""Length that stands for a withdrawal."""
 
 RELEASE = 254
-"""Stands for no word of a round, but for a request: whoever has not contributed to this one should withdraw."""
+"""Length that stands for a request, no part of a round: a rank that has not contributed to this round withdraws."""
 
 MOST_GRANTS = 256
-"""The most grants that are open, so that every kernel has room for all that is sent before it is answered."""
+"""Largest number of open grants, so that socket buffers have room for all unanswered frames."""
 
 
 @final
 class PeerProtocol:
-    """One rank's side of the protocol with each other rank. Not for several threads."""
+    """One rank's side of the protocol with each other rank. Not thread-safe."""
 
     __slots__ = (
         "_generation",
@@ -65,19 +65,19 @@ class PeerProtocol:
         self._grants = Grants(size)
         self._unread: dict[int, bytearray] = {}
         self._lost: set[int] = set()
-        self._released: set[int] = set()  # grants to come
+        self._released: set[int] = set()  # numbers of grants not received yet
         self._has_left = False
         self.awaiting: dict[Grant, float] = {}
-        """The rounds to which this rank has given something and not all have, and since when; oldest first."""
+        """Unfinished rounds that this rank has contributed to, and since when; oldest first."""
         self.ended: list[Grant] = []
-        """The grants whose rounds are over."""
+        """Grants of rounds that have ended."""
         self.outbox: list[bytes] = []
         self.made: list[Message] = []
 
     # -- what this rank says ------------------------------------------------------------------------------------------
 
     def open(self, order: Order) -> None:
-        """Take up the grant that an order brings: all ranks may reduce under this name among themselves from now on."""
+        """Accept the grant of an order: from now on the ranks may reduce under this name without the controller."""
         grant = self._grants.open(order)
         if self._has_left:
             self.withdraw(grant.key)
@@ -90,7 +90,7 @@ class PeerProtocol:
             self.withdraw(old.key)
 
     def find(self, key: Key) -> Grant | None:
-        """The open grant of a name; ``None`` where the controller has to be asked."""
+        """Open grant of a name; ``None``: ask the controller."""
         return self._grants.find(key)
 
     def given(self) -> dict[int, int]:
@@ -98,33 +98,33 @@ class PeerProtocol:
         return {grant.number: grant.round + (grant in self.awaiting) for grant in self._grants.all()}
 
     def give(self, grant: Grant, part: bytes, now: float) -> None:
-        """Contribute to the next round, once; it cannot be taken back."""
+        """Contribute to the next round, once; a contribution cannot be withdrawn."""
         self.awaiting[grant] = now
         grant.hear(self._rank, part)
         self._say(grant, part)
         self._settle(grant)
 
     def withdraw(self, key: Key) -> None:
-        """Close the grant of a name, for the controller to order what comes next; a round in progress goes on."""
+        """Close the grant of a name; the controller orders its next collective. A round in progress continues."""
         grant = self._grants.find(key)
         if grant is not None and grant not in self.awaiting:
             self._grants.close(grant)
             self._say(grant, WITHDRAWN)
 
     def leave(self) -> None:
-        """Withdraw from every name, as this rank is joining: the others must not wait for it until it has come back."""
+        """Withdraw from every name because this rank joins: until ``come_back`` the others must not wait for it."""
         self._has_left = True
         for grant in self._grants.all():
             self.withdraw(grant.key)
 
     def release(self) -> None:
-        """Leave, and ask the others to end the rounds to which they have not contributed, as this rank waits for it."""
+        """Leave, and ask the others to withdraw from open rounds of this rank that they have not contributed to."""
         if not self._has_left:
             self.leave()
             self.outbox += [HEAD.pack(grant.number, RELEASE) for grant in self.awaiting]
 
     def come_back(self) -> None:
-        """Take up grants again: all ranks have joined."""
+        """Accept grants again: all ranks have joined."""
         self._has_left = False
 
     def _say(self, grant: Grant, said: Said) -> None:
@@ -133,7 +133,7 @@ class PeerProtocol:
     # -- what the others say ------------------------------------------------------------------------------------------
 
     def hear(self, rank: int, data: bytes) -> None:
-        """Take in bytes that have come from ``rank``."""
+        """Process bytes received from ``rank``."""
         unread = self._unread.get(rank)
         if unread is None:
             unread = self._unread[rank] = bytearray()
@@ -153,7 +153,7 @@ class PeerProtocol:
                 self._settle(grant)
 
     def _release(self, number: int) -> None:
-        """Withdraw from a grant that another rank waits for in order to join, unless this one has contributed."""
+        """Withdraw from a grant on request of a rank that wants to join, unless this rank has contributed."""
         grant = self._grants.numbered(number)
         if grant is not None:
             self.withdraw(grant.key)
@@ -161,20 +161,20 @@ class PeerProtocol:
             self._released.add(number)
 
     def lose(self, rank: int) -> None:
-        """Note that nothing more can come from ``rank``."""
+        """Record that the connection to ``rank`` has ended."""
         self._lost.add(rank)
 
     def missed(self) -> int:
-        """A lost rank whose part of some round is awaited; -1 for none."""
+        """A lost rank whose part is missing in an unfinished round; -1 for none."""
         return next((rank for rank in self._lost for grant in self.awaiting if grant.lacks(rank)), -1)
 
     def take_made(self) -> list[Message]:
-        """Take the messages made, to be executed in this order."""
+        """Remove and return the messages made, to be executed in this order."""
         made, self.made = self.made, []
         return made
 
     def _settle(self, grant: Grant) -> None:
-        """End the round of a grant if all have spoken, and the grant if one has withdrawn."""
+        """End the round of a grant if all parts are present, and the grant if a rank has withdrawn."""
         if parts := grant.next_round():
             self._end_round(grant)
             order = msgspec.structs.replace(grant.order, contributions=parts, direct=0)
@@ -182,7 +182,7 @@ class PeerProtocol:
             if self._has_left:
                 self.withdraw(grant.key)
                 return
-            grant.next_round()  # somebody may have withdrawn from that already
+            grant.next_round()  # another rank may have withdrawn from the next round already
         if not grant.is_open:
             self._grants.close(grant)
             if grant in self.awaiting:

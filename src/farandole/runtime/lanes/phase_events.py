@@ -1,4 +1,4 @@
-"""Phase events of the negotiated lane: what it spends its time on, for subscribers such as the timeline.
+"""Phase events of the negotiated lane: where its time is spent, for subscribers such as the timeline.
 
 phases.of(["allreduce.loss"], Kind.ALLREDUCE)
 begin = phases.begin()
@@ -19,10 +19,10 @@ LANE = "negotiated"
 
 
 def waited(names: Sequence[str], kind: Kind, asked: Sequence[tuple[float, float] | None], received_s: float) -> None:
-    """Emit the phases before the order to execute ``names`` together, which came at ``received_s``.
+    """Emit the phases before the order to execute ``names`` together, which was received at ``received_s``.
 
-    ``asked`` has, for each name, when this rank began to announce it and when it had: 0 where a user's thread still is
-    at that, ``None`` where this rank does not take part.
+    ``asked`` has, for each name, the times at which this rank began and finished announcing it: 0 if a user's thread is
+    still announcing it, ``None`` if this rank does not take part.
     """
     now = time.monotonic()
     for name, times in zip(names, asked, strict=True):
@@ -42,13 +42,13 @@ def executed(names: Sequence[str], kind: Kind, received_s: float) -> None:
 
 
 def cycle(received_s: float) -> None:
-    """Emit that orders have come."""
+    """Emit that orders were received."""
     events.emit(events.Phase(LANE, "orders", "", "cycle", received_s, received_s))
 
 
 @final
 class PhaseEvents:
-    """The phases of the collective that one thread executes now. Without subscribers each call is one look-up."""
+    """Phases of the collective that a thread executes now. Without subscribers each call is one look-up."""
 
     __slots__ = ("_kind", "_names")
 
@@ -57,15 +57,15 @@ class PhaseEvents:
         self._kind = Kind.BARRIER
 
     def of(self, names: Sequence[str], kind: Kind) -> None:
-        """Set the collective that is executed from now on; several names are one fused collective."""
+        """Set the current collective; several names are one fused collective."""
         self._names, self._kind = names, kind
 
     def begin(self) -> float:
-        """The time now, for ``end``; 0 if nobody listens."""
+        """Current time, for ``end``; 0 without subscribers."""
         return time.monotonic() if events.subscribers else 0.0
 
     def end(self, phase: str, begin_s: float, nbytes: int = 0) -> float:
-        """Emit a phase that began at ``begin_s`` and ends now; returns now, where the next one begins."""
+        """Emit a phase that began at ``begin_s`` and ends now; returns the current time, where the next one starts."""
         if not begin_s or not events.subscribers:
             return 0.0
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Reductions: an operation with its factors, made from a user's arguments.
+"""Conversion of a user's arguments into a reduction: an operation with its scale factors.
 
 >>> reduction(op=ReduceOp.SUM, prescale_factor=0.5).prescale
 0.5
@@ -19,11 +19,11 @@ REDUCTIONS: dict[Kind, frozenset[ReduceOp]] = {
 COMPLEX_REDUCTIONS = frozenset({ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.PRODUCT})
 
 
-@lru_cache(maxsize=256)  # every call of every collective comes here, with the same few arguments
+@lru_cache(maxsize=256)  # every collective calls this function, with the same few arguments
 def reduction(
     average: bool | None = None, op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0
 ) -> Reduction:
-    """Make a reduction of a user's arguments: ``op``, or Horovod's older ``average``; without both, the average."""
+    """Make a reduction from a user's arguments: ``op``, or Horovod's older ``average``; without both, the average."""
     if average is not None and op is not None:
         return Reduction(wrong="both average= and op= are given: keep op=, average= is its older form")
     given: object = average

@@ -1,19 +1,19 @@
-"""Detection of reentry: the threads that are in the middle of something, for signal handlers that may interrupt them.
+"""Detection of reentry: which threads are inside an operation that a signal handler may interrupt.
 
     reentry = Reentry()
     with reentry:
         ...                     # here, reentry.here() is true in this thread
 
-A forked child has the memory of what its parent is in the middle of, and no right to it: sockets and shared memory are
-the parent's. There nobody enters any more.
+A forked child has a copy of its parent's operations in progress, but must not use it: the sockets and the shared memory
+are the parent's. No thread of the child may enter.
 
-An exception of a signal handler may come between a thread's entering and the ``with`` block, or before it has left. So
-an entry has the frame of the ``with`` statement, and counts while that is on its thread's stack.
+An exception of a signal handler may be raised between ``__enter__`` and the ``with`` block, or before ``__exit__``. So
+an entry holds the frame of the ``with`` statement, and counts while that frame is on its thread's stack.
 
-Threads. Any thread enters, leaves and looks; a signal handler does so on top of the main thread, wherever that is. So
-there is no lock, which the frame below might hold: a handler leaves as often as it has entered, and single operations
-on a ``list`` are atomic under the interpreter's lock. A thread looks for its own entries only, which no other thread
-adds or removes, so what it sees cannot become wrong while it acts on it.
+Threads. Any thread enters, exits and checks; a signal handler does so on top of any frame of the main thread. So there
+is no lock, which the frame below might hold: a handler exits as often as it has entered, and single operations on a
+``list`` are atomic under the GIL. A thread checks only its own entries, which no other thread adds or removes, so the
+result cannot change while the thread acts on it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from farandole.runtime.lanes.weak_objects import WeakObjects
 
 @final
 class Reentry:
-    """The threads inside of one thing, several times too. In a forked child ``NotInitializedError`` keeps them out."""
+    """Threads inside one operation, with repetition. Entering it in a forked child raises ``NotInitializedError``."""
 
     __slots__ = ("__weakref__", "entries", "is_forsaken")
 
@@ -39,20 +39,20 @@ class Reentry:
 
     def __init__(self) -> None:
         self.entries: list[tuple[int, FrameType]] = []
-        """Threads that are inside, each with its frame; as often as the thread has entered and not left."""
+        """Threads inside, each with its frame; a thread appears once for each ``__enter__`` without ``__exit__``."""
         self.is_forsaken = False
         """True in a forked child."""
         self._all.add(self)
 
     @classmethod
     def forsake_all(cls) -> None:
-        """Forbid entering all that exists: called in a forked child, whose parent owns it."""
+        """Forbid entering all existing instances: called in a forked child, whose parent owns them."""
         for reentry in cls._all.living():
             reentry.is_forsaken = True
 
     @classmethod
     def anywhere(cls) -> bool:
-        """True if the calling thread has entered one and not left."""
+        """True if the calling thread is inside any instance."""
         return any(reentry.here() for reentry in cls._all.living())
 
     def __enter__(self) -> None:
@@ -64,11 +64,11 @@ class Reentry:
         self.entries.remove((get_ident(), sys._getframe(1)))
 
     def refuse(self) -> NoReturn:
-        """Keep a thread of a forked child out."""
+        """Raise the error for a thread of a forked child."""
         raise NotInitializedError("an operation of the job that this process was forked from")
 
     def here(self) -> bool:
-        """True if the calling thread has entered and not left."""
+        """True if the calling thread is inside."""
         if not self.entries:
             return False
         me = get_ident()
@@ -76,6 +76,6 @@ class Reentry:
         stack = [frame for frame, _ in walk_stack(sys._getframe())] if entries else []
         left = [entry for entry in entries if entry[1] not in stack]
         for entry in left:
-            with contextlib.suppress(ValueError):  # a handler in here has removed it
+            with contextlib.suppress(ValueError):  # a handler on top of this frame has removed it
                 self.entries.remove(entry)
         return len(left) < len(entries)

@@ -1,12 +1,12 @@
-"""The lane of a job of one process: no controller, no thread; everything is done at once, in the calling thread.
+"""Lane of a job of one process: no controller, no thread; every collective runs at once, in the calling thread.
 
-    lane = LoneLane(perform, "a", static_sets=[], dynamic_sets=True, reentry=Reentry())
+    lane = SingleProcessLane(perform, "a", static_sets=[], dynamic_sets=True, reentry=Reentry())
     lane.submit(announcement, background=False).wait()
 
 Threads. Any user thread submits, and executes its own collective before ``submit`` returns. ``_one_at_a_time`` guards
-the negotiation, the engine and ``last``. It is a plain lock: a signal handler on top of a thread that has it is refused
-by ``reentry`` before it could wait for itself. ``end`` takes no lock, as a handler that shuts down may call it on top
-of a collective; ``_ended`` is written once by whoever ends the session, and read by those that come afterwards.
+the negotiation, the engine and ``last``. It is a plain lock: ``reentry`` refuses a signal handler on top of the thread
+that holds it, before the handler could wait for itself. ``end`` acquires no lock, because a handler that shuts down may
+call it on top of a collective; the thread that ends the session writes ``_ended`` once, and later calls read it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from farandole.runtime.lanes.reentry import Reentry
 @final
 @dataclass(slots=True)
 class Done:
-    """The handle of a collective that is over."""
+    """Handle of a completed collective."""
 
     outcomes: list[CallResult]
     failure: Failure | None = None
@@ -54,7 +54,7 @@ class Done:
 
 @final
 class SingleProcessLane:
-    """The lane of one process; it negotiates with itself, so as to accept and refuse what the ranks of a job would."""
+    """Lane of one process; it runs the negotiation for one rank, so as to refuse the same calls as a larger job."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SingleProcessLane:
             raise interrupting(announcement)
         begin_s = time.monotonic() if events.subscribers else 0.0
         with self._reentry, self._one_at_a_time:  # in this order: a handler between the two must find ``here()`` true
-            if self._ended is not None:  # looked at with the lock: the session may have ended while this thread waited
+            if self._ended is not None:  # checked with the lock: the session may have ended while this thread waited
                 raise self._ended.fresh()
             order = self._agree(announcement)
             if order.error:
@@ -88,7 +88,7 @@ class SingleProcessLane:
                 phase_events.waited(order.names, announcement.kind, [(begin_s, 0.0)], begin_s)
             try:
                 [outcomes] = self._perform(order, [announcement.calls])
-            except Exception as error:  # not KeyboardInterrupt: nobody else waits, so it is the caller's at once
+            except Exception as error:  # not KeyboardInterrupt: no other rank waits, so the caller gets it at once
                 return Done([], Failure.of(error))
             if begin_s:
                 phase_events.executed(order.names, announcement.kind, begin_s)
@@ -96,8 +96,8 @@ class SingleProcessLane:
         return Done(outcomes)
 
     def _agree(self, announcement: Announcement) -> Order:
-        """Have the negotiation order it at once. With the lock."""
-        # A signal handler may raise between any two lines: what it leaves behind must not come with the next order.
+        """Get the order of the negotiation at once. Called with the lock."""
+        # A signal handler may raise between any two lines: its leftovers must not be part of the next order.
         if self._is_unsettled:
             self._negotiation.reset()
         self._is_unsettled = True
@@ -114,15 +114,15 @@ class SingleProcessLane:
         self._ended = failure
 
     def await_exit(self, timeout_s: float | None) -> bool:
-        """See ``Lane``; a collective in another thread needs nobody to come to its end, so it is not waited for."""
+        """See ``Lane``; a collective in another thread ends without help of other ranks, so this need not wait."""
         return True
 
     def waits(self) -> list[tuple[int, int, Announcement]]:
-        """See ``Lane``; nobody waits."""
+        """See ``Lane``; no thread waits."""
         return []
 
     def in_flight(self) -> PendingCollectives | None:
-        """See ``Lane``; nothing is."""
+        """See ``Lane``; none is in flight."""
         return PendingCollectives([], {}, {})
 
     def close(self) -> None:

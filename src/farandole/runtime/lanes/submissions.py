@@ -1,15 +1,15 @@
-"""Submissions of one rank, and the way to announce each: in full, by number, or to its peers; without I/O or locks.
+"""Submissions of one rank, and how to announce each: in full, by number, or to its peers; without I/O or locks.
 
     submissions = Submissions(capacity=1024)
-    known = submissions.enter(pending)                   # what all know of the name, if it is meant as before
-    if not offer(peers, pending.announcement, known):    # from rank to rank
+    known = submissions.enter(pending)                   # the cached entry of the name, if its meaning is unchanged
+    if not offer(peers, pending.announcement, known):    # on the peer lane
         announce(known or pending.announcement.entry())  # to the controller
 
     submissions.finish(pending)                          # its order has been executed
-    submissions.remember(pending.announcement, number)   # and brought a number
+    submissions.remember(pending.announcement, number)   # the order has assigned a number
 
-``NegotiatedLane`` calls what changes it with its lock held, and ``find`` and ``may_join`` without: these two go through
-a copy of ``inflight``, as other threads submit meanwhile.
+``NegotiatedLane`` calls all methods that modify it with its lock held, and ``find`` and ``may_join`` without: these two
+iterate over a copy of ``inflight``, because other threads submit meanwhile.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from farandole.runtime.lanes.announcement import Announcement, Key
 
 
 class InFlight(Protocol):
-    """A collective in flight. ``to_announce`` while the controller does not know of it, and may yet have to."""
+    """A collective in flight. ``to_announce``: not announced to the controller yet, but it may have to be."""
 
     announcement: Announcement
     to_announce: bool
 
 
 class Peers(Protocol):
-    """The peer lane, as far as a submission concerns it."""
+    """Interface of the peer lane that submissions use."""
 
     def give(self, announcement: Announcement) -> int:
-        """Contribute to an open grant, whose number it returns; 0 if there is none: the controller has to be asked."""
+        """Contribute to an open grant and return its number; 0 if there is none: announce it to the controller."""
 
     def withdraw(self, key: Key) -> None:
-        """Leave what comes next under this name to the controller, on all ranks."""
+        """Close the grant of a name on all ranks; the controller orders its next collective."""
 
     def leave(self) -> None:
-        """Withdraw from everything: this rank is joining."""
+        """Withdraw from all names: this rank is joining."""
 
 
 P = TypeVar("P", bound=InFlight)
@@ -49,7 +49,7 @@ P = TypeVar("P", bound=InFlight)
 
 @dataclass(slots=True)
 class _Known:
-    """A name that all ranks know: its meaning when last submitted here, and the entry that announces it by number."""
+    """A cached name: the fingerprint of its last submission here, and the entry that announces it by number."""
 
     fingerprint: object
     entry: Entry
@@ -57,7 +57,7 @@ class _Known:
 
 @final
 class Submissions(Generic[P]):
-    """Submissions of one rank in flight, and the numbers of up to ``capacity`` names."""
+    """Submissions of one rank in flight, and the cached numbers of up to ``capacity`` names."""
 
     __slots__ = ("_capacity", "_known", "_refused", "inflight")
 
@@ -68,7 +68,7 @@ class Submissions(Generic[P]):
         self.inflight: dict[Key, P] = {}
 
     def enter(self, pending: P) -> Entry | None:
-        """Put it in flight. Returns the entry that announces it by number; ``None`` if it must be announced in full."""
+        """Put it in flight. Returns the entry that announces it by number; ``None``: it must be announced in full."""
         announcement = pending.announcement
         if self._refused:
             announcement.key = self.current(announcement.name)
@@ -83,10 +83,10 @@ class Submissions(Generic[P]):
         return known.entry if known is not None and known.fingerprint == announcement.fingerprint else None
 
     def current(self, name: Key) -> Key:
-        """The name on the wire of what a caller calls ``name``.
+        """Name on the wire for the caller's ``name``.
 
-        A rank that refuses does not wait for the others. So that what it does next under this name meets what they do
-        next, every member keeps what was refused, those that have joined too.
+        A rank that refuses does not wait for the others. So that its next collective of this name matches their next
+        one, every member, joined ones too, records the refusals and counts them in the name on the wire.
         """
         key, times = name, 0
         while key in self._refused:
@@ -95,7 +95,7 @@ class Submissions(Generic[P]):
         return key
 
     def refuse(self, announcement: Announcement) -> bool:
-        """Note that this rank cannot take part; False if it has submitted that already."""
+        """Record that this rank cannot take part; False if it has already submitted this collective."""
         announcement.key = self.current(announcement.name)
         if announcement.key in self.inflight:
             return False
@@ -103,18 +103,18 @@ class Submissions(Generic[P]):
         return True
 
     def find(self, order: Order, name: str) -> P | None:
-        """The submission that an order executes; ``None`` if this rank has joined, or has refused."""
+        """Find the submission that an order executes; ``None`` if this rank has joined, or has refused."""
         if order.kind != Kind.JOIN:
             return self.inflight.get((order.process_set, name))
         return next((p for p in list(self.inflight.values()) if p.announcement.kind is Kind.JOIN), None)
 
     def finish(self, pending: P) -> None:
-        """Take it out of flight, whatever came of it."""
+        """Remove it from the collectives in flight, successful or not."""
         self.inflight.pop(pending.announcement.key, None)
         pending.to_announce = False
 
     def note_refusal(self, order: Order) -> None:
-        """Note the names of an order with an error as refused or, where no refusal counted, as not refused."""
+        """Record the names of an order with an error as refused or, if ``order.refused`` is false, as not refused."""
         for name in order.names:
             if order.refused:
                 self._refused.add((order.process_set, name))
@@ -122,7 +122,7 @@ class Submissions(Generic[P]):
                 self._refused.discard((order.process_set, name))
 
     def remember(self, announcement: Announcement, number: int) -> None:
-        """Note the number by which all ranks may announce this name from now on; the oldest name gives way."""
+        """Record the number by which ranks may announce this name from now on; evicts the oldest name if full."""
         known = self._known.get(announcement.key)
         if known is not None and known.entry.cached == number:
             return
@@ -133,21 +133,21 @@ class Submissions(Generic[P]):
             del self._known[next(iter(self._known))]
 
     def forget(self, key: Key) -> P | None:
-        """Forget the number of a name; returns what is in flight under it and must be announced again, in full."""
+        """Forget the number of a name; returns its collective in flight, which must be announced again, in full."""
         self._known.pop(key, None)
         return self.inflight.get(key)
 
     def may_join(self) -> bool:
-        """False while something may yet have to be announced: not after a join, as the controller refuses it then."""
+        """False while a collective may still need an announcement, which the controller refuses after a join."""
         return not any(pending.to_announce for pending in list(self.inflight.values()))
 
 
 def offer(direct: Peers, announcement: Announcement, known: Entry | None) -> int:
-    """Contribute by way of the peers, where all ranks know the name; returns the grant, 0: ask the controller."""
+    """Contribute on the peer lane, if all ranks know the name; returns the grant, 0: announce it to the controller."""
     if announcement.kind is Kind.JOIN:
         direct.leave()
     if known is None:
         direct.withdraw(announcement.key)
-    if announcement.key[0] != GLOBAL:  # others may mean the other one, and wait for it
+    if announcement.key[0] != GLOBAL:  # other ranks may use the same name in the global set, and wait for this rank
         direct.withdraw((GLOBAL, announcement.key[1]))
     return 0 if known is None else direct.give(announcement)

@@ -1,9 +1,9 @@
-"""Waits of threads for other threads of this process, which ``thread_waits`` sees through.
+"""Waits of threads for other threads of this process, recorded for ``thread_waits``.
 
-    join(thread)            # as thread.join(), and this thread begins no collective before that one has ended
+    join(thread)            # thread.join(), recorded: this thread begins no collective before the other one has ended
     joined()                # the thread that each thread waits for
 
-Threads. Any thread joins, a signal handler too, on top of another join: it puts back what it has found. There is no
+Threads. Any thread joins, a signal handler too, on top of another join: it restores the outer join's entry. There is no
 lock: single operations on a ``dict`` are atomic, and each key belongs to one thread.
 """
 
@@ -31,5 +31,5 @@ def join(thread: threading.Thread) -> None:
 
 
 def joined() -> dict[int, threading.Thread]:
-    """The thread that each thread waits for, by the identifier of the one that waits."""
+    """Return the thread that each thread waits for, by the identifier of the waiting thread."""
     return _joined.copy()

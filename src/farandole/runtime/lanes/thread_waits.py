@@ -1,28 +1,28 @@
-"""Survey of the threads of this process: if all of them wait in collectives, so that none can begin another one.
+"""Survey of the threads of this process: whether all of them wait in collectives, so that none can begin another one.
 
-    survey(generation, active, lane).waits     # [] if some thread is elsewhere; else the wait of each
+    survey(generation, active, lane).waits     # [] if any thread does not wait; else the wait of each thread
 
-From such surveys of several ranks the controller tells a deadlock (``coordination.deadlock``).
+From such surveys of several ranks the controller detects a deadlock (``coordination.deadlock``).
 
-Threads. The control thread calls it, while others run on. So it looks at the waits twice, and at all that they explain
-in between: if each thread has the same wait both times (every wait has a number of its own), all of them waited at the
-same time, and what was read is of one moment.
+Threads. The control thread calls it, while other threads run. So it reads the waits twice, and everything else in
+between: if each thread has the same wait both times (every wait has a unique token), all of them waited at the same
+time, and the survey is of one moment.
 
-A signal handler runs on top of a wait, and may do there whatever it likes: compute, begin a collective of a lane of its
-own, raise. Its thread waits no more than any other that is in the script. So the stack tells: from its top down to the
-frame that waits there must be nothing but what waiting consists of.
+A signal handler runs on top of a wait, and may run any code there: compute, begin a collective of a lane of its own,
+raise. Its thread does not count as waiting. So the stack decides: from its top down to the frame that waits there must
+be no functions but those that waiting consists of.
 
-A thread of a pool that has no task begins nothing either: whoever could give it one waits (``idle_pools``).
+A pool thread without a task begins no collective either: the threads that could submit one wait (``idle_pools``).
 
-A thread that waits for another one to end (``thread_joins``) begins nothing before that: if the other one is alive and
-waits, so does it. It is told of by nobody's wait but that one's.
+A thread that waits for another thread to end (``thread_joins``) begins no collective before that: if the other thread
+is alive and waits, so does this one. It adds no wait of its own to the survey.
 
-Where a notebook sends cells, the main thread is at ``rest`` between them, wherever the kernel's event loop has it.
+In a notebook the main thread is at ``rest`` between cells, wherever the kernel's event loop is.
 
-Frames of other threads are read in native code, and none is ever held here: it would keep alive what the script has
-dropped meanwhile.
+Frames of other threads are read in native code, and no frame is ever kept here: a reference would keep alive objects
+that the script has dropped meanwhile.
 
-A thread that the interpreter does not know is not seen: see ``native_threads``.
+The survey does not see threads that the interpreter does not know: see ``native_threads``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SERVANTS = frozenset(
     f"farandole-{work}" for work in ("control", "interrupt", "mailbox", "metrics", "negotiated", "timeline")
 )
 _ACROSS = "farandole across "
-"""Names of threads that begin no collective. Those of overlap, lag and join do, and count as the script's."""
+"""Names of threads that begin no collective. The threads of overlap, lag and join do, and count as the script's."""
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
@@ -64,7 +64,7 @@ _PLANNED: Functions = frozenset(
 _ANYWHERE: Functions = frozenset()
 _NAMED: Functions = frozenset({("farandole.runtime.lanes.negotiated", "drive")})
 _JOIN: Functions = frozenset({("farandole.runtime.lanes.thread_joins", "join")})
-"""The functions that wait in planned lanes, in the negotiated one, and for other threads, with their modules."""
+"""Functions, with modules, that wait in planned lanes, in the negotiated lane, and for other threads."""
 
 _MEANS = (
     "contextlib.", "farandole.control.", "farandole.engines.", "farandole.runtime.collectives.divergence.",
@@ -73,31 +73,31 @@ _MEANS = (
     "farandole.runtime.session.session.", "mpi4py.", "threading.",
     "torch.distributed.", "zmq.",
 )  # fmt: skip
-"""Modules, and packages, of the functions that they wait in."""
+"""Modules and packages whose functions may be on the stack above a waiting function."""
 
 
 _others: set[int] = set()
 
 
 def count_as_servants(threads: Iterable[int]) -> None:
-    """Note threads, by their identifiers, that never begin a collective: those of a kernel."""
+    """Register threads, by identifier, that never begin a collective: those of a notebook kernel."""
     _others.update(threads)
 
 
 def survey(generation: int, active: ActiveCollectives, lane: Lane, rest: ThreadWait | None = None) -> Waits:
-    """The waits of all threads that could begin a collective; none if one of them does not wait.
+    """Waits of all threads that could begin a collective; none if one of them does not wait.
 
-    ``rest`` stands for the wait of a main thread in which no cell runs: it comes to a collective in a later one only.
+    ``rest`` is the wait of a main thread in which no cell runs: it begins a collective in a later cell only.
     """
     nothing = Waits(generation)
     planned, named = active.waits(), lane.waits()
-    # A thread with two waits runs a signal handler, and so does one in a planned collective that is no wait for all.
+    # A thread with two waits runs a signal handler; so does a thread in a planned collective without a wait for all.
     waiting = {thread: _PLANNED for thread, _ in planned} | {thread: _NAMED for thread, *_ in named}
     if len(waiting) < len(planned) + len(named) or active.count_planned() > len(planned):
         return nothing
     if rest is not None:
         main = threading.main_thread().ident or 0
-        if main in waiting:  # it is a task of the event loop that a cell has left
+        if main in waiting:  # a task of the event loop, which a cell has left behind
             return nothing
         waiting[main] = _ANYWHERE
     if not waiting or not _are_all(waiting):
@@ -111,24 +111,24 @@ def survey(generation: int, active: ActiveCollectives, lane: Lane, rest: ThreadW
 
 
 def _are_all(waiting: Mapping[int, Functions]) -> bool:
-    """True if these threads, each in one of its functions, are all that could begin a collective, and they wait."""
+    """True if no threads but these could begin a collective, and each of these waits in one of its functions."""
     servants = {each.ident for each in threading.enumerate() if each.name in _SERVANTS or each.name.startswith(_ACROSS)}
-    joins = joined()  # before the stacks: who has come to a join since then counts as one that goes on
+    joins = joined()  # before the stacks: a thread that begins a join after this call counts as running
     stacks = call_stacks()  # of the interpreter: ``threading`` does not know the threads of ``_thread``
     idle = {thread: _JOIN for thread, other in joins.items() if thread not in waiting and other.ident in stacks}
     blocked = {**waiting, **idle}
-    if threading.main_thread().ident not in blocked:  # without a frame it is in C++ that has embedded the interpreter
+    if threading.main_thread().ident not in blocked:  # without a frame it runs C++ that embeds the interpreter
         return False
     if not stacks.keys() - servants - _others - idle_threads(stacks) <= blocked.keys():
         return False
     if not all(_only_waits(stacks.get(thread, []), where) for thread, where in blocked.items() if where):
         return False
-    # A timer's handler may raise: then the wait ends by itself.
+    # The handler of a timer may raise: then the wait ends by itself, and it is no deadlock.
     return not are_native_threads_expected() and not any(signal.getitimer(each)[0] for each in _TIMERS)
 
 
 def _only_waits(calls: Sequence[tuple[str | None, str]], functions: Functions) -> bool:
-    """True if there is nothing on top of the call of one of ``functions`` but what it waits in: no signal handler."""
+    """True if only waiting functions are on top of the call of one of ``functions``, and no signal handler."""
     for module, name in calls:
         if (module, name) in functions:
             return True

@@ -1,11 +1,11 @@
-"""Collection of objects that does not keep them alive, and that any thread may read while others add to it.
+"""Collection of weakly referenced objects that any thread may read while others add to it.
 
     lanes = WeakObjects()
     lanes.add(lane)
-    lanes.living()          # those that still exist, in the order in which they were added
+    lanes.living()          # the objects that still exist, in the order in which they were added
 
-Threads. There is no lock, as signal handlers add on top of whoever reads: single operations on a ``dict`` are atomic
-under the interpreter's lock, and ``list(d.values())`` is one. ``weakref.WeakSet`` is not used, since it cannot be read
+Threads. There is no lock, because signal handlers add on top of a thread that reads: single operations on a ``dict``
+are atomic under the GIL, and ``list(d.values())`` is one. ``weakref.WeakSet`` is not used, because it cannot be read
 while another thread, or a handler, adds to it ("set changed size during iteration").
 """
 
@@ -29,10 +29,10 @@ class WeakObjects(Generic[T]):
         self._numbers = itertools.count()
 
     def add(self, thing: T) -> None:
-        """Add a thing that is not in there yet; it is gone with its last reference."""
+        """Add an object that is not in the collection; it is removed when its last reference is dropped."""
         references, number = self._references, next(self._numbers)
         references[number] = weakref.ref(thing, lambda _: references.pop(number, None))
 
     def living(self) -> list[T]:
-        """List what exists now."""
+        """List the objects that still exist."""
         return [thing for each in list(self._references.values()) if (thing := each()) is not None]

@@ -3,7 +3,7 @@
     combining = Combining(downlink)
     combining.submit(RankSet.of([4]), entry, now)      # rank 4 is ready, and so is
     combining.submit(RankSet.of([5]), entry, now)      # rank 5, the last one below
-    combining.take(now)                                # [Share(entry)]: everybody below is
+    combining.take(now)                                # [SharedEntry(entry)]: everybody below is
     combining.deadline_s                               # None: nothing waits here
 
 An entry waits until all below have submitted it who are in its process set and have not joined, for at most ``HOLD_S``.

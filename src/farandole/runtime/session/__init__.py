@@ -1,1 +1,1 @@
-"""The session of a worker: from ``init`` to ``shutdown``."""
+"""Session of a worker: from ``init`` to ``shutdown``."""

@@ -1,18 +1,18 @@
-"""Session of this process, of which there is one at a time: ``init`` and ``shutdown``.
+"""Session of this process (at most one at a time): ``init`` and ``shutdown``.
 
     init()
     current().topology.rank
     shutdown()
 
-A process that is forked from a worker (those of a data loader) is none itself: it starts without a session, and
-leaves the one of its parent alone.
+A process forked from a worker (for example by a data loader) is not a worker: it starts without a session, and does not
+touch the session of its parent.
 
-Threads. ``init``, ``rejoin`` and ``shutdown`` may come from any thread, and hold ``_here.lock`` from beginning to end,
-as two of them cannot take place at once. Signal handlers call them on top of the main thread, hence an ``RLock``; what
-a handler cannot do there, as the frame below it is in the middle of it, ``_doing`` tells and ``require_rest`` refuses.
-A handler that has to end such a wait withdraws (``withdraw``), and raises nothing on top of it.
-Every operation reads ``_here.session`` without the lock, which may be held for minutes: it is one reference, set when
-the session is complete, and taken away before that is closed, so that no new operation finds one that is ending.
+Threads. Any thread may call ``init``, ``rejoin`` and ``shutdown``. They hold ``_here.lock`` from beginning to end,
+because two of them cannot run at once. Signal handlers call them on top of the main thread, hence an ``RLock``; a call
+that a handler cannot make because it interrupted another one is detected by ``_doing`` and refused by ``require_rest``.
+A handler that must end such a wait calls ``withdraw``, and raises no exception. Every operation reads ``_here.session``
+without the lock, which may be held for minutes: it is one reference, set when the session is complete, and cleared
+before the session is closed, so that no new operation finds a session that is ending.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ __all__ = [
 
 
 LAST_WAIT_S = 10.0
-"""How long the interpreter's end waits for a thread whose collective the end of the session has ended."""
+"""Time that the interpreter waits at exit for a thread whose collective was ended by the end of the session."""
 
 
 def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | None = None, **settings: Any) -> None:
-    """Join the job that this process was started for, and return when all ranks have; alone, be a job of one.
+    """Join the job that this process was started for; return when all ranks have joined. Alone, be a job of one rank.
 
     >>> init(process_sets=[[0, 2]], stall_warning_s=10)
 
@@ -97,8 +97,8 @@ def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | Non
 
 
 def _require_main_interpreter() -> None:
-    """A subinterpreter cannot wait for the threads of a session when it ends, and takes the process down then."""
-    for name in ("_interpreters", "_xxsubinterpreters"):  # of Python 3.13, and of those before
+    """Refuse a subinterpreter: it cannot wait for a session's threads when it ends, and then crashes the process."""
+    for name in ("_interpreters", "_xxsubinterpreters"):  # Python 3.13; earlier versions
         with contextlib.suppress(ImportError):
             interpreters = importlib.import_module(name)
             if interpreters.get_current() != interpreters.get_main():
@@ -107,23 +107,23 @@ def _require_main_interpreter() -> None:
 
 
 def rejoin(state: str = "", state_step: int = 0, withdrawn: bool = False) -> None:
-    """Leave, and join again as ``init`` was last told to: the next generation of an elastic job.
+    """Leave, and join the next generation of an elastic job with the arguments of the last ``init``.
 
-    ``state`` says what this worker's state consists of, and ``state_step`` from which step the others could go on with
-    it; -1: from none. Raises ``StartError`` if the state of the others consists of something else, and where this
-    worker withdraws, or is ``withdrawn`` already: then it tells the others that it will not come.
+    ``state`` describes the contents of this worker's state; ``state_step`` is the step from which the others could
+    continue with it (-1: none). Raises ``StartError`` if the state of the others has other contents, or if this worker
+    withdraws, or is ``withdrawn`` already: then the controller learns that this worker will not join.
     """
     with _here.lock:
         _here.require_rest("the next generation")
-        _here.withdrawal = CancelledJoin(withdrawn)  # first: it also ends a wait that has not begun
+        _here.withdrawal = CancelledJoin(withdrawn)  # first: it also applies to a wait that has not begun
         _here.leave()
         _here.join(state, state_step)
 
 
 def withdraw() -> bool:
-    """Have ``rejoin`` wait no longer, in a signal handler on top of it: it raises ``StartError`` then.
+    """Make ``rejoin`` raise ``StartError`` instead of waiting; for a signal handler that interrupted it.
 
-    False in a process that is in the middle of neither that nor ``shutdown``: the handler may raise an exception.
+    Returns False outside of ``init``, ``rejoin`` and ``shutdown``: there the handler may raise an exception.
     """
     if _here.is_changing:
         _here.withdrawal.give()
@@ -131,15 +131,15 @@ def withdraw() -> bool:
 
 
 def shutdown() -> None:
-    """Leave the job. Does nothing if the process is in none."""
+    """Leave the job. Does nothing if the process is in no job."""
     _here.finish()
     _here.leave()
 
 
 def begin_anew(error: BaseException | None = None) -> None:
-    """Leave the job, and forget it: the next ``init`` joins another one, as a worker that is new there.
+    """Leave the job and forget it: the next ``init`` joins another job as a new worker.
 
-    With the ``error`` that the function of this job has ended with, the other ranks are told so.
+    ``error``: the exception that ended the function of this job; the other ranks receive it as the reason.
     """
     if error is None:
         _here.finish()
@@ -148,44 +148,44 @@ def begin_anew(error: BaseException | None = None) -> None:
 
 
 def finish() -> None:
-    """Wait for all that needs the other ranks and goes on, as ``shutdown`` does before it leaves."""
+    """Wait for background work that needs the other ranks, as ``shutdown`` does before it leaves."""
     _here.finish()
 
 
 def finish_before_leaving(work: threading.Thread) -> None:
-    """Have ``shutdown`` and the interpreter's end wait for a background thread that needs the other ranks for its work.
+    """Make ``shutdown`` and the interpreter's exit wait for a background thread that needs the other ranks.
 
-    That ends as every collective does: by its result, by an abort when another rank is lost, or at a deadline. A script
-    that ends with an error leaves at once, which ends the thread's collective, too.
+    The wait ends as every collective does: by its result, by an abort when another rank is lost, or at a deadline. A
+    script that ends with an error leaves at once, which also ends the thread's collective.
     """
     _here.unfinished.add(work)
 
 
 def settle_before_leaving(work: Callable[[], None]) -> None:
-    """Have ``shutdown`` and ``join`` call ``work``: it waits for what a framework computes and needs other ranks for.
+    """Make ``shutdown`` and ``join`` call ``work``, which waits for computations of a framework that need other ranks.
 
-    That ends as every collective does: by its result, by an abort when another rank has left, or at a deadline.
+    The wait ends as every collective does: by its result, by an abort when another rank has left, or at a deadline.
     """
     _here.settling.append(work)
 
 
 def settle() -> None:
-    """Wait for what frameworks still compute and need the other ranks for: see ``settle_before_leaving``."""
+    """Wait for computations of frameworks that need the other ranks: see ``settle_before_leaving``."""
     for work in _here.settling:
         work()
 
 
 def forget_in_sessions(forget: Callable[[], object]) -> None:
-    """Have ``forget`` called whenever a session of this process begins that is not the first.
+    """Call ``forget`` at the start of every session of this process but the first.
 
-    It drops what belongs to the one before. Not for one in whose place another is ``aside``: the one before goes on
-    after it.
+    It drops cached state of the previous session. Sessions inside ``aside`` do not count: the previous session
+    continues after them.
     """
     _here.forgetting.append(forget)
 
 
 def session_number() -> int:
-    """Number of sessions that this process has begun, with the present one; without those beside one ``aside``."""
+    """Number of sessions that this process has begun, including the current one, but not sessions inside ``aside``."""
     return _here.sessions
 
 
@@ -195,16 +195,16 @@ def is_initialized() -> bool:
 
 
 def is_outside() -> bool:
-    """True in a worker that others do not train with yet: until it joins them, it has no state of the training's.
+    """True in a worker that has not been admitted to the training yet: until then it has no state of the training.
 
-    Also if it leaves before that, as the last that it knows is a session of its own.
+    True also after it leaves without having been admitted: its last session was one of its own.
     """
     session = _here.session
     return _here.has_only_waited if session is None else session.provisional
 
 
 def current(asked: str = "an operation of the job") -> Session:
-    """The session; raises ``NotInitializedError``, which names what was ``asked``, if there is none."""
+    """The session; raises ``NotInitializedError``, which names the call ``asked``, if there is none."""
     if _here.bystanders and threading.get_ident() in _here.bystanders:
         raise UsageError(
             f"{asked} in a thread that was there before the task which now runs in this process: the task is a job of "
@@ -219,41 +219,41 @@ def current(asked: str = "an operation of the job") -> Session:
 def takes_part(process_set: ProcessSet, asked: str) -> bool:
     """True if this process is in ``process_set``; ``asked`` names the call in the errors.
 
-    Raises ``NotInitializedError`` without a session, and ``UsageError`` for a set that is not registered in it: to take
-    this process for none of its members would leave out a reduction that the others rely on.
+    Raises ``NotInitializedError`` without a session, and ``UsageError`` for a set that is not registered in it:
+    returning False there would skip a reduction that the other members wait for.
     """
     if process_set.included():
         return True
-    current(asked)  # in a notebook it may make one, whose sets this process is in
+    current(asked)  # in a notebook it may start a session, which registers sets
     require_registered(process_set, asked)
     return bool(process_set.included())
 
 
 def on_absence(revive: Callable[[], object] | None) -> None:
-    """Have operations that find no session call ``revive`` first, which may make one (by ``rejoin``) or raise."""
+    """Make operations without a session call ``revive`` first, which may start one (by ``rejoin``) or raise."""
     _here.reviver = revive
 
 
 def on_joined(tell: Callable[[Session], object]) -> None:
-    """Have ``tell`` called with every session of this process that is made, before anything uses it."""
+    """Call ``tell`` with every new session of this process before it is used."""
     _here.on_joined = tell
 
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Context without the session of this process, which is as it was afterwards; one that is made inside is left.
+    """Context in which the session of this process is set aside; a session started inside is closed at its end.
 
-    Threads that are there already belong to that session, and would take the other one for it: they get an error.
+    Threads that exist already belong to the outer session; they get an error, or they would use the inner one.
     """
     with _here.lock:
         _here.require_rest("a task")
         kept = _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank
         had_only_waited = _here.has_only_waited
         before, was_aside, me = _here.bystanders, _here.is_aside, threading.get_ident()
-        # First, and last below: none of them may see the other session in between.
+        # Set first, and reset last below: no such thread may see the inner session.
         _here.bystanders = before | {each.ident for each in threading.enumerate() if each.ident not in (None, me)}
         _here.session, _here.reviver, _here.on_joined, _here.is_aside = None, None, _nothing, True
-        events.end_shortcuts()  # of that session: graphs may call with the names that it had
+        events.end_shortcuts()  # of the outer session: graphs may use its names
     try:
         yield
     finally:
@@ -274,7 +274,7 @@ def is_aside() -> bool:
 def end_step(process_set: ProcessSet, step: int | None = None) -> None:
     """End a step of an optimizer of ``process_set``, the ``step``-th where the job counts them: ``Session.stepped``."""
     session = _here.session
-    if session is not None:  # else ``shutdown`` came between the reduction and its use
+    if session is not None:  # else ``shutdown`` ran between the reduction and its use
         session.stepped(step, by_all=len(process_set.ranks) == len(session.topology.hosts))
 
 
@@ -285,7 +285,7 @@ def last_rank() -> int | None:
 
 
 def _leave_at_exit() -> None:
-    """Leave in good order, unless the script has raised: then the others are told so."""
+    """Leave in order at exit; if the script raised, abort the generation with that error."""
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     if error is None:
         _here.finish()
@@ -304,7 +304,7 @@ def _first_line(error: BaseException) -> str:
 
 @final
 class _ProcessState:
-    """State of this process: its session, and what the next one needs to know of it. ``lock`` guards it."""
+    """State of this process: its session, and what the next session needs from it. ``lock`` guards it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -312,22 +312,22 @@ class _ProcessState:
         self.asked: tuple[object, Sequence[ProcessSetLike] | str | None, dict[str, Any]] = (None, None, {})
         """The arguments of the last ``init``, for ``rejoin``."""
         self.rank: int | None = None
-        """The rank in the last session that was shared with others; ``None`` before that."""
+        """The rank in the last session shared with other ranks; ``None`` before the first."""
         self.has_only_waited = False
-        """True if the last session was one in which this process has waited for the others."""
+        """True if the last session was provisional: this process only waited for admission."""
         self.unfinished: WeakObjects[threading.Thread] = WeakObjects()
         self.bystanders: frozenset[int | None] = frozenset()
         """Threads of the session that is set aside (``aside``)."""
         self.reviver: Callable[[], object] | None = None
         self.on_joined: Callable[[Session], object] = _nothing
         self.is_aside = False
-        """True while a session is set aside: one that begins meanwhile is none of those that go on after each other."""
+        """True inside ``aside``: sessions started there are not counted in ``sessions``."""
         self.sessions = 0
         self.forgetting: list[Callable[[], object]] = []
         self._doing = ""  # with the lock
         self.withdrawal = CancelledJoin()
         self.settling: list[Callable[[], None]] = []
-        self._step_s: float | None = None  # the longest step of the last session; of none, before the first
+        self._step_s: float | None = None  # longest step of the last session; None before the first
         self._inherited: Session | None = None
         self._watching = False
 
@@ -338,28 +338,28 @@ class _ProcessState:
 
     @property
     def is_changing(self) -> bool:
-        """True in the middle of ``init`` or ``shutdown``, where an exception of a handler might leave half of it."""
+        """True inside ``init`` or ``shutdown``, where an exception of a signal handler could leave a partial state."""
         return bool(self._doing)
 
     @contextlib.contextmanager
     def _busy(self, doing: str) -> Iterator[None]:
-        before, self._doing = self._doing, doing  # put back, as ``shutdown`` may be a handler's, on top of ``init``
+        before, self._doing = self._doing, doing  # restored: a handler may call ``shutdown`` on top of ``init``
         try:
             yield
         finally:
             self._doing = before
 
     def join(self, state: str = "", state_step: int = 0) -> None:
-        """Make a session as ``init`` was told to. A process that has had one before is ready to go on with the others.
+        """Start a session with the arguments of ``init``. A process that had one before is ready to train at once.
 
-        In an elastic job, a worker that is lost while a generation forms only means that another one does.
+        If a worker of an elastic job is lost while a generation forms, another generation forms.
         """
-        tracebacks.install()  # first: ``init`` may be what raises
+        tracebacks.install()  # first: ``init`` itself may raise
         with self._busy("init()"):
             while self.session is None:
                 try:
                     self.session = start(*self.asked, PreviousSession(self._step_s, state, state_step), self.withdrawal)
-                except BaseException as error:  # Ctrl-C, too: children must be free to take the place of this process
+                except BaseException as error:  # also Ctrl-C: children may then join in this process's place
                     forked_children.release()
                     if not isinstance(error, AbortError) or not detect().is_elastic:
                         raise
@@ -374,7 +374,7 @@ class _ProcessState:
         self._watch()
 
     def revived(self) -> Session | None:
-        """The session that ``reviver`` makes, if there is one and it does."""
+        """The session that ``reviver`` starts, or ``None``."""
         if self.reviver is None:
             return None
         with self.lock:
@@ -383,7 +383,7 @@ class _ProcessState:
             return self.session
 
     def _watch(self) -> None:
-        """From the first session on: leave the job at exit, forget all in forked children."""
+        """Register handlers, at the first session: leave the job at exit, drop all state in forked children."""
         if not self._watching:
             self._watching = True
             atexit.register(_leave_at_exit)
@@ -391,20 +391,20 @@ class _ProcessState:
 
     def finish(self) -> None:
         """Wait for all that needs the other ranks and goes on; not in a handler on top of what that waits for."""
-        session = self.session  # without the lock: these threads may need the session for long, and others the lock
+        session = self.session  # no lock: these threads may run for long, and others need the lock
         if session is None or Reentry.anywhere():
             return
         if not session.broken:
-            for work in self.settling:  # first, as programs may begin such threads
-                work()  # in this thread, as JAX keeps account of its programs by thread
+            for work in self.settling:  # first: programs may start such threads
+                work()  # in this thread: JAX tracks programs per thread
         for thread in self.unfinished.living():
             if thread.is_alive():
                 join(thread)
 
     def tell_unseen_end(self) -> None:
-        """Warn where the job of a script that ends in order has failed: nobody may have looked at the last results.
+        """Warn if the job failed although the script ends in order: it may not have used the last results.
 
-        Frameworks compute in the background, and tell of an error where a result is used. Keras drops such errors.
+        Frameworks compute in the background, and raise an error where a result is used. Keras drops such errors.
         """
         session = self.session
         if session is not None and session.end_reason and not session.has_left and not detect().is_elastic:
@@ -414,9 +414,9 @@ class _ProcessState:
             )  # fmt: skip
 
     def await_daemons(self) -> None:
-        """Wait for the threads of ``finish_before_leaving`` when the session is closed, which ends what they wait for.
+        """Wait for the threads of ``finish_before_leaving`` after the session is closed, which ends their collectives.
 
-        One that came back from a collective when the interpreter is gone would abort the process.
+        A thread that returned from a collective after the interpreter has exited would abort the process.
         """
         for thread in self.unfinished.living():
             if thread.is_alive():
@@ -425,12 +425,12 @@ class _ProcessState:
     def leave(self, error: BaseException | None = None, *, releasing: bool = True) -> None:
         """Close the session, if there is one; with an error its end is not in order, and the process ends with it."""
         with self.lock, self._busy("shutdown()"):
-            session, self.session = self.session, None  # before it is closed, also for a handler on top of this
+            session, self.session = self.session, None  # before closing, also for a signal handler here
             if session is not None:
                 self._step_s = session.pace.step_s
                 self.rank = self.rank if session.provisional else session.topology.rank
                 self.has_only_waited = session.provisional
-                # An elastic job goes on without this worker, so the others must be told of a lost one, and no more.
+                # An elastic job goes on without this worker, so it sends only ``abort``, as for a lost worker.
                 if isinstance(error, MismatchError | DivergenceError) and not detect().is_elastic:
                     session.end_with(error)
                 elif error is not None:
@@ -440,20 +440,20 @@ class _ProcessState:
                 forked_children.release()
 
     def forget_past(self) -> None:
-        """Forget what ``rejoin`` would tell the others of the last session."""
+        """Forget the state of the last session that ``rejoin`` would report."""
         with self.lock:
             self.asked, self.rank, self._step_s = (None, None, {}), None, None
             self.has_only_waited = False
 
     def _forget(self) -> None:
-        # In the child, in its only thread.
-        self.lock, self._doing = threading.RLock(), ""  # the parent's may be held by a thread that is not here
+        # Runs in the forked child, in its only thread.
+        self.lock, self._doing = threading.RLock(), ""  # a thread of the parent may hold the old lock
         self.withdrawal = CancelledJoin()
         forked_children.release()
         Reentry.forsake_all()
         self._inherited = (
             self.session or self._inherited
-        )  # kept: its sockets are the parent's, nothing may finalise them
+        )  # kept: its sockets belong to the parent and must not be finalised
         self.session = None
 
 

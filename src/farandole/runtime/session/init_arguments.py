@@ -1,10 +1,10 @@
-"""Arguments of ``init``, resolved before it contacts anybody: the role of the process, settings, process sets.
+"""Arguments of ``init``, resolved before any connection: the role of the process, settings, process sets.
 
     environment = environment_of(comm=None)
     role = part_of(environment, comm=None)
     settings = settings_of(environment, {"engine": "tcp"})
 
-Pure but for reading the environment; raises for what cannot be, with what to type.
+Pure except for reading the environment; errors for invalid arguments name the fix.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from farandole.runtime.session.rendezvous import ProcessRole
 from farandole.settings import KNOBS, Settings
 
 ANY = 0
-"""Size of an elastic job, which takes any number of workers."""
+"""Size of an elastic job: any number of workers."""
 
 _LEVELS = {"trace": 5, "fatal": logging.CRITICAL}
 
 
 def environment_of(comm: object) -> Environment:
-    """Detect the launcher of this process; a communicator of mpi4py as ``comm``, or an environment, takes its place."""
+    """Detect the launcher of this process; ``comm`` overrides it if it is an mpi4py communicator or an environment."""
     if isinstance(comm, Environment):
         return comm
     environment = detect()
@@ -67,7 +67,7 @@ def part_of(environment: Environment, comm: object) -> ProcessRole:
 
 
 def settings_of(environment: Environment, overrides: Mapping[str, Any]) -> Settings:
-    """The settings of this worker; refuses what only the launcher can set."""
+    """The settings of this worker; raises ``SettingsError`` for job-wide settings, which only the launcher can set."""
     settings = Settings.resolve(arguments=overrides)
     if environment.launched:
         told = Settings.resolve()
@@ -84,7 +84,7 @@ def settings_of(environment: Environment, overrides: Mapping[str, Any]) -> Setti
 def static_sets(process_sets: Sequence[ProcessSetLike] | str | None, size: int) -> list[ProcessSet]:
     """Make the process sets of a user's argument: sets or lists of ranks; ``"dynamic"`` stands for none.
 
-    They must fit a job of ``size``, unless that is ``ANY``: then they are registered when they do.
+    They must fit a job of ``size``, unless that is ``ANY``: then each set is registered in generations that it fits.
     """
     if process_sets is None or process_sets == "dynamic":
         return []
@@ -102,7 +102,7 @@ def static_sets(process_sets: Sequence[ProcessSetLike] | str | None, size: int) 
 
 
 def configure_logging(level: str) -> None:
-    """Let Farandole's messages of at least this level out on stderr, unless the program has set up logging itself."""
+    """Log Farandole's messages of at least ``level`` to stderr, unless the program has configured logging itself."""
     logger.setLevel(_LEVELS.get(level) or level.upper())
     if not logger.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
@@ -111,7 +111,7 @@ def configure_logging(level: str) -> None:
 
 
 def _is_communicator(comm: object) -> bool:
-    mpi = sys.modules.get("mpi4py.MPI")  # whoever has a communicator has loaded it
+    mpi = sys.modules.get("mpi4py.MPI")  # loaded if the user has a communicator
     return mpi is not None and isinstance(comm, mpi.Comm)
 
 
@@ -122,5 +122,5 @@ def _ranks(comm: object) -> list[int]:
 
 
 def _label(ranks: list[int], size: int) -> str:
-    """A name, short enough for that of a file, for the job of these ranks; "" if they are all, in their order."""
+    """Label for the job of these ranks, short enough for a file name; "" for all ranks in order."""
     return "" if ranks == list(range(size)) else blake2b(repr(ranks).encode(), digest_size=8).hexdigest()

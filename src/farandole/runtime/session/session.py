@@ -5,14 +5,14 @@
     handle.wait()
     session.close()
 
-A session lasts for one generation. When that has ended (a worker died) every operation raises until ``shutdown`` and
-``init`` have made the next one, in the same process.
+A session lasts for one generation. When the generation has ended (a worker died), every operation raises until
+``shutdown`` and ``init`` have started the next session in the same process.
 
-Threads. Users' threads submit, and one of them, or the lane's own, leads the negotiated lane and executes. The control
-thread calls ``generation_ended``, ``change``, ``progress`` and ``timeline``. Engines report silence in any thread.
-The end may come from each of them, and from a signal handler on top of any line, so the session takes no lock: ``_end``
-does nothing the second time, and the parts that it ends have ``RLock``s of their own, as the thread below a handler may
-have them.
+Threads. Users' threads submit; one of them, or the lane's own thread, leads the negotiated lane and executes. The
+control thread calls ``generation_ended``, ``change``, ``progress`` and ``timeline``. Engines report silence in any
+thread. Each of these threads may end the session, and so may a signal handler on top of any line. So the session takes
+no lock: ``_end`` does nothing the second time, and the parts that it ends have their own ``RLock``s, because the
+interrupted thread below a handler may hold them.
 
 The order of an end. ``_ended`` first: whoever is woken by anything that follows looks there for what to raise. Then
 waiters of the control thread and of the lane are failed; then the controller is told; the engines come last, as their
@@ -79,19 +79,19 @@ from farandole.settings import Settings
 from farandole.topology import Topology
 
 DYNAMIC = "DYNAMIC"
-"""Horovod's value of ``HOROVOD_TIMELINE`` for a timeline whose file ``start_timeline`` will name."""
+"""Horovod's value of ``HOROVOD_TIMELINE`` for a timeline whose file is set by ``start_timeline``."""
 
 
 LEAVE_S = 5.0
-"""How long ``close`` waits for a thread that leads; an engine that was aborted lets it go at once."""
+"""Time that ``close`` waits for the thread that leads the lane; an aborted engine releases it at once."""
 
 LONGEST_REASON = 500
-"""The most characters of a reason that go to the other ranks."""
+"""Most characters of a reason that is sent to the other ranks."""
 
 
 @final
 class Session:
-    """Session of one process, used from any thread. ``link`` is ``None`` in a job of one that no launcher started."""
+    """Session of one process, used from any thread. ``link``: ``None`` in a job of one rank without launcher."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class Session:
         self.settings, self.topology, self.generation = settings, topology, topology.generation
         self.engine, self.reason = engine, reason
         self.devices = CANDIDATES[base(engine)].devices
-        """Kinds of device whose tensors the engine takes."""
-        self.change_due = ""  # or why the generation should end when the state allows it
+        """Kinds of device whose tensors the engine accepts."""
+        self.change_due = ""  # or why the generation should end at the next commit
         own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
         self._counters: dict[tuple[Kind, int], itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
@@ -125,21 +125,21 @@ class Session:
         self._engine_pool = self._make_engine_pool(own)
         self._lane = self._open_lane(sets)
         self.planned = self._plan_lanes()
-        """Collectives in an order that every member knows."""
+        """Planned lanes: collectives in an order that every member knows."""
         if link is not None:
-            # After all that its hooks use. It may end the session before this assignment: ``_end`` finds no control
-            # thread then, and the thread has ended its own waiters (``ControlThread._over``).
+            # Last, after everything that its hooks use. The thread may end the session before this assignment: then
+            # ``_end`` finds no control thread, and the thread has ended its own waiters (``ControlThread._over``).
             self._control = self._listen(link)
         try:
             self._introduce()
-        except BaseException as error:  # Ctrl-C, too: the other ranks wait in their init() for this one
+        except BaseException as error:  # also Ctrl-C: the other ranks wait in their init() for this rank
             self._give_up_start(error)
             raise
 
     _mllog: MLLog | None = None
 
     is_aside = False
-    """True where another session of this process goes on afterwards (``init.aside``)."""
+    """True if another session of this process continues afterwards (``init.aside``)."""
 
     @property
     def has_fast_path(self) -> bool:
@@ -148,22 +148,22 @@ class Session:
 
     @property
     def provisional(self) -> bool:
-        """True in an elastic job until this worker takes part: it is alone, and ``topology`` is a forecast."""
+        """True in an elastic job until this worker is admitted: it is alone, and ``topology`` is a forecast."""
         return self.generation == 0
 
     @property
     def keys(self) -> JobKeys | None:
-        """Keys by which processes of the job know each other; ``None`` in a job of one."""
+        """Keys with which processes of the job authenticate each other; ``None`` in a job of one rank."""
         return None if self._link is None else self._link.keys
 
     @property
     def is_interactive(self) -> bool:
-        """True if people wait for each cell that the ranks run."""
+        """True in a notebook: a user waits for each cell that the ranks run."""
         return self._link is not None and self._link.is_interactive
 
     @property
     def broken(self) -> bool:
-        """True when the generation has ended otherwise than by ``shutdown()``: a peer may be lost."""
+        """True if the generation ended for another reason than ``shutdown()``: a peer may be lost."""
         return self._engine_pool.broken.is_set()
 
     @property
@@ -174,7 +174,7 @@ class Session:
     # -- collectives --------------------------------------------------------------------------------------------------
 
     def name_unnamed(self, kind: Kind, process_set: int) -> str:
-        """Name of the next call of this kind that a user gave none; counted here, for all frameworks of the process."""
+        """Name for a call of this kind without a user's name; counted here for all frameworks of the process."""
         return f"{kind.label}.noname.{next(self._counters[kind, process_set])}"
 
     def submit(
@@ -182,9 +182,9 @@ class Session:
     ) -> Handle:
         """Announce that this rank is ready for ``calls``; several are one group.
 
-        With ``background=False`` nothing happens until somebody waits: for callers that wait at once. With
-        ``progress_s`` see ``Lane``: for callers who would have to be woken, and can spare this time. Raises
-        ``DuplicateNameError``, ``UsageError``, or what ended the generation.
+        ``background=False``: nothing happens until a caller waits; for callers that wait at once. ``progress_s``: see
+        ``Lane``; for callers that would otherwise have to be woken, and can spare this time. Raises
+        ``DuplicateNameError``, ``UsageError``, or the error that ended the generation.
         """
         if self.cells.gate is not None:
             self.cells.gate(calls[0].process_set)
@@ -198,7 +198,7 @@ class Session:
         return self._lane.submit(announcement, background, progress_s)
 
     def refuse(self, process_set: int, name: str, kind: Kind, error: Exception) -> None:
-        """Tell the other members that ``error`` keeps this rank from a collective, which it would otherwise submit."""
+        """Tell the other members that ``error`` prevents this rank from submitting a collective."""
         reason = str(error) if isinstance(error, FarandoleError) else f"{type(error).__name__}: {error}"
         self._lane.refuse(Announcement(process_set, name, kind, (), refusal=reason[:LONGEST_REASON]))
 
@@ -215,14 +215,14 @@ class Session:
         """Register a set; every rank of the job calls it with the same ranks."""
         try:
             process_set = self._sets.admit(ranks)
-        except Exception as error:  # of this rank, perhaps: the others would wait for it
+        except Exception as error:  # perhaps only on this rank: the others would wait
             self.refuse(0, self.name_unnamed(Kind.ADD_SET, 0), Kind.ADD_SET, error)
             raise
         self._sets.add(self._agree(0, Kind.ADD_SET, process_set.ranks).value, process_set)
         return process_set
 
     def remove_process_set(self, process_set: ProcessSet) -> bool:
-        """End a set on every rank; false if it is the global one or not registered."""
+        """Remove a set on every rank; False if it is the global set or not registered."""
         number = process_set.process_set_id
         if not number or number not in self._sets:
             return False
@@ -232,7 +232,7 @@ class Session:
         return True
 
     def restore_process_sets(self) -> None:
-        """Bind the process sets to this session again, after another one of this process (``init.aside``)."""
+        """Bind the process sets to this session again after another session of this process (``init.aside``)."""
         self._sets.restore()
 
     def process_sets(self) -> dict[int, ProcessSet]:
@@ -242,52 +242,52 @@ class Session:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def stepped(self, step: int | None = None, by_all: bool = True) -> None:
-        """End a step of an optimizer, the ``step``-th where the job counts them, and obey orders that were for its end.
+        """End a step of an optimizer (number ``step`` if the job counts steps), and obey orders that are due then.
 
-        ``by_all`` ranks: what some of them share ends without a look at orders, as the others do not count it. Raises
-        ``SystemExit`` if somebody who watches has ordered the end, in a cell of a notebook ``KeyboardInterrupt``.
+        ``by_all``: all ranks share the step; a step of only some ranks does not check for orders, because the others do
+        not count it. Raises ``SystemExit`` if the live view ordered the end, in a notebook cell ``KeyboardInterrupt``.
         """
         training.stepped(self.topology.rank, step)
         if by_all or self.provisional:
             self._gate.passes()
 
     def watch(self, message: SendMetrics | Prepare | ActAt) -> None:
-        """Obey an order that comes from somebody who watches the job; called by the control thread."""
+        """Obey an order of the live view; called by the control thread."""
         if isinstance(message, SendMetrics):
             self._metrics.every(message.every_s)
         else:
             self._gate.watch(message)
 
     def forget_orders(self) -> None:
-        """End a pause, and forget orders that are not obeyed yet; called by the control thread, and by handlers."""
+        """End a pause, and drop orders not obeyed yet; called by the control thread, and by signal handlers."""
         self._gate.forget()
 
     @property
     def steps(self) -> int:
-        """Steps that all ranks share, since the session began; ranks that join early have fewer."""
+        """Number of steps shared by all ranks since the session began; ranks that called ``join`` early have fewer."""
         return self._gate.steps
 
     def catch_up(self, steps: int) -> None:
-        """Count so many steps from here on, as all ranks do after they have joined."""
+        """Set the number of steps, as all ranks do after ``join``."""
         self._gate.steps = steps
 
     def report(self, told: Progressed) -> None:
-        """Send metrics or advice to an elastic job; nothing where there is none, or from another rank than 0."""
+        """Send metrics or advice to the controller of an elastic job; only rank 0 sends."""
         if self._link is not None and self.settings.is_elastic and self.topology.rank == 0 and not self.provisional:
-            with contextlib.suppress(ControlError), self._reentry:  # its end is told elsewhere
+            with contextlib.suppress(ControlError), self._reentry:  # the end is reported elsewhere
                 self._link.up.send(told)
 
     # -- the generation and its end -----------------------------------------------------------------------------------
 
     def abort(self, reason: str, *, ending: bool = False) -> None:
-        """End the generation for all: nobody can rely on this rank any more; if it is ``ending``, in no later one."""
+        """End the generation for all ranks, because this rank gave up; ``ending``: its process exits."""
         reason = f"{self._name()} gave up: {reason}"
         self._end(Failure(AbortError, reason), reason, reason, ending)
 
     def leave_for_good(self) -> None:
         """Tell the job that this worker was told to end, and comes no more: nobody has to wait for its process's end.
 
-        The session stays for a script that asks for its rank while it saves a last checkpoint; collectives raise.
+        The session stays open for a script that reads its rank while it saves a last checkpoint; collectives raise.
         """
         self._tell_leave("", told=True)
         self.has_left = True
@@ -295,17 +295,17 @@ class Session:
         self._end(Failure(AbortError, reason), reason, "")
 
     def await_lane(self) -> None:
-        """If the session has ended, wait until no thread is in an engine for a named collective any more."""
+        """If the session has ended, wait until no thread is in an engine for a named collective."""
         if self._ended is not None:
             self._lane.await_exit(None)
 
     def sync_with_controller(self, timeout_s: float) -> None:
-        """Wait until an end of the generation is known here that the controller knows of, at most ``timeout_s``."""
+        """Wait, at most ``timeout_s``, until an end of the generation that the controller knows is known here too."""
         if self._control is not None:
             self._control.sync_with_controller(self.topology.rank, timeout_s)
 
     def end_with(self, error: MismatchError | DivergenceError) -> None:
-        """End the generation, as the script has with ``error``, which other ranks may be about to raise: so all do."""
+        """End the generation with the ``error`` that ended the script, so that all ranks raise the same error."""
         failure = Failure.named(type(error).__name__, f"{error} (raised on {self._name()}, whose script has ended)")
         self._end(failure, failure.text, failure.text, ending=True, kind=failure.kind)
 
@@ -314,21 +314,21 @@ class Session:
         self._end(failure, failure.text)
 
     def at_end(self, work: Callable[[], None]) -> None:
-        """Have ``work`` called when the generation has ended, in any thread; it must not wait."""
+        """Call ``work`` when the generation has ended, in any thread; it must not block."""
         self._ending.append(work)
 
     def at_close(self, work: Callable[[], None]) -> None:
-        """Have ``work`` called when the session closes; it must not wait."""
+        """Call ``work`` when the session closes; it must not block."""
         self._closing.append(work)
 
     def close(self) -> None:
-        """Leave the job and free everything; called once. What is still in flight here raises ``AbortError``.
+        """Leave the job and free everything; called once. Collectives still in flight here raise ``AbortError``.
 
-        A signal handler may call it in the middle of a collective: that raises as soon as the handler has returned,
-        and what it still uses is freed then.
+        A signal handler may call it in the middle of a collective: the collective raises after the handler has
+        returned, and its resources are freed then.
         """
         self._engine_pool.stop_fast_path()
-        self._recorder.close()  # before the end: rank 0 takes the timeline for complete when the others have left
+        self._recorder.close()  # before the end: rank 0 considers the timeline complete when the others have left
         self._metrics.close()  # while the controller still listens
         reason = f"shutdown() was called on {self._name()}"
         self._end(Failure(AbortError, reason), reason, "")
@@ -340,16 +340,16 @@ class Session:
         elif self._lane.await_exit(LEAVE_S):
             self._free()
         else:
-            # A daemon: the other thread need not ever come out, and who is in its way out then frees nothing.
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, which frees all
+            # A daemon: the other thread may never leave the lane, and then nothing is freed.
+            with contextlib.suppress(RuntimeError):  # the interpreter exits, which frees all
                 threading.Thread(target=self._free, name="farandole-shutdown", daemon=True).start()
 
     def _free(self) -> None:
-        """Close everything once no thread is in the lane any more."""
+        """Close everything after the last thread has left the lane."""
         self._lane.await_exit(None)  # first: its leader uses the link and the engines
         self._lane.close()
         if self._control is not None:
-            self._control.stop()  # before the link, as it reads from there
+            self._control.stop()  # before the link, from which it reads
         if self._link is not None:
             self._link.close()
         self._engine_pool.close()
@@ -358,9 +358,9 @@ class Session:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def set_timeline(self, path: str, mark_cycles: bool = False) -> None:
-        """Write one timeline of all ranks to ``path``, or stop where it is ""; every rank does when this returns.
+        """Write one timeline of all ranks to ``path``, or stop if ``path`` is ""; all ranks have followed on return.
 
-        Only rank 0's call counts.
+        On other ranks than 0 the call does nothing.
         """
         if self.topology.rank:
             return
@@ -370,11 +370,11 @@ class Session:
             self._recorder.record_all(path, mark_cycles, self._control, limit_s)
 
     def timeline(self, path: str, mark_cycles: bool) -> None:
-        """Follow rank 0's timeline; called by the control thread."""
+        """Start or stop recording, as ordered by rank 0; called by the control thread."""
         self._recorder.record(path, mark_cycles)
 
     def mllog(self, key: str, value: Any, metadata: Mapping[str, Any]) -> None:
-        """Write a line to the log of MLPerf, on rank 0 of a job that has one."""
+        """Write a line to the MLPerf log, on rank 0 of a job with such a log."""
         if self._mllog is not None:
             self._mllog.write(key, value, metadata)
 
@@ -383,15 +383,15 @@ class Session:
         self.change_due = reason
 
     def progress(self) -> tuple[str, str]:
-        """The last collective finished here, and the active ones, or the order being executed."""
+        """Titles of the last collective finished here, and of the active ones or of the order being executed."""
         return _title(self._lane.last), self._active.now() or _title(self._lane.inside)
 
     def waits(self) -> Waits:
-        """The waits of all threads that could begin a collective; called by the control thread."""
+        """Waits of all threads that could begin a collective; called by the control thread."""
         return survey(self.generation, self._active, self._lane, self.cells.rest)
 
     def statistics(self) -> dict[str, Any]:
-        """Generation, rank and size, the engine and why it was chosen, counters of each engine and of the fast path."""
+        """Generation, rank, size, the engine and why it was chosen, counters of each engine and of the fast path."""
         return {
             "generation": self.generation,
             "rank": self.topology.rank,
@@ -463,7 +463,7 @@ class Session:
         self.close()
 
     def _introduce(self) -> None:
-        # Made now and not when first needed: what stops an engine should stop init(), not the first step.
+        # Made now, not when first needed: a failure to start the engine should stop init(), not the first step.
         self._engine_pool.executor(0, self._sets[0].ranks)
         text = f"engine {self.engine}: {self.reason}"
         if events.subscribers:
@@ -478,8 +478,8 @@ class Session:
                 self._mllog.introduce(self.topology.hosts)
 
     def _perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[CallResult]]:
-        if not order.signatures[0].dtypes:  # agreed on, and nothing to move
-            if order.kind == Kind.JOIN:  # ranks that joined early have counted fewer calls, and nothing is in flight
+        if not order.signatures[0].dtypes:  # an agreement without data
+            if order.kind == Kind.JOIN:  # ranks that joined early counted fewer calls; none is in flight
                 self._counters.clear()
             return [[CallResult(value=order.value)] for _ in mine]
         executor = self._engine_pool.executor(order.process_set, self._sets[order.process_set].ranks)
@@ -489,13 +489,13 @@ class Session:
         try:
             return executor.perform(order, mine)
         except CONSEQUENCES:
-            self._explain()  # before leaving: it reports what this rank is blocked in
+            self._explain()  # before ``leave``: it reports the collective that blocks this rank
             raise
         finally:
             self._active.leave(order.process_set)
 
     def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> CallResult:
-        """Agree with all members on something without tensors; calls are matched by their order."""
+        """Agree with all members on a call without tensors; calls are matched by order."""
         if self.cells.gate is not None:
             self.cells.gate(process_set)
         name = self.name_unnamed(kind, process_set)
@@ -504,7 +504,7 @@ class Session:
         try:
             handle = self._lane.submit(announcement, background=False)
         except UsageError as error:
-            if kind is not Kind.JOIN:  # the others wait for it in any case until this rank has joined
+            if kind is not Kind.JOIN:  # the others wait until this rank joins anyway
                 self.refuse(process_set, name, kind, error)
             raise
         [outcome] = handle.wait()
@@ -513,24 +513,24 @@ class Session:
     def _share(self, key: str, ranks: Sequence[int], payload: bytes) -> list[bytes]:
         if self._control is None:
             return [payload]
-        # A rank comes to its first planned collective when it has done what precedes it, and that may take long.
+        # A rank may reach its first planned collective late, after a long computation.
         limit_s = self.settings.stall_limit_s(self.settings.stall_shutdown_s)
         return self._control.exchange(key, ranks, payload, limit_s)
 
     def _tell(self, message: Message) -> None:
-        """Send to the controller, while the session lasts and has one."""
+        """Send to the controller, if there is one and the session has not ended."""
         if self._link is not None and self._ended is None:
             self._link.up.send(message)
 
     def _on_silence(self, host: str) -> None:
-        """Tell the controller, which decides what follows, that an engine hears nothing from ``host``."""
+        """Report that an engine receives nothing from ``host``; the controller decides what follows."""
         if self._link is not None:
-            with contextlib.suppress(ControlError):  # closed: the session is over, and the engine about to be aborted
+            with contextlib.suppress(ControlError):  # closed: the session is over, and the engine will be aborted
                 self._link.up.send(HostSilent(self.generation, host))
 
     def _explain(self) -> None:
-        """Raise the controller's reason for the loss of a rank that an engine has noticed, if it gives one."""
-        self._struck = True  # before waiting: whatever ends the session now, this rank was not the first to leave
+        """After an engine noticed the loss of a rank, raise the controller's reason, if it gives one."""
+        self._struck = True  # before the wait: from now on this rank is not the first to leave
         if self._link is not None:
             await_news(self._told, lambda: self._active.older_than(0.0, self.generation), self._link.up)
         if self._ended is not None:
@@ -539,7 +539,7 @@ class Session:
     def _torn(self, failure: Failure) -> None:
         """End the generation for all, as a collective broke on this rank in the middle, and the others wait for it."""
         if self._ended is None:
-            known = failure.kind is AbortError  # then somebody else broke it, and the text says who
+            known = failure.kind is AbortError  # then another rank is the cause, named in the text
             reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
             self._end(failure, reason, reason)
 
@@ -551,16 +551,16 @@ class Session:
         ending: bool = False,
         kind: type[FarandoleError] = AbortError,
     ) -> None:
-        """End the generation here: ``failure`` is raised on this rank, engines tell ``reason`` to their peers.
+        """End the generation here: this rank raises ``failure``; engines send ``reason`` to their peers.
 
-        Before these can end because of it, the controller is told that this rank was the first to ``leave``; the others
-        raise a ``kind``.
+        Before the peers can fail because of it, the controller learns that this rank was the first to ``leave``; the
+        others raise a ``kind``.
         """
-        if self._ended is not None:  # two threads at once may both pass: then either failure may be raised, and is true
+        if self._ended is not None:  # two threads may both pass: then either failure may be raised, and is true
             return
         self._engine_pool.stop_fast_path()  # before calls fail: the next ones of their names are not what others mean
         self._ended = failure
-        self._told.set()  # after ``_ended``, which ``_explain`` reads when this has woken it
+        self._told.set()  # after ``_ended``, which ``_explain`` reads after this wakes it
         self._gate.open()
         if self._control is not None:
             self._control.end(failure)
@@ -570,14 +570,14 @@ class Session:
         self._engine_pool.abort(reason, orderly=leave == "")
         for work in self._ending:
             work()
-        self._metrics.flush()  # not only when the script ends: a launcher may end this process before
+        self._metrics.flush()  # now, not at exit: a launcher may kill this process before
 
     def _tell_leave(
         self, reason: str, ending: bool = False, kind: type[FarandoleError] = AbortError, told: bool = False
     ) -> None:
         if self._link is None or self.has_left:
             return
-        self._metrics.flush()  # first: the last numbers may tell why, and the others form another generation at once
+        self._metrics.flush()  # first: the last metrics may explain the failure, and the next generation forms at once
         try:
             worker_id, number = self._link.worker_id, self.generation
             self._link.up.send(Leave(number, reason, self._struck, ending, worker_id, kind.__name__, told))
@@ -589,7 +589,7 @@ class Session:
 
 
 def _nobody(_: object) -> None:
-    """Send to nobody: this process is alone."""
+    """Drop a message: this process is alone."""
 
 
 def _title(order: Order | None) -> str:

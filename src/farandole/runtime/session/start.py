@@ -1,6 +1,6 @@
 """Start of a session: from the launcher's environment to a rank among the others.
 
-session = start(comm=None, process_sets=None, overrides={}, past=Past(), withdrawal=Withdrawal())
+session = start(comm=None, process_sets=None, overrides={}, past=PreviousSession(), withdrawal=CancelledJoin())
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Simulation of leases: a training over a trace of a cluster, by the policy that decides in earnest."""
+"""Simulation of leases: a training on a trace of a cluster, decided by the policy of real runs."""

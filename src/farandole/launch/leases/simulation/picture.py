@@ -64,7 +64,7 @@ def _draw_batch(axis: Any, run: SimulatedRun) -> None:
         times = [point.at_s / HOUR_S for point in advised]
         label = "lower bound of the noise scale"
         axis.plot(times, [point.noise for point in advised], ".", ms=2, color=NOISE, alpha=0.5, label=label)
-    # Nothing is drawn where nobody trains: there is no batch of 0 on a logarithmic axis.
+    # Without workers no point is drawn: a logarithmic axis has no batch of 0.
     points = [point if point.batch else point._replace(batch=math.nan) for point in run.points]
     _steps(axis, points, "batch", run.points[-1].at_s, color=LEASES, lw=1.2, label="global batch")
     axis.set(ylabel="samples in a step", title="batch", yscale="log")
@@ -81,7 +81,7 @@ def _draw_waits(axis: Any, run: SimulatedRun) -> None:
 
 
 def _draw_costs(axis: Any, report: PlanReport) -> None:
-    """Draw time over node-hours of the runs that have ended; or what all have done, where too few have."""
+    """Draw time over node-hours of the completed runs; or the progress of all runs, if too few are complete."""
     ended = report.run.seconds is not None and any(run.seconds is not None for run in report.static)
     static = [run for run in report.static if run.seconds is not None or not ended]
     heights = [_height(run, ended=ended) for run in static]

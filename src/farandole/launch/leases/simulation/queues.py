@@ -1,11 +1,11 @@
-"""Queues of a simulated cluster: when a lease starts that was released at some time.
+"""Queues of a simulated cluster: they decide when a released lease starts.
 
     queue = Holes(trace)                        # or Backfill(trace)
     queue.submit("812_0", nodes=1, length_s=3600.0)
     for job in queue.advance(to_s): ...         # those that start then
     queue.end("812_0")
 
-Jobs of the trace are never shown. A lease that is not ended by ``end`` holds its nodes until its time limit.
+``advance`` returns no jobs of the trace. A lease that is not ended by ``end`` keeps its nodes until its time limit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import NamedTuple, final
 from farandole.launch.leases.simulation.trace import Trace
 
 DEPTH = 100
-"""Jobs that are tried for backfill at one time, as Slurm tries."""
+"""Number of waiting jobs considered for backfill, as in Slurm."""
 
 OTHERS = "trace "
-"""Beginning of the names of jobs that are of the trace."""
+"""Prefix of the names of jobs of the trace."""
 
 
 class SimulatedQueue(ABC):
-    """Queue of a cluster in virtual time; ``now_s`` is where it has come to."""
+    """Queue of a cluster in virtual time; ``now_s``: its current time."""
 
     def __init__(self, trace: Trace, now_s: float) -> None:
         self.trace = trace
@@ -35,7 +35,7 @@ class SimulatedQueue(ABC):
 
     @abstractmethod
     def submit(self, job: str, nodes: int, length_s: float) -> None:
-        """Let a job wait for ``nodes`` for ``length_s``."""
+        """Queue a job that needs ``nodes`` for ``length_s``."""
 
     @abstractmethod
     def end(self, job: str) -> None:
@@ -43,19 +43,19 @@ class SimulatedQueue(ABC):
 
     @abstractmethod
     def advance(self, to_s: float) -> list[str]:
-        """Go on to ``to_s``, which is not after ``next_s``; returns the jobs that start then."""
+        """Advance to ``to_s``, at most ``next_s``; return the jobs that start then."""
 
     @property
     @abstractmethod
     def next_s(self) -> float:
-        """Time at which a job that waits may start; infinite where none waits."""
+        """Next time at which a waiting job may start; infinite if none waits."""
 
 
 @final
 class Holes(SimulatedQueue):
-    """Others start and end when they did; a lease gets nodes that nobody else needs before its time limit.
+    """Jobs of the trace start and end as recorded; a lease gets nodes that no other job needs before its time limit.
 
-    That is kinder than a scheduler, which knows limits and not ends; and harsher, for it lets no lease delay others.
+    This favours leases compared with a scheduler, which knows time limits but not ends; but no lease may delay others.
     """
 
     def __init__(self, trace: Trace, now_s: float) -> None:
@@ -96,7 +96,7 @@ class Holes(SimulatedQueue):
         return started
 
     def _least_free(self, length_s: float) -> int:
-        """The fewest nodes that others leave free in that time."""
+        """The fewest nodes that the trace leaves free during the next ``length_s``."""
         first, last = bisect_right(self._times, self.now_s), bisect_right(self._times, self.now_s + length_s)
         return min(self._free[first - 1 : max(last, first)])
 
@@ -113,7 +113,7 @@ class Holes(SimulatedQueue):
 
 @final
 class WaitingJob(NamedTuple):
-    """Job that waits: it runs for ``run_s``, which the scheduler only knows to be ``limit_s`` at most."""
+    """Waiting job: it will run for ``run_s``, of which the scheduler only knows the bound ``limit_s``."""
 
     job: str
     nodes: int
@@ -123,10 +123,10 @@ class WaitingJob(NamedTuple):
 
 @final
 class Backfill(SimulatedQueue):
-    """All jobs wait in one line: EASY backfill (Lifka 1995), as if the leases had been there.
+    """All jobs wait in one queue with EASY backfill (Lifka 1995), as if the leases had been submitted then.
 
-    The first that does not fit gets a reservation for when enough of those that run must have ended; others may pass
-    it where they do not delay that. Jobs of the trace that ask for more than the cluster has are left out.
+    The first job that does not fit gets a reservation for the time when enough running jobs must have ended; later jobs
+    may start before it if they do not delay it. Jobs of the trace that need more nodes than exist are skipped.
     """
 
     def __init__(self, trace: Trace, now_s: float) -> None:
@@ -165,7 +165,7 @@ class Backfill(SimulatedQueue):
         return self._next_event_s() if self._ours() else math.inf
 
     def starts(self) -> dict[int, float]:
-        """Go on to the end of the trace; returns when each of its jobs has started, by its place in it."""
+        """Advance to the end of the trace; return the start time of each of its jobs, by index."""
         self._advance_to(math.inf)
         return self._starts
 
@@ -192,7 +192,7 @@ class Backfill(SimulatedQueue):
         self.now_s = to_s
 
     def _finish(self, job: str) -> None:
-        self._free += self._running.pop(job, (0, 0.0))[0]  # one that was ended before is met again by its limit
+        self._free += self._running.pop(job, (0, 0.0))[0]  # 0: already ended by ``end``
 
     def _start(self, waiting: WaitingJob) -> None:
         self._free -= waiting.nodes
@@ -204,7 +204,7 @@ class Backfill(SimulatedQueue):
             self._started.append(waiting.job)
 
     def _schedule(self) -> None:
-        """Start what can start now."""
+        """Start all jobs that can start now."""
         self._is_stale = False
         line = self._line
         first = 0
@@ -227,7 +227,7 @@ class Backfill(SimulatedQueue):
             self._line = [waiting for waiting in line if waiting.job not in passed]
 
     def _reservation(self, nodes: int) -> tuple[float, int]:
-        """Time at which the first of the line starts at the latest, and nodes that are then left over."""
+        """Latest start time of the first waiting job, and the nodes that are then left over."""
         free = self._free
         for held, ends_s in sorted(self._running.values(), key=itemgetter(1)):
             free += held

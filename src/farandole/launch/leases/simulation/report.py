@@ -1,4 +1,4 @@
-"""Report on simulated runs: a table of 80 columns, and the sentences beside it."""
+"""Report on simulated runs: a table of 80 columns, and text around it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODES = {
 
 @final
 class PlanReport(NamedTuple):
-    """Results of a simulation, to be printed by ``rich``: the run on leases, and those of one size."""
+    """Results of a simulation, printable by ``rich``: the run on leases, and the runs of fixed size."""
 
     trace: Trace
     model: TrainingModel

@@ -1,11 +1,11 @@
-"""Simulation of one training: on leases by the policy, or on a chain of jobs of one size.
+"""Simulation of one training: on leases managed by the policy, or on a chain of jobs of fixed size.
 
     run = simulate(limits, trace, TrainingModel(), mode="holes")
     run.seconds, run.node_hours, run.waits_s            # seconds: None if the trace was over before
     beside = simulate_static(limits, trace, TrainingModel(), mode="holes", workers=4)
 
-Virtual time goes from one event to the next. The policy is asked as a live one is: when something has happened, and
-when it wanted to be asked.
+Virtual time advances from event to event. The policy is called as in a real run: after each event, and when its
+deadline is reached.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from farandole.launch.leases.simulation.training import SimulatedTraining, Train
 Mode: TypeAlias = Literal["holes", "backfill"]
 QUEUES: dict[str, type[Holes] | type[Backfill]] = {"holes": Holes, "backfill": Backfill}
 CALLS_S = 1.0
-"""Time from the start of a job until its agent has called."""
+"""Time from the start of a job until its agent has connected."""
 LEAVES_S = 1.0
 """Time from the last step of a lease until its job has ended."""
 HOUR_S = 3600.0
@@ -47,7 +47,7 @@ HOUR_S = 3600.0
 
 @final
 class RunPoint(NamedTuple):
-    """State of a simulated run from ``at_s`` on, counted from its beginning."""
+    """State of a simulated run from ``at_s`` on, in seconds since its beginning."""
 
     at_s: float
     nodes: int
@@ -67,10 +67,10 @@ class SimulatedRun(NamedTuple):
     node_hours: float
     waits_s: tuple[float, ...]
     changes: int
-    """Times that the training went on with other workers; of a static size none."""
+    """Number of changes of the number of workers; 0 for a static size."""
     points: tuple[RunPoint, ...]
     starts_s: tuple[float, ...]
-    """When the jobs have started that have waited so."""
+    """Start time of each job in ``waits_s``."""
     decided: tuple[tuple[float, LeaseDecision], ...] = ()
 
 
@@ -84,16 +84,16 @@ def simulate(
     seed: int = 1,
     write: Callable[[str], object] | None = None,
 ) -> SimulatedRun:
-    """Train on leases in the cluster of a trace, from its first submission on. ``write`` gets the lines of a journal.
+    """Train on leases in the cluster of a trace, from its first submission on. ``write`` receives the journal's lines.
 
-    The lead has ``own`` workers from the beginning, on nodes that are none of the trace's.
+    The leader has ``own`` workers from the beginning, on nodes outside of the trace.
     """
     return LeaseSimulation(limits, trace, model, mode, own, seed, write).run()
 
 
 @final
 class LeaseSimulation:
-    """A training on leases, from one event to the next."""
+    """Event-driven simulation of a training on leases."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class LeaseSimulation:
         self._decided: list[tuple[float, LeaseDecision]] = []
 
     def run(self) -> SimulatedRun:
-        """Go on until the training or the trace is over."""
+        """Run until the training or the trace ends."""
         have = self._have
         self._call()
         while not self._training.is_over and self._now_s < self._end_s:
@@ -165,7 +165,7 @@ class LeaseSimulation:
 
     @property
     def _trains(self) -> int:
-        """Workers that train: none while there are fewer than the training needs."""
+        """Number of workers that train: 0 while there are fewer than ``min_np``."""
         return self._have if self._have >= self._limits.min_np else 0
 
     def _next_s(self) -> float:
@@ -178,7 +178,7 @@ class LeaseSimulation:
         return min(self._queue.next_s, self._plan.next_s or math.inf, due_s, self._advice_due_s, over_s)
 
     def _pass(self, to_s: float) -> None:
-        """Let time pass up to ``to_s``, or until the training is over."""
+        """Advance time to ``to_s``, or to the end of the training."""
         seconds = to_s - self._now_s
         paused_s = min(seconds, self._pause_s)
         self._pause_s -= paused_s
@@ -196,13 +196,13 @@ class LeaseSimulation:
         self._to(lease, LeasePhase.STARTING, CALLS_S, ends_s=self._now_s + lease.length_s)
 
     def _to(self, lease: Lease, phase: LeasePhase, for_s: float, ends_s: float = 0.0) -> None:
-        """Let a lease be in a phase for that long, or until its job ends."""
+        """Put a lease in ``phase`` for ``for_s``, or until its job ends."""
         ends_s = ends_s or lease.ends_s
         self._leases[lease.job] = msgspec.structs.replace(lease, phase=phase, since_s=self._now_s, ends_s=ends_s)
         self._due_s[lease.job] = min(self._now_s + for_s, ends_s or math.inf)
 
     def _go_on(self) -> None:
-        """Bring leases whose time has come to their next phase."""
+        """Move leases whose deadline has passed to their next phase."""
         for job, due_s in list(self._due_s.items()):
             if due_s > self._now_s:
                 continue
@@ -219,7 +219,7 @@ class LeaseSimulation:
     # -- the policy ----------------------------------------------------------------------------------------------------
 
     def _call(self) -> None:
-        """Ask the policy, and obey."""
+        """Call the policy, and carry out its decisions."""
         self._observe()
         self._has_news = False
         seen = LeaseObservation(
@@ -237,7 +237,7 @@ class LeaseSimulation:
         self._note()
 
     def _observe(self) -> None:
-        """Measure what a live training would."""
+        """Update the measurements that a real training would report."""
         have = self._trains
         step_s = self._training.steps(have).step_s(have) if have else 0.0
         advice = self._progress.advice
@@ -285,7 +285,7 @@ class LeaseSimulation:
             self._leases[job] = msgspec.structs.replace(lease, phase=LeasePhase.GONE, since_s=self._now_s)
 
     def _note(self) -> None:
-        """Note a point for the picture, where it differs from the last one."""
+        """Append a point for the picture if it differs from the last one."""
         have, advice = self._trains, self._progress.advice
         nodes = self._own_nodes + sum(lease.nodes for lease in self._running)
         batch = self._training.steps(have).global_batch(have) if have else 0.0
@@ -297,9 +297,9 @@ class LeaseSimulation:
 def simulate_static(
     limits: LeaseLimits, trace: Trace, model: TrainingModel, *, workers: int, mode: Mode = "holes"
 ) -> SimulatedRun:
-    """Train on so many workers in a chain of jobs as long as a lease: each is submitted when the one before has ended.
+    """Train on ``workers`` in a chain of jobs as long as a lease; each job is submitted when the previous one ends.
 
-    Between them the training waits in the queue, at no cost but time: the checkpoint is there when the next one begins.
+    Between two jobs the training waits in the queue, which costs only time: each job starts from the last checkpoint.
     """
     training = SimulatedTraining(model, limits.batch)
     queue: SimulatedQueue = QUEUES[mode](trace, trace.begin_s)

@@ -4,8 +4,8 @@
     trace = read_trace(Path("sacct.txt"))
     trace.nodes, len(trace.jobs)
 
-Of ``sacct`` the header line says which field is which. Jobs that never ran are left out, and so are the steps of jobs.
-Times of ``sacct`` are local ones, taken as they stand. The Standard Workload Format is that of the Parallel Workloads
+The header line of ``sacct`` names its fields. Jobs that never ran are left out, and so are job steps. Times of
+``sacct`` are local times, used without conversion. The Standard Workload Format is that of the Parallel Workloads
 Archive (Feitelson et al. 2014), with 18 fields a line.
 """
 
@@ -26,7 +26,7 @@ COMMAND = "sacct -a -P -X -o JobID,Submit,Start,End,NNodes,State,Timelimit"
 
 @final
 class TraceJob(NamedTuple):
-    """Job of a trace; ``limit_s`` is its time limit, or how long it ran where that is not known."""
+    """Job of a trace; ``limit_s``: its time limit, or its run time if the limit is unknown."""
 
     submit_s: float
     start_s: float
@@ -37,7 +37,7 @@ class TraceJob(NamedTuple):
 
 @final
 class Trace(NamedTuple):
-    """Jobs by submission, and the nodes of their cluster; what is simulated begins ``skipped_s`` after the first."""
+    """Jobs in order of submission, and the nodes of their cluster; simulation starts ``skipped_s`` after the first."""
 
     jobs: tuple[TraceJob, ...]
     nodes: int
@@ -45,17 +45,17 @@ class Trace(NamedTuple):
 
     @property
     def begin_s(self) -> float:
-        """Time at which what is simulated begins."""
+        """Start time of the simulation."""
         return self.jobs[0].submit_s + self.skipped_s
 
     @property
     def end_s(self) -> float:
-        """Time of the last submission: what comes after is emptier than the cluster ever was."""
+        """Time of the last submission: after it the trace shows a cluster emptier than it was."""
         return self.jobs[-1].submit_s
 
 
 def read_trace(path: Path, nodes: int = 0, skipped_s: float = 0.0) -> Trace:
-    """The trace of a file. ``nodes``: those of the cluster, by default as many as were ever used at one time."""
+    """Read the trace of a file. ``nodes``: size of the cluster, by default the most nodes used at one time."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError as error:
@@ -100,7 +100,7 @@ def _sacct(lines: Sequence[str]) -> Iterator[TraceJob]:
 
 
 def _moment(text: str) -> float | None:
-    """A time as ``sacct`` writes it, which is also seconds since 1970 if ``SLURM_TIME_FORMAT`` says so."""
+    """Parse a time of ``sacct``: ISO, or seconds since 1970 if ``SLURM_TIME_FORMAT`` asks for them."""
     if text.isdigit():
         return float(text)
     try:
@@ -110,7 +110,7 @@ def _moment(text: str) -> float | None:
 
 
 def _limit(text: str) -> float:
-    """``DAYS-HOURS:MINUTES:SECONDS`` in seconds; 0 where there is no limit."""
+    """Parse ``DAYS-HOURS:MINUTES:SECONDS`` to seconds; 0 if there is no limit."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text.strip())
     if found is None:
         return 0.0
@@ -119,7 +119,7 @@ def _limit(text: str) -> float:
 
 
 def _swf(lines: Sequence[str]) -> tuple[int, list[TraceJob]]:
-    """Nodes of the cluster, if the header knows them, and its jobs."""
+    """Parse jobs, and the nodes of the cluster from the header (0: not given)."""
     header = {key: int(number) for line in lines if (found := _swf_header(line)) for key, number in [found]}
     per_node = max(1, header.get("MaxProcs", 1) // header["MaxNodes"]) if header.get("MaxNodes") else 1
     zero_s = float(header.get("UnixStartTime", 0))

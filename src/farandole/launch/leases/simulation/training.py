@@ -1,11 +1,11 @@
-"""Training in virtual time: how far it comes with so many workers, and what it would be advised.
+"""Training in virtual time: its progress for a number of workers, and the advice that it would get.
 
     training = SimulatedTraining(TrainingModel())
     training.train(3600.0, workers=4)
     training.share, training.advice(now_s, workers=4, most=16)
 
-Steps last as ``largebatch.goodput`` says; a step of B samples brings the training as far as (phi + m) / (phi + B)
-times as many in steps of m would, with the noise scale phi of that moment (McCandlish et al. 2018, equation 2.11).
+Step times follow ``largebatch.goodput``; a step of B samples makes as much progress as B (phi + m) / (phi + B) samples
+in steps of m, with the current noise scale phi (McCandlish et al. 2018, equation 2.11).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ else:
     import tomli as tomllib
 
 STRIDE_S = 300.0
-"""Longest time for which the noise scale is taken to stay as it is."""
+"""Longest time for which the noise scale is taken as constant."""
 
 
 @final
 class TrainingModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """A training, as a file of ``--training`` has it. The defaults are those of ResNet-50 on ImageNet, 90 epochs.
+    """Model of a training, read from the file ``--training``. Defaults: ResNet-50 on ImageNet, 90 epochs.
 
-    ``samples`` are what it needs in steps of ``base_batch``. A worker takes ``pass_s`` for its ``batch``, and all of
-    them together ``sync_s`` and ``sync_slope_s`` for each beyond two, hidden behind the pass as ``overlap`` says: the
-    model of ``largebatch.goodput``. ``noise_scale`` are points of the curve, as shares of the training and samples;
-    between them it is a power. Estimates of it are off by ``noise_error`` (a standard deviation), and given each
-    ``advice_s``. A change of the workers costs the others ``pause_s``, and a lease warms up for ``warmup_s``.
+    ``samples``: needed in steps of ``base_batch``. A worker takes ``pass_s`` for its ``batch``; the all-reduce takes
+    ``sync_s`` plus ``sync_slope_s`` for each worker beyond two, overlapped with the pass according to ``overlap``: the
+    model of ``largebatch.goodput``. ``noise_scale``: points of its curve (share of the training, samples), interpolated
+    by powers. Its estimates have the error ``noise_error`` (a standard deviation), one each ``advice_s``. A change of
+    the workers pauses the others for ``pause_s``; a lease warms up for ``warmup_s``.
     """
 
     samples: float = 90 * 1_281_167.0
@@ -70,7 +70,7 @@ class TrainingModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
 
     @classmethod
     def read(cls, path: Path) -> TrainingModel:
-        """The training of a TOML file."""
+        """Read the model from a TOML file."""
         try:
             return msgspec.convert(tomllib.loads(path.read_text()), cls)
         except OSError as error:
@@ -91,7 +91,7 @@ class TrainingModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
 
 @final
 class SimulatedTraining:
-    """A training that goes on; ``share`` of it is done. With ``batch`` ``fixed`` all workers share ``base_batch``."""
+    """State of a training; ``share`` of it is done. With ``batch="fixed"`` all workers share ``base_batch``."""
 
     def __init__(self, model: TrainingModel, batch: Literal["fixed", "grow"] = "grow", seed: int = 1) -> None:
         self.model = model
@@ -107,11 +107,11 @@ class SimulatedTraining:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to do."""
+        """Whether the training is complete."""
         return self.done >= self.model.samples * (1 - 1e-9)
 
     def steps(self, workers: int) -> StepModel:
-        """Times of steps on so many workers."""
+        """Step times on ``workers``."""
         if workers not in self._models:
             m = self.model
             each = m.batch if self._batch == "grow" else m.base_batch / workers
@@ -121,14 +121,14 @@ class SimulatedTraining:
         return self._models[workers]
 
     def per_s(self, workers: int) -> float:
-        """Samples a second, in steps of ``base_batch`` that would bring the training as far."""
+        """Progress per second, in equivalent samples of steps of ``base_batch``."""
         if not workers:
             return 0.0
         steps, phi = self.steps(workers), self.model.phi(self.share)
         return steps.samples_per_s(workers) * (phi + self.model.base_batch) / (phi + steps.global_batch(workers))
 
     def train(self, seconds: float, workers: int) -> float:
-        """Train for so long, or until it is over; returns how long it took."""
+        """Train for ``seconds``, or until the training is complete; return the time used."""
         left_s = seconds
         while left_s > 0 and workers and not self.is_over:
             per_s = self.per_s(workers)
@@ -138,23 +138,23 @@ class SimulatedTraining:
         return seconds - (left_s if workers else 0.0)
 
     def remaining_s(self, workers: int) -> float:
-        """Time until the end, if the noise scale stayed; 0 where nobody trains."""
+        """Time until the end at the current noise scale; 0 without workers."""
         return (self.model.samples - self.done) / self.per_s(workers) if workers else 0.0
 
     def alone_s(self, workers: int) -> float:
-        """Time of the whole training on so many workers."""
+        """Time of the whole training on ``workers``."""
         fresh = SimulatedTraining(self.model, self._batch)
         return sum(iter(lambda: fresh.train(STRIDE_S * 12, workers), 0.0))
 
     def advice(self, now_s: float, workers: int, most: int) -> LeaseAdvice:
-        """Advice on the rest, by an estimate of the noise scale that is somewhat off."""
+        """Advice for the rest of the training, from an estimate of the noise scale with a random error."""
         m = self.model
         phi = m.phi(self.share) * math.exp(self._random.gauss(0.0, m.noise_error))
         apart = math.exp(2 * m.noise_error)
         estimate = Estimate(phi, 1.0, phi / apart, phi * apart, int(self.done))
         left = m.samples - self.done
         found = [prospect(self.steps(n), estimate, n, left, m.base_batch) for n in range(1, most + 1)]
-        # With a fixed batch the noise scale sets no bound: more workers change nothing but the time.
+        # With a fixed batch the noise scale sets no bound: more workers change only the time.
         critical = estimate.low if self._batch == "grow" else math.inf
         best, _ = decide_workers(found, critical, max(workers, 1))
         saves_s = _seconds(found, workers) - found[best - 1].seconds
