@@ -1,14 +1,13 @@
-// Allreduce, three ways that give the same bits:
+// Allreduce by three algorithms that give the same bits:
 //
-//   small      everybody stages its whole array and reduces everything itself: one barrier
+//   small      every member stages its whole array and reduces everything itself: one barrier
 //   in place   member r reduces slice r over all members' engine memory and stores it to all: two barriers
-//   staged     chunk by chunk, slices for the others are copied in, member r reduces slice r and stores it to all, and
-//              results are copied out
+//   staged     chunk by chunk: each member copies in the slices for the others, member r reduces slice r and stores it
+//              to all, and each member copies the results out
 //
-// No lock guards what members share; barriers order it (station.hpp). In the second and the third way slice r of what
-// all have contributed is, between two barriers, read and written by member r alone, so results may be stored over
-// contributions. The last barrier of the in-place way is for the owners: before it, others may still be storing into
-// their arrays.
+// No lock guards the shared memory; barriers order the accesses (station.hpp). With "in place" and "staged", between
+// two barriers only member r reads and writes slice r of all contributions, so it may store results over contributions.
+// The last barrier of "in place" protects the owners: before it, other members may still be storing into their arrays.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +21,11 @@
 
 namespace farandole {
 
-// Up to this size one barrier less is worth reducing everything on every member.
+// Up to this size, saving one barrier is worth that every member reduces everything.
 constexpr std::size_t small_allreduce_bytes = 8192;
 
-// Results are stored to the others in pieces of this size: large enough for the fast path of memcpy, which overwrites
-// lines without fetching them from a peer's cache, and small enough to lie in the first-level cache still.
+// Results are stored to the other members in pieces of this size: large enough for the fast path of memcpy, which
+// overwrites cache lines without fetching them from a peer's cache, and small enough to be still in the L1 cache.
 constexpr std::size_t piece_bytes = 32 * 1024;
 
 class Allreduce {
@@ -51,7 +50,7 @@ public:
         int apart = 0;
         for (int member = 0; member < group_.size(); ++member) apart += signature_of(member).region == 0;
         if (apart == 0 && same_region()) return in_place();
-        if (apart < group_.size()) {  // some did not stage: all of them begin again
+        if (apart < group_.size()) {  // some members did not stage: all of them start again
             stage(0);
             group_.next_epoch();
         }
@@ -72,7 +71,7 @@ private:
         reduce({sources, group_.size(), target, count, reduction_.scaling(group_.size())}, array_.dtype, reduction_.op);
     }
 
-    // Reduce what lies at each member's place and store the result to all of them, this member's own first.
+    // Reduce the data at each member's place and store the result to all places, this member's own first.
     void reduce_in(std::byte* const* places, std::size_t count) const {
         const std::size_t piece = piece_bytes / item_;
         for (std::size_t start = 0; start < count; start += piece) {
@@ -106,8 +105,8 @@ private:
         group_.next_epoch();
     }
 
-    // Between two barriers: collect step k - 2, stage step k in the lines that this leaves in the cache, reduce step
-    // k - 1. Step 0 is staged already. The order matters: step k is staged over the results of step k - 2.
+    // Between two barriers: collect step k - 2, stage step k in the cache lines just read, reduce step k - 1. Step 0 is
+    // staged already. The order matters: step k is staged over the results of step k - 2.
     void staged() {
         const std::size_t steps = ceil_div(array_.count, chunk_);
         for (std::size_t k = 1; k < steps + 2; ++k) {
@@ -123,7 +122,7 @@ private:
         return Slices(std::min(chunk_, array_.count - start(k)), group_.size(), item_);
     }
 
-    // Copy in what the others reduce.
+    // Copy in the slices that other members reduce.
     void stage(std::size_t k) {
         const Slices cut = slices(k);
         std::byte* stage = group_.mine().contributions;
@@ -132,7 +131,7 @@ private:
         copy_bytes(stage + after * item_, array_.at(start(k) + after), (cut.start(group_.size()) - after) * item_);
     }
 
-    // The others find the result where they staged their contributions.
+    // Store the results where the other members staged their contributions.
     void reduce_own(std::size_t k) {
         const Slices cut = slices(k);
         const std::size_t first = cut.start(group_.place());
@@ -144,7 +143,7 @@ private:
         reduce_in(places, cut.size(group_.place()));
     }
 
-    // Copy out what the others reduced. They stored it in the half that is this member's to write again.
+    // Copy out the slices that other members reduced. They are in the half that this member may write again now.
     void collect(std::size_t k) {
         const Slices cut = slices(k);
         const std::byte* stage = group_.mine().contributions;

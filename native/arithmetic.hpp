@@ -1,6 +1,6 @@
-// Arithmetic on single elements: what a storage type is widened to, how it is rounded back, scaled and combined.
+// Arithmetic on single elements: widening of storage types, rounding back, scaling and combining.
 //
-// Everything is branch-free, so that loops over it become vector code, and free of undefined behaviour: signed integers
+// All functions are branch-free, so that loops over them vectorize, and free of undefined behaviour: signed integers
 // wrap, out-of-range conversions saturate.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 #define FARANDOLE_INLINE inline __attribute__((always_inline))
 
-// Before a loop whose iterations are independent although what it writes may be one of the arrays it reads.
+// Before a loop whose iterations are independent although it may write to one of the arrays that it reads.
 #ifdef __clang__
 #define FARANDOLE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -30,7 +30,7 @@ FARANDOLE_INLINE To bit_cast(From from) {
     return to;
 }
 
-// What values of T are accumulated in.
+// Accumulator type for values of T.
 template <class T>
 struct Wide {
     using type = T;
@@ -84,7 +84,7 @@ FARANDOLE_INLINE Float16 narrow(float value, Type<Float16>) {
     return {static_cast<std::uint16_t>(sign | (magnitude >= 0x477FF000u ? special : finite))};
 }
 
-// double to T, truncating; NaN becomes 0 and what does not fit the nearest value that does.
+// double to T, truncating; NaN becomes 0, and values out of range become the nearest value of T.
 template <class T>
 FARANDOLE_INLINE T saturate(double value) {
     using Limits = std::numeric_limits<T>;
@@ -94,7 +94,7 @@ FARANDOLE_INLINE T saturate(double value) {
     return value >= past ? Limits::max() : static_cast<T>(value);
 }
 
-// Integers with a factor or divisor are exact.hpp's business.
+// For integers with a factor or divisor see exact.hpp.
 template <class W>
 FARANDOLE_INLINE W times(W value, double factor) {
     return value * static_cast<W>(factor);

@@ -1,4 +1,4 @@
-// What a collective works on: a flat array, and how contributions are reduced.
+// Operands of a collective: a flat array, and the reduction of contributions.
 #pragma once
 
 #include <cstddef>

@@ -1,15 +1,15 @@
-// A barrier between processes that can be aborted, in three words of shared memory.
+// An abortable barrier between processes, in three words of shared memory.
 //
-//   arrived   how many members have come to the current phase
-//   word      number of the phase; its high bit says that the group was aborted, for good
-//   sleepers  how many members sleep on `word`, so that nobody calls the kernel to wake nobody
+//   arrived   number of members that have arrived in the current phase
+//   word      number of the phase; the high bit means that the group was aborted, permanently
+//   sleepers  number of members that sleep on `word`, to avoid system calls when no member sleeps
 //
-// The last to arrive resets `arrived`, moves `word` on and wakes the sleepers. A waiter leaves when `word` shows
-// another phase (even if aborted meanwhile: everybody did come) or the abort bit. tests/unit/native/test_barrier_model.py
-// explores every interleaving of this protocol, and shows that it fails with any of the orders below changed.
+// The last to arrive resets `arrived`, increments `word` and wakes the sleepers. A waiter returns when `word` has
+// another phase (even if aborted: all arrived) or the abort bit. tests/unit/native/test_barrier_model.py explores every
+// interleaving of this protocol, and shows that it fails if any memory order below is changed.
 //
-// A member that has given up (late, interrupted) stays counted in `arrived`, so it must abort the group: the phase
-// would end without it. Its caller does (`Communicator::fail`).
+// A member that gives up (late, interrupted) stays counted in `arrived`, so the phase would end without it: the
+// member's caller must abort the group (`Communicator::fail`).
 #pragma once
 
 #include <linux/futex.h>
@@ -34,7 +34,7 @@ inline std::int64_t now_ns() {
     return t.tv_sec * second_ns + t.tv_nsec;
 }
 
-// Tell the processor that this thread watches a word.
+// Processor hint in a loop that polls a word.
 inline void pause_processor() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -43,7 +43,7 @@ inline void pause_processor() {
 #endif
 }
 
-// Counter and phase lie on different cache lines: members that arrive do not disturb those that watch.
+// Counter and phase are on different cache lines: arriving members do not disturb polling ones.
 struct BarrierWords {
     alignas(64) std::atomic<std::uint32_t> arrived;
     alignas(64) std::atomic<std::uint32_t> word;
@@ -51,7 +51,7 @@ struct BarrierWords {
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof(std::atomic<std::uint32_t>) == 4);
 
-// Counted by one thread, read by any.
+// Written by one thread, read by any.
 class Counter {
 public:
     void add(std::uint64_t n) { value_.store(value() + n, std::memory_order_relaxed); }
@@ -63,7 +63,7 @@ private:
 
 enum class Wait { passed, aborted, late, interrupted };
 
-// Asked when a signal may have come: true ends the wait.
+// Called when a signal may have arrived: true ends the wait.
 struct Interrupt {
     bool (*asked)(void*) = nullptr;
     void* context = nullptr;
@@ -72,7 +72,7 @@ struct Interrupt {
 
 class Barrier {
 public:
-    // `spin_ns` is how long a waiter watches before it sleeps.
+    // `spin_ns`: how long a waiter polls before it sleeps.
     Barrier(BarrierWords& words, std::uint32_t members, std::int64_t spin_ns)
         : words_(words), members_(members), spin_ns_(spin_ns) {}
 
@@ -91,21 +91,21 @@ public:
 
     bool aborted() const { return words_.word.load(std::memory_order_acquire) & abort_bit; }
 
-    // How often this member slept.
+    // Number of times that this member slept.
     std::uint64_t sleeps() const { return sleeps_.value(); }
 
 private:
     static constexpr std::uint32_t abort_bit = 0x80000000u;
     static constexpr std::int64_t long_absence_ns = 200'000;
     static constexpr std::int64_t crowded_ns = 20'000'000;
-    // A signal that comes while a member watches, or to another thread, interrupts no sleep.
+    // Maximum sleep: a signal that arrives while the member polls, or on another thread, does not interrupt the sleep.
     static constexpr std::int64_t look_ns = 250'000'000;
 
     Wait release(std::uint32_t phase) {
-        // Before the word moves: who sees the next phase counts itself at once. Relaxed, as the exchange publishes it.
+        // Before `word` changes: members in the next phase count themselves at once. The exchange publishes this store.
         words_.arrived.store(0, std::memory_order_relaxed);
         std::uint32_t expected = phase;
-        // An exchange and no store, which would wipe out the bit of an abort that came since.
+        // An exchange, not a store, which would erase the bit of a concurrent abort.
         if (!words_.word.compare_exchange_strong(expected, (phase + 1) & ~abort_bit, std::memory_order_seq_cst)) {
             return Wait::aborted;
         }
@@ -113,15 +113,15 @@ private:
         return Wait::passed;
     }
 
-    // Why `word` is no longer `phase`.
+    // Reason why `word` is no longer `phase`.
     Wait left(std::uint32_t phase) const {
         const bool moved = (words_.word.load(std::memory_order_acquire) & ~abort_bit) != phase;
         return moved ? Wait::passed : Wait::aborted;
     }
 
-    // Giving way between looks costs a third of a microsecond on a free processor. Where members share one, whoever is
-    // waited for gets it at once; without, a wait costs the whole of `spin_ns`, and sleeping and waking on top. If
-    // somebody else takes the processor for long, members sleep at once for a while: the kernel favours who wakes.
+    // sched_yield between polls costs a third of a microsecond on a free processor. If members share a processor, the
+    // awaited member gets it at once; without the yield a wait costs `spin_ns` plus sleeping and waking. If another
+    // process takes the processor for long, members sleep at once for a while: the kernel favours woken threads.
     bool spin(std::uint32_t phase) {
         const std::int64_t end = now_ns() + spin_ns_;
         while (true) {
@@ -139,7 +139,7 @@ private:
 
     Wait sleep(std::uint32_t phase, std::int64_t deadline_ns, Interrupt interrupt) {
         sleeps_.add(1);
-        // Sequentially consistent with release() and abort(): either they see this sleeper, or it sees their word.
+        // Sequentially consistent with release() and abort(): either they see this sleeper, or it sees their `word`.
         words_.sleepers.fetch_add(1, std::memory_order_seq_cst);
         Wait outcome = Wait::passed;
         while (true) {
@@ -149,7 +149,7 @@ private:
             }
             const std::int64_t until_ns = std::min(deadline_ns, now_ns() + look_ns);
             const timespec until = {until_ns / second_ns, until_ns % second_ns};
-            // Neither FUTEX_PRIVATE_FLAG, as other processes wake, nor FUTEX_WAIT, whose time would be relative.
+            // Not FUTEX_PRIVATE_FLAG, because other processes wake; not FUTEX_WAIT, whose timeout is relative.
             const long rc =
                 syscall(SYS_futex, &words_.word, FUTEX_WAIT_BITSET, phase, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
             const int error = rc == 0 ? 0 : errno;
@@ -159,13 +159,13 @@ private:
                 outcome = Wait::interrupted;
                 break;
             }
-            // Whatever else ended it (another word, a signal that is not minded, nothing): look at the word again.
+            // For all other reasons (changed word, ignored signal, spurious wake-up): check the word again.
             if (over && until_ns == deadline_ns && words_.word.load(std::memory_order_seq_cst) == phase) {
                 outcome = Wait::late;
                 break;
             }
         }
-        words_.sleepers.fetch_sub(1, std::memory_order_relaxed);  // seen late it costs a needless wake, no more
+        words_.sleepers.fetch_sub(1, std::memory_order_relaxed);  // if seen late, it costs only a needless wake
         return outcome;
     }
 

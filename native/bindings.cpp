@@ -1,8 +1,8 @@
-// The Python face of the native core, module `farandole.native.core`. Memory arrives as plain addresses.
+// Python module `farandole.native.core` of the native core. Memory is passed as plain addresses.
 //
-// Collectives and `close` run without the GIL: they wait for other processes, and the thread that is to abort them
-// needs it. A collective that a signal breaks takes the GIL while it holds the endpoint's `busy_`; so whoever waits
-// for `busy_` must not have the GIL. Only the destructor does, when nobody is in a call any more.
+// Collectives and `close` run without the GIL: they wait for other processes, and a thread that aborts them needs the
+// GIL. A collective interrupted by a signal takes the GIL while it holds the endpoint's `busy_`; so a thread that waits
+// for `busy_` must not hold the GIL. Only the destructor does, when no call is running any more.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/pair.h>
@@ -34,7 +34,7 @@ using namespace farandole;
 
 namespace {
 
-// Below this, giving the GIL away costs more than the kernel.
+// Below this size, releasing the GIL costs more than the kernel.
 constexpr std::size_t small_bytes = 16384;
 
 template <class F>
@@ -58,10 +58,10 @@ Op op_of(int number) {
 
 // -- threads ----------------------------------------------------------------------------------------------------------
 
-// Whoever holds a frame of another thread holds all its variables. In Python that is for as long as the other threads
-// run meanwhile: an optimizer that a script has dropped would then live on for some steps, on this rank alone. Here no
-// other thread runs: nothing gives the GIL away, and the collector, whose finalizers might, is off. To read `f_code`
-// as an attribute might, too: it is an audit event, and hooks for these may be written in Python, as filelock's is.
+// A reference to a frame of another thread keeps all variables of the frame alive. In Python code, other threads run
+// meanwhile: an optimizer that a script has dropped could then live on for some steps, on this rank alone. Here no
+// other thread runs: no code releases the GIL, and the collector, whose finalizers might, is off. Reading `f_code` as
+// an attribute might release it, too: this is an audit event, and audit hooks may be Python code (filelock has one).
 nb::dict call_stacks() {
     nb::object current_frames = nb::module_::import_("sys").attr("_current_frames");
     const int collects = PyGC_Disable();
@@ -149,7 +149,7 @@ std::vector<std::uint64_t> digest_at(const std::vector<std::uintptr_t>& addresse
     const auto all = [&] {
         for (std::size_t i = 0; i < addresses.size(); ++i) digests[i] = Digest::of(at(addresses[i]), nbytes[i]);
     };
-    // Read once and not written, so a range costs less than with the other kernels before the GIL is worth giving away.
+    // Data is read once and not written, so the limit is higher than for other kernels.
     constexpr std::size_t small_digest_bytes = 1 << 20;
     if (std::accumulate(nbytes.begin(), nbytes.end(), std::size_t{0}) <= small_digest_bytes) {
         all();
@@ -177,7 +177,7 @@ void bind_kernels(nb::module_& m) {
 
 // -- errors -----------------------------------------------------------------------------------------------------------
 
-// Errors of the core become Farandole's; this table is the only place that knows both.
+// Conversion of the core's errors to Farandole's; only this table knows both.
 void translate(const std::exception_ptr& caught, void*) {
     auto raise = [](const char* name, const char* text) {
         PyErr_SetString(nb::module_::import_("farandole.errors").attr(name).ptr(), text);
@@ -197,16 +197,16 @@ void translate(const std::exception_ptr& caught, void*) {
     }
 }
 
-// Python's own signal handlers run while a collective waits; one that raises ends the collective. They run in the main
-// thread only, and only that one looks: it outlives the interpreter in no wait, whereas a daemon thread that asks an
-// interpreter for the GIL that is at its end does not return.
+// Python's signal handlers run while a collective waits; a handler that raises ends the collective. Handlers run only
+// on the main thread, so only the main thread checks. It never waits here after the interpreter's end, but a daemon
+// thread that requests the GIL of a finalizing interpreter would never return.
 bool signal_raised(void*) {
     if (syscall(SYS_gettid) != getpid()) return false;
     nb::gil_scoped_acquire held;
     return PyErr_CheckSignals() != 0;
 }
 
-// A collective without the GIL. `Interrupted` means that Python has an exception waiting.
+// Run a collective without the GIL. `Interrupted` means that a Python exception is pending.
 template <class F>
 auto wait_for(F&& f) {
     try {
@@ -332,7 +332,7 @@ void make_fast_path(FastPath* self, int place, const std::vector<std::string>& n
     new (self) FastPath(place, names, all_gather, static_cast<std::int64_t>(limit_s * second_ns));
 }
 
-// Whoever waits for the end of a round waits without the GIL, as all that may be long does.
+// Without the GIL, because the wait for the end of a round may be long.
 bool attach(FastPath& self, std::int64_t library, const nb::bytes& spec, const std::string& name, std::size_t slot,
             int dtype, int op, double prescale, double postscale, const Shapes& inputs,
             const std::vector<std::int64_t>& origin) {
@@ -371,8 +371,8 @@ void bind_fast_path(nb::module_& m) {
 
 NB_MODULE(core, m) {
     nb::set_leak_warnings(false);  // a script may end while tensors in engine memory are alive
-    // A tensor may view an engine's memory and outlive the interpreter, as every script that ends with its model alive
-    // shows; the process returns that memory, and nobody has to be told.
+    // A tensor may view an engine's memory and outlive the interpreter: every script that ends with a living model is
+    // an example. The process's exit frees that memory, so a warning is useless.
     nb::register_exception_translator(translate);
     bind_kernels(m);
     bind_endpoint(m);

@@ -1,8 +1,8 @@
-// The collectives besides allreduce. Each stages what the others need, in as many steps as the staging area asks for.
+// Collectives other than allreduce. Each member stages the data for the others, in steps of the staging area's size.
 //
-// One barrier for each step is enough, as halves alternate (station.hpp): while a step is staged in one half, the step
-// before it is collected from the other, which nobody writes before all have passed the next barrier. For the same
-// reason a collective needs none at its end: who begins the next one stages it in the half that nobody is reading.
+// One barrier for each step is enough, because halves alternate (station.hpp): while a step is staged in one half, the
+// previous step is collected from the other half, which no member writes before all have passed the next barrier. So a
+// collective needs no barrier at its end: the next one is staged in the half that no member reads.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace farandole {
 
 using Counts = std::vector<std::uint64_t>;
 
-// Where each member's part begins when parts of `counts` elements follow one another.
+// Begin of each member's part in consecutive parts of `counts` elements.
 inline std::vector<std::size_t> offsets(const Counts& counts) {
     std::vector<std::size_t> starts;
     std::size_t sum = 0;
@@ -32,7 +32,7 @@ inline std::vector<std::size_t> offsets(const Counts& counts) {
     return starts;
 }
 
-// A member's own part never travels; an in-place call has it in its place already.
+// Copy a member's own part; an in-place call has it in its place already.
 inline void copy_own(std::byte* to, const std::byte* from, std::size_t nbytes) {
     if (to != from) copy_bytes(to, from, nbytes);
 }
@@ -52,8 +52,8 @@ inline void stage_parts(Communicator& group, const Lanes& lane, const Array& arr
     }
 }
 
-// Stage step k while the others' step k - 1 is collected; one barrier for each step. `steps` is asked for only after
-// the first: members may learn from one another how many there are.
+// Stage step k and collect the others' step k - 1; one barrier for each step. `steps` is called only after the first
+// step, because members may get the number of steps from one another.
 template <class Stage, class Steps, class Collect>
 void exchange_steps(Communicator& group, const Signature& signature, Stage stage, Steps steps, Collect collect) {
     stage(0);
@@ -140,7 +140,7 @@ inline void broadcast(Communicator& group, Array array, int root) {
     exchange_steps(group, signature, stage, [&] { return lane.steps(array.count); }, collect);
 }
 
-// After `open`: what each member sends must be what the other expects. Gives the largest part that is staged.
+// After `open`: check that counts to send equal counts to receive. Returns the largest staged part.
 inline std::size_t matched_parts(const Communicator& group) {
     std::uint64_t largest = 0;
     const int size = group.size();

@@ -1,8 +1,8 @@
-// A member's end of a group: epochs, agreement and endings. The collectives in collectives.hpp are written on it.
+// A member's end of a group: epochs, comparison of signatures, and the end of the group. Base of the collectives.
 //
-// It owns no memory and starts no thread, and one thread at a time may use it; only `abort` and `statistics` may come
-// from any. So `epoch_`, `sequence_` and `current_` are plain, the counters are atomic, and what members share is
-// written by the rule of station.hpp or, for the ending, by whoever comes first.
+// A communicator owns no memory and starts no thread. One thread at a time may use it; only `abort` and `statistics`
+// may be called from any thread. So `epoch_`, `sequence_` and `current_` are plain and the counters are atomic. Members
+// write shared memory by the rule of station.hpp; the first member to end the group writes its `Ending`.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@
 
 namespace farandole {
 
-// Members asked for different things; all of them throw it, and the next collective works.
+// Members called different collectives; all of them throw it, and the next collective works.
 struct Mismatch : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
-// A member did not come before the deadline.
+// A member did not arrive before the deadline.
 struct Stalled : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -36,14 +36,14 @@ struct Interrupted : std::exception {};
 
 struct GroupOptions {
     int place = 0;
-    std::vector<std::string> names;  // how errors name each member
-    std::string label;               // how errors name the group
+    std::vector<std::string> names;  // of the members, for errors
+    std::string label;               // of the group, for errors
     std::int64_t deadline_ns = 600 * second_ns;
-    std::int64_t spin_ns = 50'000;  // about what sleeping and waking cost: more cannot pay
+    std::int64_t spin_ns = 50'000;  // about the cost of sleeping and waking: longer cannot pay
     Interrupt interrupt;
 };
 
-// What a member has done so far.
+// Counters of a member.
 struct Statistics {
     std::uint64_t collectives = 0;
     std::uint64_t bytes = 0;     // contributed to collectives
@@ -64,12 +64,12 @@ public:
     const std::string& name(int member) const { return options_.names[static_cast<std::size_t>(member)]; }
     const GroupOptions& options() const { return options_; }
 
-    // The half this member writes in this epoch, and the one `member` wrote in the last, to be read and answered.
+    // The half that this member writes in this epoch, and the half that `member` wrote in the last, to read and answer.
     Half& mine() { return station(place()).halves[epoch_ % 2]; }
     Half& theirs(int member) const { return station(member).halves[(epoch_ + 1) % 2]; }
 
-    // Begin a collective: say what it is (`mine()` may already hold contributions and counts) and end the epoch.
-    // Afterwards everybody has said the same, or everybody throws `Mismatch` and the next collective works.
+    // Begin a collective: publish its signature (`mine()` may already hold contributions and counts) and end the epoch.
+    // Afterwards all signatures are equal, or every member throws `Mismatch` and the next collective works.
     void open(Signature signature) {
         signature.sequence = ++sequence_;
         current_ = signature;
@@ -85,7 +85,7 @@ public:
         }
     }
 
-    // Throw what every member said.
+    // Throw `Mismatch` with the signatures of all members.
     [[noreturn]] void disagree() const {
         std::string text = "the members of " + options_.label + " asked for different things: ";
         for (int member = 0; member < size(); ++member) {
@@ -96,16 +96,16 @@ public:
         throw Mismatch(text);
     }
 
-    // End the epoch: returns when every member has, or throws.
+    // End the epoch: returns when every member has ended it, or throws.
     void next_epoch() {
-        // For texts only, so in no order with the rest: a name too many or too few in an error does no harm.
+        // Only for error texts, hence relaxed: a name too many or too few does no harm.
         station(place()).arrivals.store(epoch_ + 1, std::memory_order_relaxed);
         const Wait outcome = barrier_.wait(now_ns() + options_.deadline_ns, options_.interrupt);
         if (outcome != Wait::passed) fail(outcome);
         ++epoch_;
     }
 
-    // End the group for all members, from any thread; the first reason stays.
+    // End the group for all members, from any thread; the first reason is kept.
     void abort(const std::string& reason) { end(Cause::aborted, reason); }
 
     void count_bytes(std::size_t nbytes) { bytes_.add(nbytes); }
@@ -121,7 +121,7 @@ private:
     Ending& ending() { return stations_[0]->ending; }
 
     void end(Cause cause, const std::string& reason) {
-        ending().write(cause, reason);  // first: who is woken by the abort reads it at once
+        ending().write(cause, reason);  // before the abort: woken members read it at once
         barrier_.abort();
     }
 

@@ -1,9 +1,9 @@
-// Digest of memory: 64 bits by which ranks compare what they hold, at the speed of the memory.
+// Digest of memory: 64 bits by which ranks compare data, at the speed of the memory.
 //
-// Four lanes take every fourth pair of words, one wide multiplication each, and are merged in order. Cheaper steps have
-// cancelling differences that gradients do show: with multiply-add modulo 2^64 two flipped signs, the top bits of their
-// words, vanish together; with a rotation in between a sign and one bit of a mantissa do. Here what one word's change
-// does depends on the other word and on all before.
+// Four lanes take every fourth pair of words, with one wide multiplication each, and are merged in order. In cheaper
+// schemes, differences that occur in gradients cancel: with multiply-add modulo 2^64 two flipped signs (the top bits of
+// their words), with an additional rotation a sign and one bit of a mantissa. Here the effect of a changed word depends
+// on the other word and on all words before.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace farandole {
 
 class Digest {
 public:
-    // The bytes at `from`; bytes beyond the last count as zero, which the length tells from a zero that is there.
+    // Digest of the bytes at `from`. The last block is padded with zeros; the length distinguishes them from data.
     static std::uint64_t of(const std::byte* from, std::size_t nbytes) {
         Digest lanes;
         std::size_t at = 0;

@@ -29,12 +29,12 @@ constexpr int dtype_count = 13;
 enum class Op : std::uint8_t { average, sum, adasum, min, max, product };
 constexpr int op_count = 6;
 
-// The call itself cannot be served, whatever the other ranks do.
+// The call itself is not supported, independent of the other ranks.
 struct Unsupported : std::invalid_argument {
     using std::invalid_argument::invalid_argument;
 };
 
-// Storage types: arithmetic happens on what arithmetic.hpp widens them to.
+// Storage types; for arithmetic they are widened (arithmetic.hpp).
 struct Float16 {
     std::uint16_t bits;
 };
@@ -96,13 +96,13 @@ decltype(auto) visit(DType dtype, F&& f) {
     throw Unsupported("no dtype has the number " + std::to_string(static_cast<int>(dtype)));
 }
 
-// Every switch over operations names all of them, which -Werror=switch sees to, and ends here for any other: an operation
-// that a kernel does not know is refused, and never taken for a sum.
+// Every switch over operations names all of them (-Werror=switch ensures it), and calls this for any other value: an
+// operation without a kernel is refused, and never treated as a sum.
 [[noreturn]] inline void refuse(Op op) {
     throw Unsupported("no kernel knows the reduction with the number " + std::to_string(static_cast<int>(op)));
 }
 
-// Refuse what no kernel serves; the text is the user's.
+// Refuse combinations without a kernel; the user sees the text.
 inline void require_served(DType dtype, Op op) {
     switch (op) {
         case Op::average:

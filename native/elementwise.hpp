@@ -1,4 +1,4 @@
-// Kernels on one or two arrays that are no reductions: constants, identities, Adasum's dot products.
+// Kernels on one or two arrays other than reductions: constants, identities, Adasum's dot products.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ inline void fill(std::byte* address, std::size_t count, DType dtype, double valu
     });
 }
 
-// Set every element to what changes nothing in a reduction by `op`: the contribution of a rank that has none.
+// Set every element to the identity of `op`: the contribution of a rank without one.
 inline void fill_identity(std::byte* address, std::size_t count, DType dtype, Op op) {
     require_served(dtype, op);
     constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -51,7 +51,7 @@ inline void fill_identity(std::byte* address, std::size_t count, DType dtype, Op
     refuse(op);
 }
 
-// Sums of products in float64, by which Adasum weighs two gradients.
+// Sums of products in float64, from which Adasum computes the weights of two gradients.
 struct Dots {
     double aa = 0.0, ab = 0.0, bb = 0.0;
 };
@@ -91,7 +91,7 @@ struct DotsKernel {
     }
 };
 
-// Call `f(Type<T>{})` for the four real floating types, the only ones Adasum is defined on.
+// Call `f(Type<T>{})` for the four real floating-point types, the only ones for which Adasum is defined.
 template <class F>
 void visit_floating(DType dtype, F&& f) {
     switch (dtype) {
@@ -133,7 +133,7 @@ struct CombineKernel {
     }
 };
 
-// out = weight_a * a + weight_b * b, computed in float64; `out` may be one of them.
+// out = weight_a * a + weight_b * b, computed in float64; `out` may be `a` or `b`.
 inline void adasum_combine(const CombineJob& job, DType dtype) {
     visit_floating(dtype, [&](auto type) { portable<CombineKernel<typename decltype(type)::type>>(job); });
 }

@@ -1,12 +1,12 @@
-// A member's end of a group with everything it owns: segments, regions, and the locks that make ending safe.
+// A member's end of a group with all that it owns: segments, regions, and the locks that make ending safe.
 //
-// One thread calls collectives; `abort` and `close` may come from any other at any time. Hence two locks, taken in
-// this order: `busy_` is held as long as a collective runs, which may wait for minutes, and `alive_` for moments only.
-// `group_` changes under both, so it may be read under either: a collective reads it under `busy_`, and `abort` and
-// `statistics` under `alive_`, by which they reach a group whose collective waits. `regions_` is guarded by `busy_`
-// alone. `close` aborts under `alive_` first, or it would get `busy_` only when the collective ends by itself.
+// One thread calls collectives; any other thread may call `abort` and `close` at any time. Hence two locks, taken in
+// this order: `busy_` is held while a collective runs, possibly for minutes, and `alive_` only shortly. `group_`
+// changes under both locks, so it may be read under either: a collective reads it under `busy_`, and `abort` and
+// `statistics` under `alive_`, so that they work while a collective waits. `busy_` alone guards `regions_`. `close`
+// first aborts under `alive_`; otherwise it would get `busy_` only when the collective ends by itself.
 //
-// Nothing that is done under `alive_` needs the GIL, with which `abort` and `statistics` wait for it.
+// Code under `alive_` must not need the GIL, because `abort` and `statistics` wait for `alive_` with the GIL held.
 #pragma once
 
 #include <unistd.h>
@@ -31,11 +31,11 @@ namespace farandole {
 // All-gather of a few bytes among the members.
 using Exchange = std::function<std::vector<std::string>(const std::string&)>;
 
-// Every member makes a segment of `nbytes` and maps everybody's; the mappings come by place. A failure anywhere is
-// thrown everywhere. The descriptors are closed when this returns.
+// Every member makes a segment of `nbytes` and maps the segments of all members; returns the mappings by place. If one
+// member fails, all throw. The descriptors are closed at return.
 inline std::vector<Mapping> share(std::size_t nbytes, int place, const std::vector<std::string>& names,
                                   const Exchange& exchange) {
-    // What a member sends: '+' and its card, or '-' and its error.
+    // A member sends '+' and its card, or '-' and its error.
     auto settle = [&](const std::string& mine) {
         const std::vector<std::string> all = exchange(mine);
         for (std::size_t member = 0; member < names.size(); ++member) {
@@ -166,7 +166,7 @@ public:
         if (group_) group_->abort(reason);
     }
 
-    // Needs no peer. Peers that call a collective later are told that this member has left.
+    // Needs no peer. Later collectives of peers fail with an error that this member has left.
     void close() {
         if (!is_mine()) return;
         {
@@ -190,8 +190,8 @@ public:
     }
 
 private:
-    // A forked child (a data loader's worker) inherits this object, and must not end the group when it drops it. It must
-    // not lock either: whoever held a lock when it was forked is not there to give it back.
+    // A forked child (a data loader's worker) inherits this object, and must not end the group when it frees it. It
+    // must not take locks either: a thread that held one at the fork does not exist in the child and never releases it.
     bool is_mine() const { return getpid() == process_; }
 
     static std::size_t own(const Communicator& group) { return static_cast<std::size_t>(group.place()); }
@@ -224,7 +224,7 @@ private:
     std::vector<std::weak_ptr<Region>> regions_;
     std::uint64_t regions_made_ = 0;
     std::mutex busy_;   // held during a collective
-    std::mutex alive_;  // held while the segments must not go away
+    std::mutex alive_;  // held while the segments must stay mapped
 };
 
 }  // namespace farandole

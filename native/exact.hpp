@@ -1,9 +1,9 @@
 // Averages of integers and integers with a factor: exact where plain sums of their type would wrap or lose digits.
 //
-// Contributions are multiplied, added up in 128 bits, divided and multiplied again; each step truncates toward zero, and
-// the result is the nearest value that the type has. In between, contributions and products hold 64 bits. Whole factors
-// and those that are 1/n for a whole n are exact, all others multiply in double, as the factor itself is rounded.
-// One loop without vector code serves all of it: it is rare, and mostly of a few counters.
+// Contributions are multiplied, summed in 128 bits, divided and multiplied again; each step truncates toward zero, and
+// the result is limited to the range of the type. Intermediate contributions and products are limited to 64 bits.
+// Integer factors and factors 1/n for an integer n are exact; others multiply in double, because they are rounded
+// anyway. One loop without vector code is enough: the case is rare, and mostly for a few counters.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ FARANDOLE_INLINE Int128 limited(Int128 value) {
 class Factor {
 public:
     explicit Factor(double factor) : real_(factor) {
-        constexpr double whole = 9007199254740992.0;  // from 2^53 on 1/n is not one number's alone
+        constexpr double whole = 9007199254740992.0;  // from 2^53 on, several n have the same 1/n
         const double inverse = std::nearbyint(1.0 / factor);
         if (std::trunc(factor) == factor && std::fabs(factor) < 1024.0 * whole) {
             multiplier_ = static_cast<std::int64_t>(factor);
@@ -42,7 +42,7 @@ public:
     // The product, limited to 64 bits.
     Int128 times(Int128 value) const {
         if (!is_exact_) return saturate<std::int64_t>(static_cast<double>(value) * real_);
-        constexpr Int128 beyond = (Int128{1} << 63) + 1;  // whatever is larger stays too large
+        constexpr Int128 beyond = (Int128{1} << 63) + 1;  // larger values stay out of range after the multiplication
         if (divisor_ == 1) value = std::min(std::max(value, -beyond), beyond);
         return limited<std::int64_t>(value * multiplier_ / divisor_);
     }

@@ -1,31 +1,31 @@
-// Fast path of graph calls: all-reduces of a few bytes to which all members of a host come at about the same time.
+// Fast path of graph calls: all-reduces of a few bytes that all members of a host call at about the same time.
 //
 // A name that the ranks reduce without the controller (the peer lane) has a slot in memory that all members map. A call
-// out of a graph puts its part there and watches for the others, for `limit_ns` at most. If all come, each reduces what
-// it finds. If not, the call leaves, and goes through Python as if it had never been here. Nothing else in the runtime
-// needs to know: who waits, joins, withdraws, stalls or dies does so on that other way, because nobody waits on this one.
+// from a graph writes its part there and polls for the other members, for at most `limit_ns`. If all arrive, each
+// reduces the parts. If not, the call leaves, and goes through Python as if it had not been here. The rest of the
+// runtime does not depend on this path: waits, joins, withdrawals, stalls and deaths are handled in Python.
 //
 //   word = round << 16 | number of members in the round
 //
-//   enter   write the part, then add one to the word; the last to enter moves it on to the next round, with nobody in it
-//   leave   take one from the word, unless it has moved on: then the round is over, for this member, too
+//   enter   write the part, then add one to the word; the last to enter sets it to the next round, with 0 members
+//   leave   subtract one from the word, unless the round has changed: then the round is over, for this member, too
 //
-// Each is one exchange of the word, so a round is over for all members or for none of them. A member has two parts, by
-// the parity of the round: it enters a round when it has read those of the round before, and writes over a part two
-// rounds later. tests/unit/native/test_fast_path_model.py explores every interleaving.
+// Each is one exchange of the word, so a round ends for all members or for none. A member has two parts, by the parity
+// of the round: it enters a round after it has read the parts of the previous round, and overwrites a part two rounds
+// later. tests/unit/native/test_fast_path_model.py explores every interleaving.
 //
-// Members that are in a round together are in the same call of the name: a member begins a call when it has ended the
-// one before, and no call ends before all members have come to it. What goes through Python under the name, be it a call
-// that has left, another one, or a refusal, closes the way on this member first (`call`, `detach`); `attach` opens it when
-// that call is over. A join closes all. All who use a slot mean the same by the name: its number is that of the grant of
-// the peer lane by which they have made a call with the same dtype, shape and reduction.
+// Members in the same round are in the same call of the name: a member begins a call after it has ended the previous
+// one, and no call ends before all members have begun it. Before anything goes through Python under the name (a call
+// that has left, another call, a refusal), this member closes its fast path (`call`, `detach`); `attach` opens it when
+// that call is over. A join closes all. The name means the same for all users of a slot: the slot's number is that of
+// the peer lane's grant, under which all have made a call with the same dtype, shape and reduction.
 //
-// A member that dies in a round has contributed to it. The next one never ends, and the others leave it.
+// A member that dies in a round has contributed to that round. The next round never ends, and the others leave it.
 //
-// Threads. The framework's threads call `fast_call`, without the interpreter's lock; Python attaches, detaches, stops and
-// closes. `entries` is guarded by the table's lock, held for moments. An entry is guarded by its own `busy`, which is
-// held during a round: so two calls with one spec follow each other, and `detach` returns when no round is under way.
-// `stop` takes no lock, as a signal handler calls it. A forked child finds another process's table, and uses nothing.
+// Threads. The framework's threads call `fast_call` without the interpreter's lock (GIL); Python attaches, detaches,
+// stops and closes. The table's lock, held shortly, guards `entries`. An entry's own `busy` guards it and is held
+// during a round: so two calls with one spec are sequential, and `detach` returns when no round is running. `stop`
+// takes no lock, because a signal handler calls it. A forked child detects its parent's table, and does not use it.
 #pragma once
 
 #include <unistd.h>
@@ -49,24 +49,24 @@ namespace farandole {
 
 constexpr std::size_t fast_slots = 4096;
 
-// What a member has of a slot. The word that counts is the one of the first member.
+// A member's part of a slot. Only the word of the first member is used.
 struct FastSlot {
     alignas(64) std::atomic<std::uint64_t> word;
-    alignas(64) std::atomic<std::uint64_t> left;  // calls in which the member has left a round: a hint
+    alignas(64) std::atomic<std::uint64_t> left;  // number of calls in which the member left a round: a hint
     alignas(64) std::byte parts[2][graph::fast_bytes];
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// One slot, as the member at `place` uses it. Called by one thread at a time.
+// One slot, used by the member at `place`. For one thread at a time.
 class FastRound {
 public:
     FastRound(std::vector<FastSlot*> slots, int place)
         : slots_(std::move(slots)), own_(*slots_[static_cast<std::size_t>(place)]), word_(slots_[0]->word) {}
 
-    // Come to a call with `nbytes` of one's own; true: all have, and `sources` are their parts until the next call.
+    // Join a call with a part of `nbytes`; true: all members did, and `sources` are their parts until the next call.
     bool meet(const std::byte* part, std::size_t nbytes, std::int64_t limit_ns, const std::byte** sources) {
         const std::uint64_t left = own_.left.load(std::memory_order_relaxed);
-        if (most_left() > left) {  // somebody has, in this very call
+        if (most_left() > left) {  // another member has left this call
             align();
             return false;
         }
@@ -81,14 +81,14 @@ public:
         return true;
     }
 
-    // Agree with the others on how often rounds were left. Where that is wrong, as members may also come to a name
-    // otherwise, a call goes through Python that need not, or watches for `limit_ns` in vain.
+    // Take over the members' largest count of left rounds. If it is wrong (members may also reach a name through
+    // Python), a call goes through Python without need, or polls for `limit_ns` in vain.
     void align() { own_.left.store(most_left(), std::memory_order_relaxed); }
 
 private:
     static constexpr int count_bits = 16;
 
-    // True if this member is the last. The round cannot end before.
+    // True if this member is the last. The round cannot end earlier.
     bool enter(std::uint64_t seen, std::uint64_t round) {
         while (true) {
             const bool is_last = (seen & 0xffff) + 1 == slots_.size();
@@ -99,7 +99,7 @@ private:
         }
     }
 
-    // True if the round has ended before `end_ns`. Giving way between looks, as in barrier.hpp.
+    // True if the round has ended before `end_ns`. Yields between polls, like barrier.hpp.
     bool watch(std::uint64_t round, std::uint64_t left, std::int64_t end_ns) {
         while (true) {
             for (int i = 0; i < 32; ++i) {
@@ -111,7 +111,7 @@ private:
         }
     }
 
-    // True if the round has ended first.
+    // True if the round has ended before this member could leave it.
     bool leave(std::uint64_t round) {
         std::uint64_t seen = word_.load(std::memory_order_acquire);
         while (seen >> count_bits == round) {
@@ -135,7 +135,7 @@ private:
     std::atomic<std::uint64_t>& word_;
 };
 
-// What is meant by a name, in a call and in every later one.
+// Meaning of a name, the same in all its calls.
 struct FastTerms {
     DType dtype;
     Op op;
@@ -166,7 +166,7 @@ struct FastMemory {
     std::atomic<std::uint64_t> met{0}, left{0};
     std::atomic<std::int64_t> last_ns{0}, longest_ns{0};  // the last call, and the longest time between two
 
-    void note() {  // calls of several entries may: what they overwrite of each other is one time too short
+    void note() {  // calls of several entries may race: then one measured time is too short
         met.fetch_add(1, std::memory_order_relaxed);
         const std::int64_t now = now_ns();
         const std::int64_t before = last_ns.exchange(now, std::memory_order_relaxed);
@@ -182,7 +182,7 @@ struct FastMemory {
     }
 };
 
-// A spec that graphs call with.
+// A spec of graph calls.
 class FastEntry {
 public:
     FastEntry(std::shared_ptr<FastMemory> memory, std::string name)
@@ -219,14 +219,14 @@ public:
             has_news_ = true;
             return true;
         }
-        round_.reset();  // Python's, whatever becomes of it there: until that call is over, none may go in
+        round_.reset();  // the call goes to Python, in any outcome: until it is over, no other call may enter
         if (has_news_) request->previous = origin_;
         has_news_ = false;
         return false;
     }
 
 private:
-    // A call that means something else, or that two ranks could take for another one, is Python's to refuse.
+    // False for a call with another meaning, or one that ranks could confuse with another: Python refuses it.
     bool serves(const graph::Request& request) const {
         const graph::Origin& now = request.origin;
         if (now.place >= 0 && origin_.place >= 0) {
@@ -268,18 +268,18 @@ private:
     const std::shared_ptr<FastMemory> memory_;
     const std::string name_;
     std::mutex busy_;
-    std::unique_ptr<FastRound> round_;  // none: detached
+    std::unique_ptr<FastRound> round_;  // null: detached
     FastTerms terms_{};
     std::size_t nbytes_ = 0;
     graph::Origin origin_;  // of the last call here
-    bool has_news_ = false;  // Python does not know of that call
+    bool has_news_ = false;  // true if Python does not know that call
 };
 
 // All entries of this process.
 class FastTable {
 public:
     static FastTable& get() {
-        static auto* const table = new FastTable;  // never destroyed: frameworks' threads outlive what `exit` destroys
+        static auto* const table = new FastTable;  // never destroyed: frameworks' threads run on after `exit` begins
         return *table;
     }
 
@@ -299,7 +299,7 @@ public:
         return entry;
     }
 
-    // The entries of a name; those of one session only, if it is given.
+    // Entries of a name; only of one session, if `memory` is given.
     std::vector<std::shared_ptr<FastEntry>> named(const std::string& name, const FastMemory* memory = nullptr) {
         const std::lock_guard locked(lock_);
         std::vector<std::shared_ptr<FastEntry>> found;
@@ -309,7 +309,7 @@ public:
         return found;
     }
 
-    // Take out the entries of a session.
+    // Remove and return the entries of a session.
     std::vector<std::shared_ptr<FastEntry>> take(const FastMemory* memory) {
         const std::lock_guard locked(lock_);
         std::vector<std::shared_ptr<FastEntry>> taken;
@@ -332,23 +332,23 @@ private:
     std::unordered_map<std::string, std::shared_ptr<FastEntry>> entries_;
 };
 
-// What the graphs' libraries call: see graph::FastCall.
+// Called by the graphs' libraries: see graph::FastCall.
 inline bool fast_call(std::int64_t library, graph::Request* request, graph::FastResult* result) {
     FastTable& table = FastTable::get();
     if (!table.is_ours()) return false;
     std::shared_ptr<FastEntry> entry;
     try {
         entry = table.find(library, request->spec, static_cast<std::size_t>(request->spec_bytes));
-    } catch (const std::bad_alloc&) {  // there are frames of the framework above
+    } catch (const std::bad_alloc&) {  // no exception may pass the framework's frames
         return false;
     }
     return entry && entry->call(request, result);
 }
 
-// The fast path of one session, as Python sees it.
+// Fast path of one session: the interface for Python.
 class FastPath {
 public:
-    // Collective, as `share` is, whose errors it throws.
+    // Collective; throws the errors of `share`.
     FastPath(int place, const std::vector<std::string>& names, const Exchange& exchange, std::int64_t limit_ns)
         : memory_(std::make_shared<FastMemory>()) {
         memory_->mappings = share(fast_slots * sizeof(FastSlot), place, names, exchange);
@@ -359,7 +359,7 @@ public:
     FastPath(const FastPath&) = delete;
     FastPath& operator=(const FastPath&) = delete;
 
-    // False: there is no such slot, or too much to reduce. Not between the beginning and the end of a call with this name.
+    // False: no such slot, or too many bytes. Must not be called between the begin and the end of a call of this name.
     bool attach(std::int64_t library, const std::string& spec, const std::string& name, std::size_t slot,
                 FastTerms terms, const graph::Origin& origin) {
         FastTable& table = FastTable::get();
@@ -368,16 +368,16 @@ public:
         return true;
     }
 
-    // Close the way of a name here; returns when no call is on it.
+    // Close the fast path of a name on this member; returns when no call is on it.
     void detach(const std::string& name) {
         if (!FastTable::get().is_ours()) return;
         for (const auto& entry : FastTable::get().named(name, memory_.get())) entry->detach();
     }
 
-    // Let no further call in. Takes no lock.
+    // Refuse further calls. Takes no lock.
     void stop() { memory_->is_stopped.store(true, std::memory_order_release); }
 
-    // Returns when no call is on its way here.
+    // Stop, and return when no call is on the fast path.
     void close() {
         stop();
         if (!FastTable::get().is_ours()) return;

@@ -1,12 +1,12 @@
-// One call out of a compiled graph into Python, which begins it and finishes it later, from another thread.
+// One call from a compiled graph into Python, which begins the call, and finishes it later from another thread.
 //
-// The libraries for XLA and for TensorFlow share this. Each describes the buffers of a call in a `Call`, hands that to
-// the function that Python has set, and returns to its framework at once. Nothing here waits for long: the threads of a
-// framework are few, and a collective may have to wait for one that the same thread would have to begin. What the fast
-// path (fast_path.hpp) can do in the time that waking a thread takes never comes to Python.
+// The libraries for XLA and for TensorFlow share this header. Each describes the buffers of a call in a `Call`, passes
+// it to the function that Python has set, and returns to its framework at once. Nothing here waits for long: a
+// framework has few threads, and a collective may have to wait for another one that the same thread would have to
+// begin. Calls that the fast path (fast_path.hpp) can finish in the time of a thread wake-up do not reach Python.
 //
-// Threads. The function is set before a graph can run. A call belongs to one party at a time: to the framework's thread
-// until it is handed to Python, then to Python until that finishes it, which may be before the function has returned.
+// Threads. Python sets the function before a graph can run. A call has one owner at a time: the framework's thread
+// until `begin`, then Python until it finishes the call, possibly before the function has returned.
 #pragma once
 
 #include <atomic>
@@ -24,13 +24,13 @@ namespace farandole::graph {
 class Call {
 public:
     virtual ~Call() = default;
-    virtual void* allocate(int64_t output, const int64_t* dims, int64_t rank) = 0;  // null: it cannot
-    virtual void finish(const char* error) = 0;  // tells the framework, and deletes this; `error` null: all went well
+    virtual void* allocate(int64_t output, const int64_t* dims, int64_t rank) = 0;  // null: no memory
+    virtual void finish(const char* error) = 0;  // notifies the framework, and deletes this; null `error`: success
 
 protected:
-    // True: the call is over on the fast path, where it may go there, and its outputs are written; or `lacks_memory_`.
+    // Try the fast path, if allowed. True: the call is over, and its outputs are written or `lacks_memory_` is set.
     bool is_over(bool may_go = true);
-    // Hand it to Python, after that.
+    // Pass the call to Python, after `is_over`.
     void begin();
 
     bool lacks_memory_ = false;
@@ -46,7 +46,7 @@ protected:
     Origin origin_;
 
 private:
-    std::vector<int64_t> dims_;  // of all buffers: those of the framework may be gone when Python looks
+    std::vector<int64_t> dims_;  // of all buffers, copied: the framework's may be freed before Python reads them
     Request request_{};
 };
 
@@ -54,7 +54,7 @@ using Begin = void (*)(void* call, const Request* request);
 
 inline std::atomic<Begin> begin_in_python{nullptr};
 inline std::atomic<FastCall> fast_call{nullptr};
-inline std::atomic<std::int64_t> library{0};  // the number of this one, set before
+inline std::atomic<std::int64_t> library{0};  // number of this library, set before `fast_call`
 
 inline bool Call::is_over(bool may_go) {
     const int64_t* dims = dims_.data();
@@ -84,7 +84,7 @@ inline void Call::begin() {
         int64_t has_come = 0;
         request_.has_come = &has_come;
         function(this, &request_);
-        // Nothing after this may touch the call, which may be over, unless Python never saw it.
+        // From here on the call may be deleted: it must not be used, unless Python never got it.
         if (!has_come) finish("farandole: a signal handler raised before the call was begun");
     } else {
         finish("farandole: nobody takes the calls of compiled graphs in this process");

@@ -1,4 +1,4 @@
-// A call out of a compiled graph, as the libraries for XLA and for TensorFlow describe it.
+// Description of a call from a compiled graph, shared by the libraries for XLA and for TensorFlow.
 #pragma once
 
 #include <cstddef>
@@ -6,19 +6,19 @@
 
 namespace farandole::graph {
 
-// What Python reads with ctypes: `farandole.graphs.library` has the same fields.
+// Read by Python with ctypes: `farandole.graphs.library` has the same fields.
 struct Buffer {
-    void* data;  // null: an output that is yet to be allocated
+    void* data;  // null: an output that is not yet allocated
     int64_t dtype;  // the framework's own number
     int64_t rank;
     const int64_t* dims;
 };
 
-// Where a call comes from, as far as the framework says; a place of -1: it does not.
+// Origin of a call, as reported by the framework; a place of -1: not reported.
 struct Origin {
-    int64_t run = -1;  // of a program; another one for each that has not ended
+    int64_t run = -1;  // of a program; unique among runs that have not ended
     int64_t device = -1;
-    int64_t place = -1;  // in the program: another one for each call that stands there
+    int64_t place = -1;  // in the program; unique for each call in it
 };
 
 struct Request {
@@ -27,21 +27,21 @@ struct Request {
     int64_t inputs, outputs;
     const Buffer* buffers;  // inputs, then outputs
     Origin origin;
-    Origin previous;  // of the call with this spec before, where the fast path has taken that
-    int64_t* has_come;  // Python sets it first: what a signal handler raises before that is told by nobody else
+    Origin previous;  // of the previous call with this spec, if the fast path has run it
+    int64_t* has_come;  // set by Python first: if unset, a signal handler raised before, and native code reports it
 };
 
-// The most that the inputs of a call on the fast path have together, and the most inputs.
+// Maximum total bytes of the inputs of a call on the fast path, and maximum number of inputs.
 constexpr std::size_t fast_bytes = 64;
 
-// Outputs of such a call, one after the other, and the length of each.
+// Outputs of such a call, one after the other, and their lengths.
 struct FastResult {
     alignas(64) std::byte data[fast_bytes];
     std::size_t nbytes[fast_bytes];
 };
 
-// The fast path (fast_path.hpp): true if the call is over, and `result` has its outputs. Else it is Python's, and
-// `previous` was filled in. Equal specs in calls of two libraries are two things.
+// The fast path (fast_path.hpp): true if the call is over, and `result` has its outputs. Otherwise the call goes to
+// Python, and `previous` is set. Equal specs of two libraries are different.
 using FastCall = bool (*)(std::int64_t library, Request* request, FastResult* result);
 
 }  // namespace farandole::graph

@@ -1,10 +1,10 @@
 // Operation "FarandoleCall" of TensorFlow: asynchronous, any number of inputs and outputs of any dtypes.
 //
-// It is made of TensorFlow's C functions, which are looked up where the process has them: one library serves the versions
-// of years, and none is needed to compile it.
+// It uses TensorFlow's C functions, which are looked up in the process at run time: so one library works with many
+// versions of TensorFlow, and compiling it needs none.
 //
-// `done` of an asynchronous kernel is TensorFlow's `std::function<void()>`, on a frame that is gone when compute returns.
-// It is copied, which relies on both sides having libstdc++; `farandole.tensorflow` tries it once before it trusts it.
+// `done` of an asynchronous kernel is TensorFlow's `std::function<void()>`, on a stack frame that ends with `compute`.
+// It is copied, which needs libstdc++ on both sides; `farandole.tensorflow` tests this once before use.
 #include "graph_call.hpp"
 
 #include <dlfcn.h>
@@ -105,7 +105,7 @@ private:
 constexpr int kFailedPrecondition = 9;
 constexpr int kInternal = 13;
 
-// Horovod's code for what ranks disagree about, or ask for and cannot have, which scripts catch.
+// Horovod's status code for mismatches and usage errors, which scripts catch.
 int code_of(const char* error) {
     for (const char* kind : {"farandole.errors.MismatchError", "farandole.errors.UsageError"}) {
         if (std::strncmp(error, kind, std::strlen(kind)) == 0) return kFailedPrecondition;
@@ -151,19 +151,19 @@ public:
         inputs_ = tf().TF_NumInputs(context_) - 1;
         for (int i = 0; i < inputs_; ++i) {
             TF_Tensor* tensor = nullptr;
-            tf().TF_GetInput(context_, i + 1, &tensor, status);  // the first one has nothing in it
+            tf().TF_GetInput(context_, i + 1, &tensor, status);  // input 0 is the empty resource
 
             if (!status.is_ok()) return finish(tf().TF_Message(status));
             std::vector<int64_t> dims;
             for (int d = 0; d < tf().TF_NumDims(tensor); ++d) dims.push_back(tf().TF_Dim(tensor, d));
             add(tf().TF_TensorData(tensor), tf().TF_TensorType(tensor), dims.data(), static_cast<int64_t>(dims.size()));
-            // The context keeps the memory until `done`. A reference of ours would keep it from becoming an output's.
+            // The context keeps the memory until `done`. A reference held here would prevent its reuse for an output.
             tf().TF_DeleteTensor(tensor);
         }
         for (int i = 0; i < tf().TF_NumOutputs(context_); ++i) {
             add(nullptr, tf().TF_ExpectedOutputDataType(context_, i), nullptr, 0);
         }
-        thread_local int nested = 0;  // calls, each in what `done` of the one before runs in this thread
+        thread_local int nested = 0;  // calls nested on this thread: `done` of a call may run the next call inside
         if (is_over(nested < kMostNested)) {
             ++nested;
             finish(lacks_memory_ ? "farandole: there is no memory for the result" : nullptr);
@@ -178,15 +178,15 @@ public:
         const int index = static_cast<int>(output);
         size_t bytes = tf().TF_DataTypeSize(tf().TF_ExpectedOutputDataType(context_, index));
         for (int64_t d = 0; d < rank; ++d) bytes *= static_cast<size_t>(dims[d]);
-        // In the memory of the input of the same number, where nobody else has a reference to that: so a gradient is
-        // reduced where it lies. No other input's: those are still to be read.
+        // Reuse the memory of the input with the same number, if there is no other reference: so a gradient is reduced
+        // in place. Not of other inputs, which are not read yet.
         const int input = index + 1;
         int forwarded = -1;
         TF_Tensor* tensor = tf().TF_ForwardInputOrAllocateOutput(
             context_, &input, index < inputs_ ? 1 : 0, index, dims, static_cast<int>(rank), &forwarded, status);
         if (tensor == nullptr || !status.is_ok()) return nullptr;
         outputs_.push_back(tensor);
-        return bytes == 0 ? static_cast<void*>(this) : tf().TF_TensorData(tensor);  // nothing is written to the former
+        return bytes == 0 ? static_cast<void*>(this) : tf().TF_TensorData(tensor);  // for 0 bytes, any non-null pointer
     }
 
     void finish(const char* error) override {
@@ -197,7 +197,7 @@ public:
             tf().TF_OpKernelContext_Failure(context_, status);
         }
         const std::function<void()> done = std::move(done_);
-        over.reset();  // the tensors first: after `done` the context is gone
+        over.reset();  // free the tensors first: after `done` the context is invalid
         done();
     }
 
@@ -223,10 +223,10 @@ bool register_operation() {
     tf().TF_OpDefinitionBuilderAddAttr(op, "Tin: list(type) >= 0");
     tf().TF_OpDefinitionBuilderAddAttr(op, "Tout: list(type) >= 0");
     tf().TF_OpDefinitionBuilderAddAttr(op, "spec: string");
-    // Stateful: what has a side effect runs once for each time that a program says so, whether its result is used or not,
-    // and is not computed beforehand where its inputs are constants. The resource, one for each name, tells TensorFlow
-    // which calls to keep in the order of the program: those with the same name, also in loops and where a function is
-    // called twice. Without any it would keep all of them in order, one at a time.
+    // Stateful: an operation with a side effect runs exactly as often as the program calls it, even if its result is
+    // not used, and is not folded to a constant. The resource, one for each name, tells TensorFlow which calls must
+    // keep the order of the program: calls of the same name, also in loops and if a function is called twice. Without
+    // resources TensorFlow would run all calls in order, one at a time.
     tf().TF_OpDefinitionBuilderSetIsStateful(op, true);
     tf().TF_OpDefinitionBuilderAddInput(op, "order: resource");
     tf().TF_OpDefinitionBuilderAddInput(op, "inputs: Tin");

@@ -1,8 +1,8 @@
 // Handler of XLA's foreign function interface, which returns at once and completes a future later.
 //
-// What stands here of that interface is its binary form, as OpenXLA's xla/ffi/api/c_api.h describes it (0.1 to 0.3), so
-// that one library serves every jaxlib and none is needed to compile it. Each struct begins with its size, and new fields
-// come at its end: a runtime that is too old is told so by sizes, in an error.
+// This file declares the binary interface of OpenXLA's xla/ffi/api/c_api.h (0.1 to 0.3), so that one library works with
+// every jaxlib, and compiling it needs none. Each struct begins with its size, and new fields are added at its end:
+// sizes reveal a runtime that is too old, which gets an error.
 #include "graph_call.hpp"
 
 #include <cstddef>
@@ -35,7 +35,7 @@ struct MetadataExtension {
 
 constexpr int kMetadata = 1;
 
-// Of runtimes that ask without saying what they are: jaxlib 0.5, for one.
+// For runtimes that query metadata without an API pointer (jaxlib 0.5, for example).
 constexpr Version kFirst{sizeof(Version), nullptr, 0, 1};
 
 struct XlaBuffer {
@@ -83,7 +83,7 @@ struct ErrorArgs {
 
 constexpr int kInternal = 13;
 
-struct FutureArgs {  // of creation: the future comes back; of success: it is given
+struct FutureArgs {  // for creation the future is an output, for success an input
     size_t struct_size;
     Extension* extensions;
     Future* future;
@@ -118,11 +118,11 @@ struct Api {
     Version version;
     const void* internal;
     Error* (*create_error)(ErrorArgs*);
-    Other between[12];  // messages of errors, registration, streams, types, states, device memory, thread pools
+    Other between[12];  // unused: error messages, registration, streams, types, states, device memory, thread pools
     Error* (*create_future)(FutureArgs*);
     Error* (*complete_future)(FutureArgs*);
     Error* (*fail_future)(FutureErrorArgs*);
-    Error* (*run_of)(RunArgs*);  // this and the next: not in every runtime that has futures
+    Error* (*run_of)(RunArgs*);  // this and the next are missing in some runtimes with futures
     Error* (*device_of)(DeviceArgs*);
 };
 
@@ -142,8 +142,8 @@ Error* error_of(const Api* api, const char* message) {
     return api->create_error(&args);
 }
 
-// jaxlib 0.5 has futures, and says that its functions end with the fourth of those in between. Runtimes without futures
-// that say so, too, are older than jax.ffi, by which alone calls get here.
+// jaxlib 0.5 has futures, but reports a size that ends with the fourth function of `between`. Runtimes without futures
+// that report the same size are older than jax.ffi, so they never call this handler.
 bool has_futures(const Api* api) {
     return api->struct_size >= offsetof(Api, fail_future) + sizeof(Other) ||
            api->struct_size == offsetof(Api, between) + 4 * sizeof(Other);
@@ -162,7 +162,7 @@ public:
             RunArgs run{sizeof(RunArgs), nullptr, frame->context, -1};
             DeviceArgs device{sizeof(DeviceArgs), nullptr, frame->context, -1};
             if (api_->run_of(&run) == nullptr && api_->device_of(&device) == nullptr) {
-                // The attributes are made with the program, and all its runs share them.
+                // The attributes are made with the program and shared by all its runs.
                 origin_ = {run.run, device.device, reinterpret_cast<int64_t>(attributes.values)};
             }
         }
@@ -183,7 +183,7 @@ public:
         Call::begin();
     }
 
-    void* allocate(int64_t, const int64_t*, int64_t) override { return nullptr; }  // XLA's shapes are known beforehand
+    void* allocate(int64_t, const int64_t*, int64_t) override { return nullptr; }  // XLA knows all shapes beforehand
 
     void finish(const char* error) override {
         const std::unique_ptr<XlaCall> done(this);
@@ -212,7 +212,7 @@ private:
 
 FARANDOLE_EXPORT Error* farandole_xla_call(Frame* frame) {
     const Api* api = frame->api;
-    if (frame->extensions != nullptr && frame->extensions->type == kMetadata) {  // a question, before the first call
+    if (frame->extensions != nullptr && frame->extensions->type == kMetadata) {  // a query before the first call
         Metadata* metadata = reinterpret_cast<MetadataExtension*>(frame->extensions)->metadata;
         const Version version = api == nullptr ? kFirst : api->version;
         metadata->version = {sizeof(Version), nullptr, version.major, version.minor};
@@ -223,7 +223,7 @@ FARANDOLE_EXPORT Error* farandole_xla_call(Frame* frame) {
         return error_of(api, "farandole: this XLA has no futures for foreign functions: jax >= 0.5 has");
     }
     auto call = std::make_unique<XlaCall>(frame);
-    if (call->is_over()) {  // without a future: the outputs are there
+    if (call->is_over()) {  // without a future, because the outputs are written already
         return call->lacks_memory() ? error_of(api, "farandole: there is no memory for the result") : nullptr;
     }
     FutureArgs args{sizeof(FutureArgs), nullptr, nullptr};

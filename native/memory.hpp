@@ -1,5 +1,5 @@
-// How much memory there is: asked before much is taken, because a shortage that only the kernel notices ends in its
-// killing a process, and not in an error.
+// Available memory: checked before large allocations, because otherwise the kernel kills a process on a shortage,
+// without an error.
 #pragma once
 
 #include <sys/resource.h>
@@ -13,7 +13,7 @@
 
 namespace farandole {
 
-// Memory that can be taken, and who sets the limit.
+// Bytes that can be allocated, and the place of the limit.
 struct Room {
     std::uint64_t bytes = std::numeric_limits<std::uint64_t>::max();
     std::string where;
@@ -38,7 +38,7 @@ inline std::uint64_t field(const std::string& path, const std::string& name, std
     return otherwise;
 }
 
-// Limit the room by one control group, of either version: what its processes hold and cannot give back counts.
+// Limit the room by one control group, of either version: its limit minus the unreclaimable memory of its processes.
 inline void limit_by_group(Room& room, const std::string& folder) {
     static constexpr const char* vocabulary[][3] = {{"/memory.max", "anon", "shmem"},
                                                     {"/memory.limit_in_bytes", "total_rss", "total_shmem"}};
@@ -51,7 +51,7 @@ inline void limit_by_group(Room& room, const std::string& folder) {
     }
 }
 
-// What this process, its control groups (of either version) and the host leave free.
+// Memory that the host and the control groups of this process (of either version) leave free.
 inline Room room_for_memory() {
     Room room;
     room.limit(field("/proc/meminfo", "MemAvailable:", room.bytes / 1024) * 1024, "on this host");
@@ -78,7 +78,7 @@ inline std::string limit_text(__rlimit_resource resource, const char* name) {
            (limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur));
 }
 
-// What was asked for, what there is, and what to do.
+// Error text with the requested size, the available memory, and remedies.
 inline std::string shortage_text(std::uint64_t nbytes, const std::string& said) {
     const Room room = room_for_memory();
     return "asked for " + std::to_string(nbytes) + " bytes of memory shared with the other ranks; " + said + " while " +

@@ -1,8 +1,8 @@
 // Reduce the same slice of several ranks' arrays, and store the result in several places.
 //
-// The order of operations on one element is a tree over the ranks: the first 2^k of them, the largest power of two below
-// their number, and the rest. It never depends on where the arrays lie or how they are cut, so every path of the engine
-// gives the same bits, and a tree over parts of what the ranks have can go on where this one begins. float16 and
+// The order of operations on one element is a tree over the ranks: the first 2^k of them, for the largest power of two
+// below their number, and the rest. The order does not depend on addresses or on slicing, so every path of the engine
+// gives the same bits, and a caller's tree over the parts of each rank can continue with this tree. float16 and
 // bfloat16 are accumulated in float32 and rounded once.
 #pragma once
 
@@ -19,8 +19,7 @@
 
 namespace farandole {
 
-// What happens to values around the reduction: contributions times `prescale`; result over `divisor`, times
-// `postscale`.
+// Factors around the reduction: contributions times `prescale`; result divided by `divisor`, times `postscale`.
 struct Scaling {
     double prescale = 1.0;
     double postscale = 1.0;
@@ -29,7 +28,7 @@ struct Scaling {
     bool has_factors() const { return prescale != 1.0 || postscale != 1.0 || divisor != 1; }
 };
 
-// `sources` in rank order; the target is one of them or apart from all of them.
+// `sources` are in rank order; the target is one of them, or overlaps none of them.
 struct ReduceJob {
     const std::byte* const* sources;
     int source_count;
@@ -42,12 +41,12 @@ template <class T, class O>
 struct ReduceKernel {
     using W = wide_t<T>;
     static constexpr bool has_factors = !std::is_integral_v<T> && !std::is_same_v<T, Bool>;
-    // Only here does a multiplication by one take time that is noticed.
+    // Only for plain sums, a multiplication by one takes noticeable time.
     static constexpr bool is_plain_sum = std::is_same_v<T, W> && std::is_same_v<O, Sum>;
-    // One block of accumulators stays in the first-level cache together with the block being added.
+    // One block of accumulators fits into the L1 cache together with the block being added.
     static constexpr std::size_t block = 8192 / sizeof(W);
 
-    // One loop for each thing to do: every loop is compiled for every type, operation and processor level.
+    // Few loops: every loop is compiled for every type, operation and processor level.
     static FARANDOLE_INLINE void run(const ReduceJob& job) {
         alignas(64) W sum[block];
         const std::unique_ptr<W[]> waiting(new W[waiting_sums(job.source_count) * block]);
@@ -55,7 +54,7 @@ struct ReduceKernel {
             const std::size_t n = std::min(block, job.count - start);
             T* target = reinterpret_cast<T*>(job.target) + start;
             W* into = sum;
-            // Two arrays that are not widened need no accumulator.
+            // Up to two arrays that are not widened need no accumulator.
             if constexpr (std::is_same_v<T, W>) into = job.source_count <= 2 ? target : sum;
             accumulate(job, start, n, into, waiting.get());
             finish(job.scaling, into, n);
@@ -72,14 +71,14 @@ struct ReduceKernel {
         return reinterpret_cast<const T*>(job.sources[rank]) + start;
     }
 
-    // How many blocks `accumulate` needs besides `sum`.
+    // Number of blocks that `accumulate` needs besides `sum`.
     static FARANDOLE_INLINE std::size_t waiting_sums(int source_count) {
         std::size_t levels = 0;
         for (int pairs = (source_count + 1) / 2; pairs > 1; pairs /= 2) ++levels;
         return levels;
     }
 
-    // Sums wait on a stack, `sum` below and the others in `waiting`; two of equally many pairs become one.
+    // Sums are kept on a stack, with `sum` at the bottom and the others in `waiting`; two sums of equal size are added.
     static FARANDOLE_INLINE void accumulate(const ReduceJob& job, std::size_t start, std::size_t n, W* sum,
                                             W* waiting) {
         const int pairs = (job.source_count + 1) / 2;
@@ -97,7 +96,7 @@ struct ReduceKernel {
         }
     }
 
-    // What `rank` and the next one have, if there is a next one.
+    // Sum of the sources of `rank` and of the next rank, if there is one.
     static FARANDOLE_INLINE void pair(const ReduceJob& job, int rank, std::size_t start, std::size_t n, W* sum) {
         const auto as_is = [](W value) { return value; };
         if constexpr (!has_factors) {
@@ -138,7 +137,7 @@ struct ReduceKernel {
 };
 
 inline void reduce_booleans(const ReduceJob& job, Op op) {
-    // The average of booleans is "all of them"; they are not scaled.
+    // The average of booleans is "and"; booleans are not scaled.
     switch (op) {
         case Op::sum:
         case Op::max: return portable<ReduceKernel<Bool, Sum>>(job);
@@ -150,7 +149,7 @@ inline void reduce_booleans(const ReduceJob& job, Op op) {
     refuse(op);
 }
 
-// Sums and products are the same bits for signed and unsigned numbers.
+// Sums and products have the same bits for signed and unsigned numbers.
 template <class T>
 void reduce_integers(const ReduceJob& job, Op op) {
     using Unsigned = std::make_unsigned_t<T>;
@@ -179,7 +178,7 @@ void reduce_floats(const ReduceJob& job, Op op) {
     refuse(op);
 }
 
-// Complex numbers are added, scaled and divided part by part.
+// Complex numbers are added, scaled and divided by parts (real, imaginary).
 template <class Part>
 void reduce_complex(const ReduceJob& job, Op op) {
     if (op == Op::product) return portable<ReduceKernel<Complex<Part>, Product>>(job);
@@ -188,7 +187,7 @@ void reduce_complex(const ReduceJob& job, Op op) {
     reduce_floats<Part>(parts, op);
 }
 
-// Run `job` on arrays of `dtype`. For `average` the divisor is the caller's to set.
+// Run `job` on arrays of `dtype`. For `average` the caller must set the divisor.
 inline void reduce(const ReduceJob& job, DType dtype, Op op) {
     require_served(dtype, op);
     if (job.count == 0) return;

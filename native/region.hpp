@@ -1,9 +1,8 @@
-// Engine memory: as many bytes on every member, mapped by all, in which an allreduce works without copying.
+// Engine memory: the same number of bytes on every member, mapped by all, for allreduces without copying.
 //
-// Nothing here is locked. Members touch one another's memory only inside of an in-place allreduce, between two
-// barriers, and each its own slice of it (allreduce.hpp). A region outlives its endpoint, as tensors lie in it:
-// `close` takes the peers' mappings away, and `bases_` then has addresses of nothing, which only a collective would
-// use.
+// There are no locks. Members access one another's memory only in an in-place allreduce, between two barriers, and each
+// only its own slice (allreduce.hpp). A region outlives its endpoint, because tensors use its memory: `close` unmaps
+// the peers' memory, and `bases_` then has invalid addresses, which only a collective would use.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +27,10 @@ public:
     std::size_t nbytes() const { return own_.nbytes(); }
     bool holds(const std::byte* address) const { return address >= data() && address < data() + nbytes(); }
 
-    // Where the bytes of `member` begin in this process.
+    // Address of the memory of `member` in this process.
     std::byte* base(int member) const { return bases_[static_cast<std::size_t>(member)]; }
 
-    // Let go of the peers' memory; this member's own stays as long as the region.
+    // Unmap the peers' memory; this member's own stays mapped as long as the region exists.
     void forget_peers() { peers_.clear(); }
 
 private:

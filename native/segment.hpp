@@ -1,7 +1,7 @@
-// Shared memory without a name: a memfd that peers open through /proc, so that nothing is left behind whatever dies.
+// Shared memory without a name: a memfd that peers open through /proc, so that no file remains if a process dies.
 //
-// The maker hands out a `Card`; a peer that maps the descriptor it names finds the card's random token in the first
-// page, or refuses. Once every peer has mapped, descriptors are closed: the memory lives exactly as long as some
+// The maker sends a `Card`; a peer maps the descriptor in the card, and refuses unless the first page has the card's
+// random token. When every peer has mapped the memory, descriptors are closed: the memory exists as long as some
 // process maps it.
 #pragma once
 
@@ -23,14 +23,14 @@
 
 namespace farandole {
 
-// Memory could not be made or reached: becomes EngineError.
+// Memory could not be allocated or mapped: becomes EngineError.
 struct Failure : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
 constexpr std::size_t page_bytes = 4096;
 
-// What a peer needs to map a segment; travels as bytes.
+// Data that a peer needs to map a segment; sent as bytes.
 struct Card {
     std::uint64_t token[2];
     std::uint64_t nbytes;
@@ -57,11 +57,11 @@ private:
     int number_ = -1;
 };
 
-// A mapped segment: the first page holds the token, what its owner may use begins after it.
+// A mapped segment: the first page holds the token, the usable memory begins after it.
 //
-// Forked children (a data loader's workers) do not get it: one that lives on would keep the memory of every session it
-// was born in, and could write into what its parent reduces. There the addresses are nobody's, and soon perhaps another
-// mapping's, so a child that drops an inherited object must not unmap them; one that reads them ends by SIGSEGV.
+// Forked children (a data loader's workers) do not inherit the mapping: a long-lived child would keep the memory of
+// every session alive, and could write into its parent's reductions. In the child the addresses are unmapped, and may
+// be reused. So a child that frees an inherited object must not unmap; a child that reads the memory gets SIGSEGV.
 class Mapping {
 public:
     Mapping() = default;
@@ -92,7 +92,7 @@ public:
     std::size_t nbytes() const { return length_ - page_bytes; }
     std::uint64_t* token() const { return reinterpret_cast<std::uint64_t*>(base_); }
 
-    // Give every page its memory now, where a lack of it is an error; later it would be a SIGBUS. 0 or an errno.
+    // Allocate every page now, so that a lack of memory is an error and not a later SIGBUS. Returns 0 or an errno.
     int populate(int descriptor) const {
         if (madvise(base_, length_, madv_populate_write) == 0) return 0;
         if (errno != EINVAL) return errno;
@@ -111,13 +111,13 @@ inline Failure no_memory(const char* step, std::size_t nbytes, int error) {
     return Failure(shortage_text(nbytes, std::string(step) + " said '" + std::strerror(error) + "'"));
 }
 
-// A segment this process has made: zeroed memory of its own, open to peers while `descriptor` is.
+// A segment made by this process: zeroed memory, accessible to peers while `descriptor` is open.
 struct Segment {
     Mapping mapping;
     Descriptor descriptor;
     Card card{};
 
-    // `members` of this host make as much at the same time.
+    // `members`: number of processes on this host that make a segment of this size at the same time.
     static Segment make(std::size_t nbytes, std::size_t members) {
         const std::size_t free = room_for_memory().bytes / members;
         if (nbytes > free)

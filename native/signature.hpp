@@ -1,4 +1,4 @@
-// What a member says about the collective it is in; members compare, so that a program error is an error and no hang.
+// Signature of a member's current collective; members compare them, so that a program error is reported and no hang.
 #pragma once
 
 #include <cstdint>
@@ -18,24 +18,24 @@ inline const char* label(Verb verb) {
     return labels[static_cast<int>(verb)];
 }
 
-// By bits: one that is not a number is the same as itself, and zeros of two signs are not.
+// Compares bits: NaN equals itself, and zeros of different sign are not equal.
 inline bool same_factor(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
-// Lies in shared memory: plain numbers only.
+// In shared memory, so plain numbers only.
 struct Signature {
     std::uint64_t sequence = 0;
     Verb verb = Verb::barrier;
     DType dtype = DType::uint8;
     Op op = Op::sum;
     std::int32_t root = -1;
-    std::int32_t listed = 0;  // how many counts are compared as well
+    std::int32_t listed = 0;  // number of counts that are compared as well
     std::uint64_t count = 0;
     double prescale = 1.0;
     double postscale = 1.0;
 
-    // From here on members may differ.
-    std::uint64_t region = 0;  // which engine memory the array lies in; 0: ordinary memory
-    std::uint64_t offset = 0;  // where in it, in bytes
+    // The following fields may differ between members.
+    std::uint64_t region = 0;  // number of the engine memory that holds the array; 0: ordinary memory
+    std::uint64_t offset = 0;  // of the array in it, in bytes
 
     bool agrees(const Signature& other) const {
         return sequence == other.sequence && verb == other.verb && dtype == other.dtype && op == other.op &&
@@ -51,7 +51,7 @@ inline std::string list_text(const std::uint64_t* counts, int size) {
     return text + "]";
 }
 
-// The signature as its user would say it.
+// Description of the signature for the user.
 inline std::string describe(const Signature& s) {
     std::ostringstream text;
     text << label(s.verb);

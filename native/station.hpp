@@ -1,8 +1,8 @@
-// What lies in a member's segment: the words of the barrier, why the group was aborted, and two halves for staging.
+// Content of a member's segment: the words of the barrier, the reason of an abort, and two halves for staging.
 //
 // One rule makes every collective free of races. The time between two barriers is an *epoch*. In epoch e a member
-// writes its own half e % 2, and reads what others wrote in their half (e - 1) % 2. What in it is for this member alone
-// it may overwrite with an answer, which its owner finds in epoch e + 1, when that half is its own to write again.
+// writes its own half e % 2, and reads the others' halves (e - 1) % 2, written in the last epoch. There it may
+// overwrite data for itself alone by an answer; the owner reads it in epoch e + 1, when it may write that half again.
 #pragma once
 
 #include <sched.h>
@@ -22,8 +22,8 @@ namespace farandole {
 constexpr int max_members = 64;
 constexpr std::size_t line_bytes = 64;
 
-// Bytes that one member can stage for the others in one epoch. Measured from 64 KB to 8 MB: below, barriers count;
-// above, what is staged falls out of the second-level cache before the others read it.
+// Bytes that one member can stage for the others in one epoch. Measured from 64 KB to 8 MB: with less, barriers
+// dominate; with more, staged data is evicted from the L2 cache before the others read it.
 constexpr std::size_t stage_bytes = 512 * 1024;
 
 struct Half {
@@ -34,7 +34,7 @@ struct Half {
 
 enum class Cause : std::uint32_t { none, writing, aborted, stalled };
 
-// Why the group ended. Whoever comes first writes the text, and everybody reads that one.
+// Reason for the end of the group. The first member to end it writes the text, and all members read this text.
 struct Ending {
     std::atomic<std::uint32_t> cause;
     char text[1000];
@@ -50,7 +50,7 @@ struct Ending {
 
     Cause why() const { return static_cast<Cause>(cause.load(std::memory_order_acquire)); }
 
-    // A writer needs a moment; one that died in it leaves only the fact.
+    // Waits shortly for the writer; if the writer died meanwhile, the text is lost.
     std::string reason() const {
         for (int look = 0; look < 1000 && why() == Cause::writing; ++look) sched_yield();
         return why() > Cause::writing ? text : "the group was aborted";
@@ -61,7 +61,7 @@ struct Ending {
 struct Station {
     BarrierWords words;
     alignas(line_bytes) Ending ending;
-    // Barriers this member has come to: tells one that waited too long who is missing.
+    // Number of barriers that this member has reached, from which a timed-out member finds the missing ones.
     alignas(line_bytes) std::atomic<std::uint64_t> arrivals;
     Half halves[2];
 };

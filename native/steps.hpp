@@ -1,4 +1,4 @@
-// How arrays are cut: slices for the members, steps for the staging.
+// Division of arrays: slices for the members, steps for the staging.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 
 namespace farandole {
 
-// memcpy that takes the null address of an empty array.
+// memcpy that accepts the null address of an empty array.
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t nbytes) {
     if (nbytes != 0) std::memcpy(to, from, nbytes);
 }
 
 constexpr std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
-// `count` elements cut in one contiguous slice for each of `parts` members; inner bounds lie on the array's cache
-// lines.
+// `count` elements cut into one contiguous slice for each of `parts` members; inner bounds are multiples of a cache
+// line.
 class Slices {
 public:
     Slices(std::size_t count, int parts, std::size_t itemsize) : count_(count) {
@@ -32,7 +32,7 @@ private:
     std::size_t each_;
 };
 
-// The staging area cut in one lane for each of `parts` members, in elements.
+// The staging area cut into one lane for each of `parts` members, in elements.
 class Lanes {
 public:
     Lanes(int parts, std::size_t itemsize)
@@ -42,7 +42,7 @@ public:
     std::size_t steps(std::size_t count) const { return ceil_div(count, capacity_); }
     std::size_t offset(int part) const { return bytes_ * static_cast<std::size_t>(part); }
 
-    // The elements of step `k` of an array of `count`: first and how many.
+    // Elements of step `k` of an array of `count`: the first, and their number.
     std::size_t start(std::size_t k, std::size_t count) const { return std::min(count, k * capacity_); }
     std::size_t size(std::size_t k, std::size_t count) const { return start(k + 1, count) - start(k, count); }
 

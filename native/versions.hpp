@@ -1,9 +1,9 @@
-// Function multi-versioning: one binary carries every kernel for several x86-64 levels and picks at run time.
+// Function multi-versioning: one binary has each kernel for several x86-64 levels and selects one at run time.
 //
 // A kernel is a struct with `static FARANDOLE_INLINE void run(const Job&)`; `fastest<Kernel>(job)` runs the version for
-// this processor. Elsewhere (aarch64 has its vector unit always on) there is one version. `portable<Kernel>(job)` runs
-// the version for every processor: each further one costs compile time, and only sums of floating point numbers, which
-// are what training waits for, are worth it.
+// this processor. On other architectures (aarch64 always has its vector unit) there is one version.
+// `portable<Kernel>(job)` runs the baseline version: each further version costs compile time, which pays off only for
+// sums of floating-point numbers, for which training waits.
 #pragma once
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)

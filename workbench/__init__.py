@@ -1,4 +1,4 @@
-"""Workbench of the house: programs and models that put Farandole to the test, and the hosts that they run on.
+"""Workbench: programs and models that test Farandole, and the hosts that they run on.
 
     python -m workbench.survival faults      # faults of elastic jobs (docs/reference/faults.md)
     python -m workbench.differential         # generated programs beside plain PyTorch (docs/reference/fuzzer.md)
@@ -9,7 +9,7 @@
     from workbench.binding.contract import run_contract            # what the module of a framework owes
     from workbench.scheduler.contract import run_contract          # what a scheduler owes; its fake lies beside it
 
-``workbench.cluster`` makes hosts, and a Slurm, on one machine; ``workbench.install`` installs for the Makefile. All of
-it belongs to a checkout, is in no wheel, and may reach into private parts of the package, which knows nothing of it.
-``farandole.testing`` has what extensions need.
+``workbench.cluster`` makes hosts, and a Slurm, on one machine; ``workbench.install`` installs for the Makefile. The
+workbench belongs to a checkout, is in no wheel, and may use private parts of the package; the package does not use the
+workbench. ``farandole.testing`` has what extensions need.
 """

@@ -25,13 +25,13 @@ def controller_of(launcher: int) -> int:
 
 
 def kill_controller_of(launcher: int, pid: int) -> bool:
-    """Kill the controller ``pid`` below process ``launcher``; False if it is none any more."""
+    """Kill the controller ``pid`` below process ``launcher``; False if it is no controller any more."""
     try:
         ending = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
     try:
-        # A look after it was opened: from here on this is that process, and no other that is given its number.
+        # Checked after the pidfd was opened: from here on it is the controller, and no process that reuses the number.
         if controller_of(launcher) != pid:
             return False
         with contextlib.suppress(ProcessLookupError):

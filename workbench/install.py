@@ -1,10 +1,10 @@
-"""Packages for the environment of a checkout: by uv, where it can be had and finds what pip would find, else by pip.
+"""Packages for the environment of a checkout: by uv, if it is available and finds what pip would find, else by pip.
 
     .venv/bin/python -m workbench.install --extras torch,dev tensorflow-cpu      # the Makefile does this
     UV=none make setup                                                          # by pip, which takes longer
 
-uv reads nothing of what pip is configured with, and of two indexes only one may have the torch without CUDA. So it is
-told, and what it cannot be told leaves the work to pip. This runs before anything is installed.
+uv ignores pip's configuration, and of two indexes only one may have the torch without CUDA. So this translates the
+configuration into options of uv; if that is impossible, pip installs. It runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ TRANSLATED = {
     "constraint": "--constraint",
     "trusted-host": "--allow-insecure-host",
 }
-"""Options of pip that say what it finds, and what uv calls them."""
+"""Options of pip that determine what it finds, and their names in uv."""
 VARIABLES = {"cert": "SSL_CERT_FILE", "default-timeout": "UV_HTTP_TIMEOUT", "timeout": "UV_HTTP_TIMEOUT"}
-"""Options of pip that say how it asks, and the variables that uv reads."""
+"""Options of pip that determine how it connects, and the variables that uv reads."""
 HARMLESS = {
     "break-system-packages", "cache-dir", "config-file", "disable-pip-version-check", "no-cache-dir", "no-color",
     "no-input", "no-warn-script-location", "progress-bar", "quiet", "require-virtualenv", "retries", "root-user-action",
     "verbose",
 }  # fmt: skip
-"""Options of pip that change nothing of that."""
+"""Options of pip that change neither."""
 
 
 def read_project() -> dict[str, Any]:
@@ -63,7 +63,7 @@ def requirements(project: Mapping[str, Any], extras: Sequence[str]) -> list[str]
 
 
 def pip_settings(listed: str) -> dict[str, str]:
-    r"""Settings of ``pip install``, of what ``pip config list`` prints.
+    r"""Settings of ``pip install``, from the output of ``pip config list``.
 
     >>> pip_settings("global.timeout='60'\ninstall.no-index='true'\n:env:.timeout='9'\ndownload.pre='yes'")
     {'timeout': '9', 'no-index': 'true'}
@@ -77,14 +77,14 @@ def pip_settings(listed: str) -> dict[str, str]:
 
 
 def uv_options(settings: Mapping[str, str]) -> tuple[list[str], str]:
-    """Options with which uv finds what pip finds with ``settings``; or the reason why pip has to install.
+    """Options with which uv finds what pip finds with ``settings``; or the reason why pip must install.
 
     >>> uv_options({"extra-index-url": "https://a https://b", "timeout": "60"})
     (['--index-strategy', 'unsafe-best-match', '--index', 'https://a', '--index', 'https://b'], '')
     >>> uv_options({"proxy": "http://c"})
     ([], "pip is configured with 'proxy', which uv is not told")
     """
-    options = ["--index-strategy", "unsafe-best-match"]  # as pip: the best version of all indexes
+    options = ["--index-strategy", "unsafe-best-match"]  # like pip: the best version of all indexes
     for name, value in settings.items():
         if name in TRANSLATED:
             options += [word for each in value.split() for word in (TRANSLATED[name], each)]
@@ -108,14 +108,14 @@ def main(args: Sequence[str] | None = None) -> int:
         done = subprocess.run([*PIP, "install", "-qq", *CONSTRAINTS, *packages], check=False)
         if done.returncode:
             return done.returncode
-    if asked.compile:  # uv would leave out what it has installed before; what cannot be compiled is never imported
+    if asked.compile:  # uv skips packages that it installed before; a file that cannot be compiled is never imported
         words = [sys.executable, "-m", "compileall", "-qq", "-j", "0", sysconfig.get_path("purelib")]
         subprocess.run(words, check=False)
     return 0
 
 
 def _install_by_uv(packages: Sequence[str]) -> str:
-    """The reason why that was not possible; "" if it was."""
+    """The reason why uv could not install; "" if it did."""
     if os.environ.get("UV") == "none":
         return "UV=none"
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=True).stdout

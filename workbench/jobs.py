@@ -11,7 +11,7 @@
 
     assert run_job(program, 2) == [2.0, 2.0]
 
-``program`` calls ``init`` itself, so that a test may also see what happens around it.
+``program`` calls ``init`` itself, so that a test can also check what happens before and after.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def _in_job(member: RankContext, program: Callable[..., Any], args: Sequence[Any
 
 @final
 class NumpyCalls:
-    """Collectives on NumPy arrays through the session, as a framework's adapter would make them.
+    """Collectives on NumPy arrays through the session, like a framework's adapter.
 
-    ``dtype`` tells how the memory is meant where NumPy has no such type (bfloat16 lies in uint16).
+    ``dtype`` is the type of the memory if NumPy has no such type (bfloat16 is stored in uint16).
     """
 
     def __init__(self, process_set: int = 0, dtype: DType | None = None) -> None:
@@ -94,11 +94,11 @@ class NumpyCalls:
         self.submit(call, background=False).wait()
 
     def allgather(self, name: str, x: Values) -> tuple[Values, CallResult]:
-        """Concatenation, and the outcome it came with."""
+        """Concatenation, and its outcome."""
         return self._made(Call(Kind.ALLGATHER, f"allgather.{name}", self.array(x), x.shape, self._process_set), x)
 
     def alltoall(self, name: str, x: Values, splits: tuple[int, ...] = ()) -> tuple[Values, CallResult]:
-        """Received rows, and the outcome they came with."""
+        """Received rows, and their outcome."""
         call = Call(Kind.ALLTOALL, f"alltoall.{name}", self.array(x), x.shape, self._process_set, splits=splits)
         return self._made(call, x)
 

@@ -1,4 +1,4 @@
-"""Launchers of the MPIs that this environment has, each with the library that mpi4py must load to match it.
+"""Launchers of the MPIs in this environment, each with the library that mpi4py must load to match it.
 
     run_ranks(program, 3, start=LAUNCHERS["mpich"].start)
 
@@ -22,7 +22,7 @@ _BIN, _LIB = Path(sys.prefix) / "bin", Path(sys.prefix) / "lib"
 @final
 @dataclass(frozen=True)
 class MpiLauncher:
-    """A program that starts ranks, and its library. ``crowded`` is added for more ranks than cores."""
+    """A program that starts ranks, and its library. ``crowded`` options are added for more ranks than cores."""
 
     name: str
     program: Path
@@ -44,7 +44,7 @@ class MpiLauncher:
     def start(
         self, size: int, command: list[str], environment: Mapping[str, str], output: IO[bytes]
     ) -> list[subprocess.Popen[bytes]]:
-        """Start the ranks for ``run_ranks``; their numbers are not those of MPI's world."""
+        """Start the ranks for ``run_ranks``; their numbers differ from those of MPI's world."""
         environment = {**environment, **self.environment}
         line = [*self.command(size), *command]
         return [subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)]
@@ -75,4 +75,4 @@ LAUNCHERS = {
         ),
     )
 }
-"""By the name that tests and benchmarks use."""
+"""Launchers by the names that tests and benchmarks use."""

@@ -1,7 +1,7 @@
 """``python -m workbench.planted [ROOM ...]``: plant a defect in each of ten rooms; status 1 if the tests stay green.
 
 It changes a line of this checkout, runs tests of the gate, or of the slice that the line touches, until one fails, and
-puts the line back. A row whose line is no longer there is an error: it has to be written anew.
+restores the line. A row whose line no longer exists is an error: it has to be rewritten.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import NamedTuple, final
 
 LONGEST_S = 900.0
 PASSED, FAILED = 0, (1, 2)
-"""Exit status of pytest; 2 where ``-x`` has ended pytest-xdist."""
+"""Exit status of pytest; 2 if ``-x`` has ended pytest-xdist."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @final
 class PlantedDefect(NamedTuple):
-    """A line of a file and what stands in its place, and the tests that are to find it, the quickest first."""
+    """A line of a file, its replacement, and the tests that must find it, the quickest first."""
 
     path: str
     line: str
@@ -97,7 +97,7 @@ DEFECTS = {
 
 @contextlib.contextmanager
 def planted(defect: PlantedDefect) -> Iterator[None]:
-    """Keep a defect in the checkout inside, compiled where it is in the native core."""
+    """Keep a defect in the checkout during the block, compiled if it is in the native core."""
     path = ROOT / defect.path
     text = path.read_text()
     if text.count(defect.line) != 1:
@@ -117,7 +117,7 @@ def _compile(defect: PlantedDefect) -> None:
 
 
 def found_by(defect: PlantedDefect) -> str:
-    """The folder whose tests fail with it; "" if none do."""
+    """The folder whose tests fail with the defect; "" if none do."""
     for folder in defect.tests:
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "-p", "no:cacheprovider", folder]
         code = subprocess.run(
@@ -131,7 +131,7 @@ def found_by(defect: PlantedDefect) -> str:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m workbench.planted", description=__doc__)
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(DEFECTS)} (default: all)")
     rooms = parser.parse_args().rooms or list(DEFECTS)

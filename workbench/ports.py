@@ -1,4 +1,4 @@
-"""Ports of this machine at which processes listen, for attacks on them."""
+"""Ports of this machine on which processes listen, for attacks on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def listening(pids: Iterable[int]) -> list[int]:
-    """TCP ports at which these processes listen now; those that have ended meanwhile have none."""
+    """TCP ports on which these processes listen now; processes that have exited meanwhile have none."""
     sockets = set()
     for pid in pids:
         with contextlib.suppress(FileNotFoundError):  # it has closed this one, or has ended, meanwhile

@@ -1,6 +1,6 @@
 """``python -m workbench.prove TEST ...``: run tests 50 times while every core is loaded; status 1 at the first failure.
 
-A test enters ``tests/jobs`` once this has passed. ``TEST`` is a file, a folder or a node id, as for pytest.
+A test enters ``tests/jobs`` after it has passed this. ``TEST`` is a file, a folder or a node id, as for pytest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIMES = 50
 
 
 def prove(tests: Sequence[str], times: int) -> bool:
-    """Whether the tests have passed so many times in a row."""
+    """True if the tests have passed so many times in a row."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     for number in range(1, times + 1):
         begin_s = time.monotonic()
@@ -30,7 +30,7 @@ def prove(tests: Sequence[str], times: int) -> bool:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m workbench.prove", description=__doc__)
     parser.add_argument("tests", nargs="+", metavar="TEST")
     parser.add_argument("--times", type=int, default=TIMES, help=f"how often (default: {TIMES})")

@@ -1,10 +1,10 @@
-"""Checks with other versions of TensorFlow, JAX and ipykernel, and with libraries that stand on ours or beside it.
+"""Checks with other versions of TensorFlow, JAX and ipykernel, and with libraries that build on ours or run beside it.
 
     make versions                                       # all of them, and MXNet: 10 GB, and 90 minutes
     make versions ONLY="tensorflow-2.16 jax-0.5"        # some
 
-Environments stand in ``build/versions``, and are used again. Into each goes one wheel of Farandole, built once; those
-of ipykernel have that alone, and for the rest what this environment has.
+Environments are kept in ``build/versions``, and reused. Each gets one wheel of Farandole, built once; environments of
+ipykernel get only ipykernel, and use this environment for the rest.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ pathlib.Path(sysconfig.get_path("purelib"), "checkout.pth").write_text(sys.argv[
 @final
 @dataclass(frozen=True)
 class PinnedPackages:
-    """Packages of an environment, what is run there, and which of its tests, in the words of pytest's ``-k``.
+    """Packages of an environment, the tests that run there, and their selection by pytest's ``-k``.
 
-    Where it ``is_overlay``, the packages stand alone before all that this environment has. ``alone`` are installed
-    without what they ask for, as another build of PyTorch.
+    If it ``is_overlay``, the packages precede those of this environment. ``alone`` are installed without their
+    requirements, such as another build of PyTorch.
     """
 
     packages: Sequence[str]
@@ -92,7 +92,7 @@ ENVIRONMENTS: Mapping[str, PinnedPackages] = {
             "requests",
         ],
         ["tests/nightly/torch_distributed/test_examples.py"],
-        alone=["heat==1.8.0", "torchvision==0.15.2"],  # which ask for PyTorch with CUDA
+        alone=["heat==1.8.0", "torchvision==0.15.2"],  # they require PyTorch with CUDA
     ),
 }
 
@@ -115,7 +115,7 @@ def wheel() -> Path:
 
 
 def prepare(name: str, built: Path | None) -> Path:
-    """Make an environment, or bring Farandole in it up to date; returns its interpreter."""
+    """Make an environment, or update Farandole in it; returns its interpreter."""
     python = FOLDER / name / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(FOLDER / name)], check=True)
@@ -130,10 +130,10 @@ def prepare(name: str, built: Path | None) -> Path:
 
 
 def check(name: str, python: Path) -> bool:
-    """Run the tests of an environment, and say what they found."""
+    """Run the tests of an environment, and print the result."""
     environment = ENVIRONMENTS[name]
     begin = time.monotonic()
-    wide = {**os.environ, "COLUMNS": "200"}  # each of its lines whole
+    wide = {**os.environ, "COLUMNS": "200"}  # prints whole lines
     said = subprocess.run(
         [str(python), "-m", "farandole", "check"], cwd=FOLDER, env=wide, capture_output=True, text=True, check=False
     )

@@ -1,11 +1,11 @@
-"""Data-parallel deep learning whose workers come and go: the front door.
+"""Data-parallel deep learning with workers that may join and leave: the public package.
 
     import farandole.torch as hvd          # in a training script
     farandole.run(train, np=4)             # from Python: N workers, their results in rank order
     farandole.search(train, space, pool=8) # hyper-parameters: many trials on a pool of workers
-    job = farandole.launch(train, np=4)    # as run, while this program goes on
+    job = farandole.launch(train, np=4)    # like run, in the background
 
-No framework is imported here, and nothing is started.
+This import loads no framework, and starts no thread or process.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """``run``, ``launch`` and ``search`` bring along what a worker has no use for: they are loaded when asked for."""
+    """Load ``run``, ``launch`` and ``search`` on first use, because workers do not need their modules."""
     if name == "run":
         return importlib.import_module("farandole.launch.function.function").run
-    if name in ("launch", "search"):  # packages, which can be called
+    if name in ("launch", "search"):  # callable packages
         return importlib.import_module(f"farandole.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

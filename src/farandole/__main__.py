@@ -1,4 +1,4 @@
-"""``python -m farandole`` is ``farandole``."""
+"""Entry point of ``python -m farandole``, the same as the command ``farandole``."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ COMMANDS = {
     "horovodrun": "farandole.launch.command.horovodrun",
     "horovod": "farandole.launch.tools.horovod_command",
 }
-"""Modules with ``add_parser(subparsers)``, which sets ``main``: from the parsed arguments to the exit status."""
+"""Modules with ``add_parser(subparsers)``, which sets ``main``, a function from parsed arguments to exit status."""
 
 DESCRIPTION = """\
 Data-parallel deep learning, in the words of Horovod.
@@ -58,7 +58,7 @@ Data-parallel deep learning, in the words of Horovod.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; what cannot be right is answered with what to type, and exit status 2."""
+    """Run a command; usage errors print what to type, and return exit status 2."""
     open_standard_streams()
     words = sys.argv[1:] if arguments is None else list(arguments)
     parsed = _parser(words).parse_args(words)
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"farandole {parsed.name}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        if not error.filename:  # nothing that the user has named
+        if not error.filename:  # no file that the user has named
             raise
         print(f"farandole {parsed.name}: {os.fsdecode(error.filename)}: {error.strerror}", file=sys.stderr)
         return 1
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(words: Sequence[str]) -> Parser:
-    """The parser of the command that is asked for, so that no other need be loaded; otherwise that of all."""
+    """Parser of the requested command, so that no other module is loaded; without a command, parser of all."""
     asked = [COMMANDS[word] for word in words[:1] if word in COMMANDS]
     parser = Parser(prog="farandole", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"farandole {__version__}")

@@ -1,4 +1,4 @@
-"""The words of a collective: its kind, its reduction, its dtypes, and a flat piece of memory.
+"""Basic types of collectives: kind, reduction, dtype, and a flat piece of memory.
 
 >>> DType.from_name("bfloat16").itemsize
 2
@@ -33,7 +33,7 @@ class Kind(enum.IntEnum):
 
     @functools.cached_property
     def label(self) -> str:
-        """The verb a user typed, for error texts and traces."""
+        """Verb that a user typed, for error texts and traces."""
         return self.name.lower()
 
 
@@ -50,7 +50,7 @@ class ReduceOp(enum.IntEnum):
 
     @functools.cached_property
     def label(self) -> str:
-        """The name a user typed, for error texts and traces."""
+        """Name that a user typed, for error texts and traces."""
         return self.name.capitalize()
 
 
@@ -62,7 +62,7 @@ class Reduction:
     >>> Reduction(ReduceOp.SUM, prescale=0.5).postscale
     1.0
 
-    ``wrong`` says what is wrong with the user's arguments. It is raised later, where the other members can be told.
+    ``wrong`` says what is wrong with the user's arguments. It is raised later, where the other members get it, too.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE
@@ -76,7 +76,7 @@ class Reduction:
         return (self.prescale, self.postscale) != (1.0, 1.0)
 
     def checked(self) -> Reduction:
-        """Return it, or raise ``UsageError`` if something is ``wrong`` with it."""
+        """Return this reduction, or raise ``UsageError`` if it is ``wrong``."""
         if self.wrong:
             raise UsageError(self.wrong)
         return self
@@ -102,7 +102,7 @@ class DType(enum.IntEnum):
 
     @functools.cached_property
     def label(self) -> str:
-        """The name NumPy and PyTorch give it."""
+        """Name of the type in NumPy and PyTorch."""
         return self.name.lower()
 
     @property
@@ -122,7 +122,7 @@ class DType(enum.IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> DType:
-        """Look a type up by its usual name; raises ``KeyError`` for a type that does not travel."""
+        """Look up a type by its usual name; raises ``KeyError`` for an unsupported type."""
         return cls[name.upper()]
 
 
@@ -139,8 +139,8 @@ _TYPE_CODES = {"i": DType.INT32, "q": DType.INT64, "d": DType.FLOAT64}
 class Array:
     """A flat, contiguous piece of memory that an engine may read or write.
 
-    ``owner`` is whatever keeps the memory alive (a tensor, an ndarray, a ``Memory``); engines for other devices than
-    the host may use it, host engines use the address alone.
+    ``owner`` is the object that keeps the memory alive (a tensor, an ndarray, a ``Memory``); engines for devices other
+    than the host may use it, host engines use only the address.
     """
 
     address: int
@@ -151,7 +151,7 @@ class Array:
 
     @classmethod
     def of_numbers(cls, numbers: array[int] | array[float]) -> Array:
-        """The memory of ``numbers``, of type code ``i``, ``q`` or ``d``.
+        """Memory of ``numbers``, with type code ``i``, ``q`` or ``d``.
 
         >>> Array.of_numbers(array("q", [1, 2])).dtype.label
         'int64'
@@ -165,5 +165,5 @@ class Array:
         return self.count * _ITEMSIZE[self.dtype]
 
     def slice(self, start: int, count: int) -> Array:
-        """The ``count`` elements from ``start``; host memory only."""
+        """View of ``count`` elements from ``start``; host memory only."""
         return Array(self.address + start * _ITEMSIZE[self.dtype], count, self.dtype, self.owner, self.device)

@@ -34,7 +34,7 @@ class FarandoleError(Exception):
     """Root of the tree; catch it to catch everything that Farandole itself raises."""
 
     if not TYPE_CHECKING:
-        __init__ = Exception.__init__  # without it TensorFlow's AutoGraph would make an error of its own of this one
+        __init__ = Exception.__init__  # without it TensorFlow's AutoGraph would replace this error by one of its own
 
 
 class UsageError(FarandoleError, ValueError):
@@ -51,7 +51,7 @@ class NotInitializedError(UsageError):
     """An operation that needs a job was called before ``init()`` or after ``shutdown()``."""
 
     foreword: ClassVar[str] = ""
-    """The sentence that clients of a package with another name look for, set by that package."""
+    """Sentence that users of a package with another name (``horovod``) search for; that package sets it."""
 
     def __init__(self, asked: str) -> None:
         super().__init__(f"{self.foreword}{asked} was called, but Farandole is not initialized: call init() first")
@@ -76,20 +76,20 @@ class CollectiveError(FarandoleError, RuntimeError):
 
 @final
 class MismatchError(CollectiveError, ValueError):
-    """Ranks asked for different things under one name, or for what one rank's tensor does not allow.
+    """Ranks requested different collectives under one name, or a collective that a rank's tensor does not allow.
 
-    All of the set raise it, and the next collective works; unless it tells of a deadlock, which ends the generation.
+    All members raise it, and the next collective works; except after a deadlock, which ends the generation.
     """
 
 
 @final
 class StallError(CollectiveError):
-    """A rank did not come to a collective before the deadline (``stall_shutdown_s``)."""
+    """A rank did not begin a collective before the deadline (``stall_shutdown_s``)."""
 
 
 @final
 class AbortError(CollectiveError):
-    """The generation ended while, or before, this collective ran; the text names who ended it and how."""
+    """The generation ended while, or before, this collective ran; the text names the cause and the rank."""
 
 
 @final
@@ -99,15 +99,15 @@ class EngineError(CollectiveError):
 
 @final
 class DivergenceError(FarandoleError, RuntimeError):
-    """Ranks do not step with the same numbers; the text names the tensor, the step and two of the ranks.
+    """Ranks step with different numbers; the text names the tensor, the step and two of the ranks.
 
-    No ``CollectiveError``: an elastic job that went back to its last commit could not tell whether that is right.
+    No ``CollectiveError``: an elastic job that returns to its last commit could not know whether that is correct.
     """
 
 
 @final
 class StartError(FarandoleError, RuntimeError):
-    """The job could not be formed; the text names who is missing."""
+    """The job could not be formed; the text names the missing ranks."""
 
 
 @final
@@ -117,17 +117,17 @@ class ControlError(FarandoleError, RuntimeError):
 
 @final
 class CheckpointError(FarandoleError, RuntimeError):
-    """A checkpoint could not be written, or the one that was asked for is not whole; the text says where and why."""
+    """A checkpoint could not be written, or the requested one is incomplete; the text says where and why."""
 
 
 @final
 class DataError(FarandoleError, RuntimeError):
-    """A file of a data set is damaged, cannot be read, or has something that no reader reads; the text names it."""
+    """A file of a data set is damaged, unreadable, or has content that no reader supports; the text names it."""
 
 
 @final
 class ModelError(FarandoleError, RuntimeError):
-    """The folder of a model does not verify, or its weights are of another model; the text says which part."""
+    """The folder of a model does not verify, or its weights belong to another model; the text says which part."""
 
 
 @final
@@ -144,10 +144,10 @@ class RemoteError(FarandoleError, RuntimeError):
 
 @final
 class HostsUpdatedInterrupt(BaseException):
-    """Raised by ``State.commit`` where workers are to come or go; ``elastic.run`` catches it and goes on with them.
+    """Raised by ``State.commit`` when workers will join or leave; ``elastic.run`` catches it and re-forms the job.
 
     No ``Exception``, so that no ``except Exception`` of a training script can swallow it. ``skip_sync`` is always
-    false: the state is agreed on after every change.
+    false: ranks synchronize the state after every change.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Observability by subscription: lower floors emit typed events, whoever wants them subscribes.
+"""Observability by subscription: lower floors emit typed events, and higher floors subscribe to them.
 
     >>> seen = []
     >>> cancel = subscribe(seen.append)
@@ -6,14 +6,14 @@
     >>> seen[0].text, cancel()
     ('hello', None)
 
-An event nobody subscribed to costs the one look-up ``if subscribers`` at its source. Subscribers run in the emitting
-thread and must return quickly; what they raise is logged, never propagated. ``listen`` is for whoever wants no more
-than ``Metric`` and ``Recovery``: subscribers of everything have each collective tell its phases, which a tiny step
-feels.
+An event without subscribers costs the one look-up ``if subscribers`` at its source. Subscribers run in the emitting
+thread and must return quickly; their exceptions are logged, never propagated. ``listen`` is for subscribers that need
+only ``Metric`` and ``Recovery``: a subscriber to all events makes every collective emit its phases, which slows down a
+tiny step.
 
-Threads that submit collectives emit, and so does the lane's own; the one that listens to the controller subscribes the
+Threads. Threads that submit collectives emit, and so does the lane's own thread; the control thread subscribes the
 timeline meanwhile. ``subscribers`` has no lock, so that the look-up costs nothing and a subscriber may cancel while it
-is called: each change of the list is a single operation, and ``emit`` goes through a copy.
+is called: each change of the list is a single operation, and ``emit`` iterates over a copy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger("farandole")
 class Phase(msgspec.Struct, frozen=True):
     """A finished phase of a collective on this rank.
 
-    It is ``submit``, ``negotiate``, ``queue``, ``execute``, ``reduce``, ``copy``, ``wait`` or, without length,
+    ``phase`` is ``submit``, ``negotiate``, ``queue``, ``execute``, ``reduce``, ``copy``, ``wait`` or, with zero length,
     ``cycle``; ``begin_s`` and ``end_s`` are ``time.monotonic()`` seconds of this host.
     """
 
@@ -46,7 +46,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 @final
 class Note(msgspec.Struct, frozen=True):
-    """Something worth saying that is no error (the engine chosen and why, a stall, an abort)."""
+    """A remark that is no error (the chosen engine and why, a stall, an abort)."""
 
     time_s: float
     rank: int
@@ -55,7 +55,7 @@ class Note(msgspec.Struct, frozen=True):
 
 @final
 class Milestone(msgspec.Struct, frozen=True):
-    """A worker of an elastic job comes to ``phase``; sent before it begins, so that tests can end the worker there.
+    """A worker of an elastic job reaches ``phase``; emitted before the phase, so that tests can kill the worker there.
 
     In a step: ``reduce``, ``vote``, ``voted``, ``applied``. In the script: ``commit``. Between generations: ``reform``,
     ``agree``, ``transfer``, ``receive``, ``put back``, ``synced``. ``step`` counts the voted steps of the job.
@@ -75,10 +75,10 @@ class Milestone(msgspec.Struct, frozen=True):
 
 @final
 class Recovery(msgspec.Struct, frozen=True, tag=True):
-    """A worker trains again: what happened, and how long each part took, up to the first step that was voted.
+    """A worker trains again after a change: the reason, and the time of each part, up to the first voted step.
 
-    ``form_s`` is until the new generation was formed and connected, ``agree_s`` until its ranks knew who has the newest
-    state, ``transfer_s`` until all had it (``transfer_bytes`` travelled), ``first_step_s`` until the next step.
+    ``form_s``: until the new generation was formed and connected; ``agree_s``: until its ranks knew which rank has the
+    newest state; ``transfer_s``: until all had it (``transfer_bytes`` were sent); ``first_step_s``: to the next step.
     """
 
     time_s: float
@@ -104,17 +104,17 @@ class Recovery(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def total_s(self) -> float:
-        """From the error that ended the old generation on this rank to the first step of the new one."""
+        """Seconds from the error that ended the old generation on this rank to the first step of the new generation."""
         return self.form_s + self.agree_s + self.transfer_s + self.first_step_s
 
 
 @final
 class Metric(msgspec.Struct, frozen=True):
-    """Numbers of a training on this rank: what a script logs, and what optimizers and loaders measure by themselves.
+    """Numbers of a training on this rank: logged by the script, or measured by optimizers and data loaders.
 
-    ``time_s`` is ``time.monotonic()`` of this host. ``step`` counts the steps of the optimizer, or what the script says
-    it counts; ``samples`` is how many this rank has seen so far, 0 where nobody counts them. Units are in the names of
-    ``values``: ``step_s`` and ``wait_s`` are seconds of a step, and of its waiting for other ranks.
+    ``time_s`` is ``time.monotonic()`` of this host. ``step`` counts optimizer steps, or is the script's own counter;
+    ``samples`` is the number of samples that this rank has seen so far, 0 if they are not counted. Units are in the
+    names of ``values``: ``step_s`` and ``wait_s`` are seconds of a step, and of its waiting for other ranks.
     """
 
     time_s: float
@@ -134,10 +134,10 @@ Subscriber: TypeAlias = Callable[[Event], object]
 
 subscribers: list[Subscriber] = []
 listeners: list[Subscriber] = []
-"""Subscribers to ``HEARD`` alone."""
+"""Subscribers to the event types in ``HEARD`` only."""
 
 shortcuts: list[Callable[[], None]] = []
-"""Ends of what goes on without events while nobody subscribes."""
+"""Functions that switch off code paths that emit no events, used only while there are no subscribers."""
 
 HEARD = (Metric, Recovery)
 
@@ -162,8 +162,8 @@ def listen(listener: Subscriber) -> Callable[[], None]:
 
 
 def end_shortcuts() -> None:
-    """End what goes on without events; it may begin again where nobody subscribes."""
-    for end in (*shortcuts,):  # a copy: sessions that end take theirs away
+    """Switch off code paths that emit no events; they may be switched on again without subscribers."""
+    for end in (*shortcuts,):  # a copy: a session that ends removes its entry
         end()
 
 
@@ -178,10 +178,10 @@ def _add(subscriber: Subscriber, among: list[Subscriber]) -> Callable[[], None]:
 
 
 def emit(event: Event) -> None:
-    """Hand ``event`` to every subscriber, in the calling thread."""
+    """Call every subscriber with ``event``, in the calling thread."""
     also = listeners if isinstance(event, HEARD) else ()
-    for subscriber in (*subscribers, *also):  # a copy: one that is removed during the loop would make it skip the next
+    for subscriber in (*subscribers, *also):  # a copy: a removal during the loop would make it skip the next one
         try:
             subscriber(event)
-        except Exception:  # not BaseException: that is how tests inject a fault, and how Ctrl-C comes
+        except Exception:  # not BaseException: tests inject faults by it, and Ctrl-C raises it
             logger.exception("a subscriber of Farandole's events raised")

@@ -1,4 +1,4 @@
-"""Each knob once: its type, default, help, command-line flags, and the names it has in the environment.
+"""Settings of a job: type, default, help, command-line flags and environment variables of each knob, in one place.
 
     >>> Settings.resolve(arguments={"engine": "tcp"}, environment={"FARANDOLE_STALL_WARNING_S": "5"}).stall_warning_s
     5.0
@@ -29,9 +29,9 @@ class Knob(msgspec.Struct, frozen=True):
     """Description of one setting, besides its type and default.
 
     ``flags`` and ``off_flags`` are its names on the command line (``flag_scale`` converts the flag's unit).
-    ``horovod`` is the environment variable of Horovod that is understood too; with ``horovod_negates`` that variable
-    turns the knob off. ``group`` is its heading in the help of commands, ``metavar`` stands for its text there.
-    ``job_wide``: the launcher or the controller reads it, so that one worker cannot change it.
+    ``horovod`` is the environment variable of Horovod that is accepted, too; with ``horovod_negates`` that variable
+    turns the knob off. ``group`` is its heading in the help of commands, ``metavar`` the placeholder for a text there.
+    ``job_wide``: the launcher or the controller reads it, so that a single worker cannot change it.
     """
 
     help: str
@@ -58,7 +58,7 @@ Radix = Annotated[int, msgspec.Meta(ge=2)]
 Pair = tuple[Seconds, Seconds]
 
 PORTS, LAST_PORT = re.compile(r"[0-9]{1,5}-[0-9]{1,5}"), 65535
-"""Range of ports, as one writes it, and the last port there is."""
+"""Syntax of a range of ports, and the highest port number."""
 
 
 @final
@@ -387,15 +387,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_elastic(self) -> bool:
-        """True if workers may come and go while the job runs."""
+        """True if workers may join and leave while the job runs."""
         return bool(self.min_np or self.max_np or self.host_discovery_script)
 
     def stall_limit_s(self, seconds: float) -> float:
-        """A limit of the stall inspector; switched off, or 0 as Horovod says it, means none."""
+        """Limit of the stall inspector; practically infinite if the check is off or ``seconds`` is 0, as in Horovod."""
         return seconds if self.stall_check and seconds > 0 else FOREVER_S
 
     def as_static(self) -> Settings:
-        """Settings of a job of fixed size, whatever was asked for, as nobody can start workers for it."""
+        """Settings of a job of fixed size, whatever was requested, because no launcher can start workers for it."""
         return msgspec.structs.replace(self, min_np=0, max_np=0, host_discovery_script="")
 
     @classmethod
@@ -405,7 +405,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         file: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Settings:
-        """Merge the sources; raises ``SettingsError`` for unknown names and for values that do not fit."""
+        """Merge the sources; raises ``SettingsError`` for unknown names and for invalid values."""
         merged = _from_environment(os.environ if environment is None else environment)
         for source, place in ((file, "the settings file"), (arguments, "the arguments")):
             for name, value in (source or {}).items():
@@ -424,7 +424,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return settings
 
     def to_environment(self, base: Settings | None = None) -> dict[str, str]:
-        """The variables that make these settings of ``base`` (or the defaults), for a worker that has ``base``."""
+        """Variables that turn ``base`` (or the defaults) into these settings, for a worker that has ``base``."""
         base = base or Settings()
         return {
             PREFIX + name.upper(): _text(getattr(self, name))
@@ -439,7 +439,7 @@ KNOBS: dict[str, Knob] = {
 }
 
 PAIRS = {name for name, kind in typing.get_type_hints(Settings).items() if typing.get_origin(kind) is tuple}
-"""Knobs of two numbers; as text they stand side by side."""
+"""Knobs of two numbers, written side by side as text."""
 
 IDENTITY = tuple(
     PREFIX + n
@@ -448,7 +448,7 @@ IDENTITY = tuple(
         "HOSTNAME", "CONTROLLER", "KEY", "LAUNCHED", "WATCHED", "WORKER_ID", "CALLER", "PYTHON", "OUTPUT",
     )
 )  # fmt: skip
-"""Variables that say who a process is; they are not knobs, and ``cluster`` reads them."""
+"""Variables that identify a process; they are not knobs, and ``cluster`` reads them."""
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -467,7 +467,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _translate(knob: Knob, value: str) -> str:
-    """Horovod spells levels in capitals, and one of its variables says the opposite of our knob."""
+    """Translate a Horovod value: its log levels are in capitals, and one of its variables negates our knob."""
     if knob.horovod_negates:
         return "true" if value in ("0", "false", "False") else "false"
     return value.lower() if knob.horovod == "HOROVOD_LOG_LEVEL" else value
@@ -486,7 +486,7 @@ def _unknown(name: str, place: str, legal: list[str]) -> str:
 
 
 def port_range(text: str) -> range:
-    """Ports of ``--ports``, as in ``"60001-63000"``; "" stands for 0, any that is free. Raises ``SettingsError``."""
+    """Ports of ``--ports``, as in ``"60001-63000"``; "" stands for 0, any free port. Raises ``SettingsError``."""
     if not text:
         return range(1)
     first, last = map(int, text.split("-")) if PORTS.fullmatch(text) else (0, 0)
@@ -496,7 +496,7 @@ def port_range(text: str) -> range:
 
 
 def _misfit(problem: str, merged: Mapping[str, Any]) -> str:
-    """Text for a value that does not fit, and what would, from one of msgspec's that ends in `` - at `$.grace_s` ``."""
+    """Error text for an invalid value, with the legal ones, from msgspec's text that ends in `` - at `$.grace_s` ``."""
     expected, _, path = problem.rpartition(" - at `$.")
     name = re.split(r"\W", path)[0]
     kind = typing.get_type_hints(Settings)[name]

@@ -14,9 +14,9 @@ import msgspec
 
 @final
 class Topology(msgspec.Struct, frozen=True):
-    """Position of one rank among all, for one generation. The words are Horovod's and MPI's.
+    """Position of one rank among all, for one generation. The terms are those of Horovod and MPI.
 
-    ``hosts[r]`` is the host of rank ``r``. The *cross* group of a rank is the ranks with its local rank on every host.
+    ``hosts[r]`` is the host of rank ``r``. The *cross* group of a rank are the ranks with its local rank on every host.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class Topology(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rank: int, hosts: tuple[str, ...], generation: int) -> Topology:
-        """Derive everything from the list of hosts by rank."""
+        """Derive all fields from the list of hosts by rank."""
         host = hosts[rank]
         local = [r for r, h in enumerate(hosts) if h == host]
         local_rank = local.index(rank)
@@ -46,7 +46,7 @@ class Topology(msgspec.Struct, frozen=True):
 
     @property
     def host(self) -> str:
-        """The host of this rank."""
+        """Host of this rank."""
         return self.hosts[self.rank]
 
     @property

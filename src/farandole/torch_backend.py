@@ -1,8 +1,8 @@
-"""Entry point of PyTorch, which calls ``register`` at ``import torch``: the backend ``farandole`` is known by name.
+"""Entry point for PyTorch, which calls ``register`` at ``import torch``, so that it knows the backend ``farandole``.
 
     torch.distributed.init_process_group("farandole")
 
-Nothing else of Farandole is imported before a group is made.
+No other module of Farandole is imported before a group is made.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 
 def register() -> None:
-    """Tell ``torch.distributed`` how groups of this backend are made, if this PyTorch has that package."""
+    """Register the backend with ``torch.distributed``, if this PyTorch has that package."""
     import torch.distributed
 
     dist: Any = torch.distributed
     if dist.is_available() and "FARANDOLE" not in dist.Backend._plugins:
-        # Of GPUs, too: what the engine does not serve there travels by way of the host, or by another backend.
+        # For GPUs, too: tensors that the engine does not serve there are copied to the host, or use another backend.
         dist.Backend.register_backend("farandole", _group, extended_api=True, devices=["cpu", "cuda"])
         dist.register_rendezvous_handler("farandole", _rendezvous)
 

@@ -1,4 +1,4 @@
-"""Version of this package, which all hosts of a job must share, and where it lies."""
+"""Version of this package, which must be the same on all hosts of a job, and its folder."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 PACKAGE = Path(__file__).absolute().parent
-"""The folder of the package."""
+"""Folder of the package."""

@@ -1,7 +1,7 @@
-"""Attacks that take long or need hosts: numbers on any engine, strangers, dying controllers, bad networks, and clocks.
+"""Attacks that take long or need hosts: numbers on any engine, strangers, killed controllers, bad networks, clocks.
 
     python -m workbench.attacks numbers --engine hybrid+tcp --hosts aabb
     python -m workbench.attacks network
 
-What held and what was mended stands in ``docs/reference/attacks.md``, with the command for each.
+``docs/reference/attacks.md`` lists what held and what was fixed, with the command for each attack.
 """

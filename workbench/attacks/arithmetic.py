@@ -4,7 +4,7 @@
     said = [case.contribution(rank, size=2) for rank in range(2)]
     case.wrong(found, said, hosts=1)          # "" if found is what float64 says, rounded once
 
-Nothing is shared with the engines but the types of ``collective.py``.
+It shares nothing with the engines but the types of ``collective.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farandole.testing.reference import Values, encode, legal, storage
 
 COUNTS = (0, 1, 7, 1000, 65_537, 300_001)
 SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -2.0)
-"""Beside each other on all ranks in every combination, as far as the array is long enough."""
+"""Values that all ranks combine in every way, as far as the array is long enough."""
 
 _SIGNIFICAND_BITS = {
     DType.FLOAT16: 11, DType.BFLOAT16: 8, DType.FLOAT32: 24, DType.FLOAT64: 53, DType.COMPLEX64: 24,
@@ -61,7 +61,7 @@ class AllreduceCase:
         return f"{self.op.label} of {self.count} {self.dtype.label}"
 
     def contribution(self, rank: int, size: int) -> Values:
-        """Contribution of a rank, as it lies in memory."""
+        """Contribution of a rank, in its memory format."""
         dtype, random = self.dtype, np.random.default_rng([rank, self.dtype, self.op, self.count])
         if dtype is DType.BOOL:
             return random.integers(0, 2, self.count).astype(np.bool_)
@@ -95,7 +95,7 @@ class AllreduceCase:
         return values
 
     def _integers(self, said: Sequence[Values]) -> Values:
-        """Exact result in the type itself, where sums and products wrap; averages have no limit before the division."""
+        """Exact result in the type itself, in which sums and products wrap; averages divide an unlimited sum."""
         if self.op is ReduceOp.AVERAGE:
             exact = np.stack(said).astype(object).sum(axis=0)
             return np.asarray(np.abs(exact) // len(said) * np.sign(exact)).astype(said[0].dtype)
@@ -120,10 +120,10 @@ class AllreduceCase:
         return exact / len(stacked) if self.op is ReduceOp.AVERAGE else exact
 
     def _slack(self, stacked: Values, exact: Values, hosts: int) -> Values:
-        """Distance that a right result may have from the exact one, rounded to the type.
+        """Largest distance of a right result from the exact one, rounded to the type.
 
-        One rounding to float32 (or to the type, if that is finer) for each operation, which may turn the last bit; and
-        between hosts one to the type for each host.
+        Each operation rounds once to float32 (or to the type, if that is finer), which may change the last bit; between
+        hosts, each host adds one rounding to the type.
         """
         if self.op in (ReduceOp.MIN, ReduceOp.MAX):
             return np.zeros_like(exact)
@@ -135,19 +135,19 @@ class AllreduceCase:
             inner = inner + hosts * (2.0**-bits * size + _SMALLEST.get(self.dtype, 0.0))
         if bits >= 24:
             return inner
-        # A value so near to the middle between two neighbours that the inner roundings decide may go either way.
+        # Near the middle between two neighbours the inner roundings decide, so either neighbour is right.
         doubt = encode(self.dtype, exact - inner) != encode(self.dtype, exact + inner)
         turn = np.maximum(2.0 ** (1 - bits) * np.abs(exact), _SMALLEST[self.dtype])
         return inner + np.where(doubt, turn, 0.0)
 
     def _has_a_sign(self, stacked: Values) -> Values:
-        """True where a zero must have the sign that IEEE 754 gives it; that of a minimum of both zeros is free."""
+        """True where IEEE 754 determines the sign of a zero; a minimum of zeros of both signs may have either."""
         if self.op in (ReduceOp.MIN, ReduceOp.MAX):
             return np.asarray((np.signbit(stacked) == np.signbit(stacked[0])).all(axis=0))
         return np.asarray((stacked == 0).all(axis=0))
 
     def _wrong_products(self, found: Values, said: Sequence[Values]) -> str:
-        """Check products of complex numbers; of infinities and NaN it is only agreed that the result is not finite."""
+        """Check products of complex numbers; with infinities and NaN, check only that the result is not finite."""
         with np.errstate(all="ignore"):
             wide = np.stack(said).astype(np.complex128)
             exact = np.multiply.reduce(wide, axis=0)
@@ -162,7 +162,7 @@ class AllreduceCase:
 
 
 CASES = [AllreduceCase(dtype, op, count) for dtype in DType for op in ReduceOp if legal(dtype, op) for count in COUNTS]
-"""366: every dtype with every operation it has, in every length."""
+"""366 cases: every dtype with every operation that it has, in every length."""
 
 
 def _joined(real: Values, imaginary: Values) -> Values:
@@ -177,7 +177,7 @@ def _double(values: Values) -> Values:
 
 def _wide(dtype: DType, values: Values) -> Values:
     wide = (values.astype(np.uint32) << 16).view(np.float32) if dtype is DType.BFLOAT16 else values
-    with np.errstate(invalid="ignore"):  # NaN that are not quiet
+    with np.errstate(invalid="ignore"):  # signalling NaN
         return wide.astype(np.float64)
 
 

@@ -31,7 +31,7 @@ BASELINE = (
     (Ranks("hybrid+mpi", "aabb", mpi="mpich"), "engine"),
     (Ranks("hybrid+mpi", "aabb", mpi="openmpi"), "engine"),
 )
-"""Engines and lanes of ``numbers`` where no engine is named."""
+"""Engines and lanes of ``numbers`` if no engine is named."""
 
 CONDITIONS = {
     "controllers": "an elastic job whose controller is killed, and the next one while it takes over",
@@ -43,7 +43,7 @@ CONDITIONS = {
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m workbench.attacks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_numbers(commands.add_parser("numbers", help="366 all-reduces against float64, on any engine"))
@@ -54,7 +54,7 @@ def main() -> None:
     commands.add_parser("second_user", help=text).set_defaults(play=_second_user)
     commands.add_parser("notebook", help="cells of a Jupyter kernel").set_defaults(play=_notebook)
     asked = parser.parse_args()
-    # Else what it has started would go on: SystemExit unwinds the ``with`` blocks that end jobs and clusters.
+    # SystemExit unwinds the ``with`` blocks that end jobs and clusters; otherwise these would go on.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     play: Callable[[argparse.Namespace], list[str]] = asked.play
     wrong = play(asked)

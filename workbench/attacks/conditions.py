@@ -5,15 +5,15 @@
     clock(folder)                # the wall clock jumps an hour to and fro all the time
     neighbour(folder)            # another user takes every name that is seen, and calls who has one
 
-The cases are those of the table of faults (``workbench.survival``), with all its checks of what was lost.
+The cases are those of the table of faults (``workbench.survival``), with all its checks of lost work.
 """
 
-# Processes: a job runs beside this process, which watches it from outside, by ``/proc`` and by files: what a look shows
-# may be over already, so looks are repeated (``until``) until they show what is wanted.
+# Processes: a job runs beside this process, which observes it through ``/proc`` and files. An observation may be out of
+# date, so it is repeated (``until``) until it shows the expected state.
 #
-# Threads: ``jumping_clock`` has one, which alone writes the file of the offset. The processes of the job have that file
-# mapped (``wall_clock.c``) and read it without a lock: the offset is one aligned number, written by one call. This
-# process itself keeps the right clock, as the library is preloaded only into what it starts.
+# Threads: ``jumping_clock`` has one, which alone writes the file of the offset. The processes of the job map that file
+# (``wall_clock.c``) and read it without a lock: the offset is one aligned number, written by one call. This process
+# itself keeps the right clock, because the library is preloaded only into its children.
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from workbench.survival.soak import HOSTS
 from workbench.survival.table import CaseResult, run
 
 LAG_MS, LOSS = 25.0, 0.02
-"""To each of two hosts and to the head: 50 ms for a round trip between two of them."""
+"""Delay to each of two hosts and to the head (50 ms for a round trip between two of them), and packet loss."""
 PATIENCE = ("--host-timeout", "10")
 JUMP_S, EVERY_S = 3600, 0.3
 DELAYS_S = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4)
-"""After these a controller is killed that has just come in place of a killed one."""
+"""Delays after which a controller is killed that has just replaced a killed one."""
 
 Tell = Callable[[CaseResult], object]
 
@@ -51,7 +51,7 @@ def _takeover(delay_s: float) -> FaultCase:
     def do(job: TraineeJob, _number: int) -> None:
         job.kill_controller()
         job.until_controller()
-        time.sleep(delay_s)  # a takeover gives no sign of how far it is: delays try its phases one after the other
+        time.sleep(delay_s)  # a takeover shows no progress: the delays try its phases one after the other
         job.kill_controller()
 
     name = f"SIGKILL of the controller, and of the next one after {1000 * delay_s:g} ms"
@@ -69,7 +69,7 @@ def controllers(folder: Path, tell: Tell, delays_s: Sequence[float] = DELAYS_S) 
 
 
 def network(folder: Path, tell: Tell, lag_ms: float = LAG_MS, loss: float = LOSS) -> list[CaseResult]:
-    """Play a kill, a newcomer, a swap of slots and a controller that dies, while the network is bad."""
+    """Play a kill, a newcomer, a swap of slots and a killed controller on a bad network."""
     swap = next(case for case in TWO_HOSTS if case.fault == "one joins where another one leaves")
     cases = (kill("reduce", 3), kill("voted", 0), swap, controller("vote"), kill("vote", 2, 3))
     with bad_network(lag_ms, loss) as cluster:
@@ -78,7 +78,7 @@ def network(folder: Path, tell: Tell, lag_ms: float = LAG_MS, loss: float = LOSS
 
 @contextlib.contextmanager
 def bad_network(lag_ms: float = LAG_MS, loss: float = LOSS) -> Iterator[Cluster]:
-    """Two hosts and a head, each of which is far away and loses what it receives."""
+    """Two hosts and a head; each receives with delay and packet loss."""
     with Cluster(2) as cluster:
         for host in cluster.hosts:
             if lag_ms:
@@ -90,7 +90,7 @@ def bad_network(lag_ms: float = LAG_MS, loss: float = LOSS) -> Iterator[Cluster]
 
 
 def clock(folder: Path, tell: Tell) -> list[CaseResult]:
-    """Play everything that has to do with time limits, while the wall clock jumps."""
+    """Play all faults that involve time limits, while the wall clock jumps."""
     cases = (
         kill("reduce", 3),
         other("stop", "backward", 1, "SIGSTOP"),
@@ -103,24 +103,24 @@ def clock(folder: Path, tell: Tell) -> list[CaseResult]:
 
 
 def neighbour(folder: Path, tell: Tell) -> list[CaseResult]:
-    """Play generations that end and form again while another user does what he can on this host."""
+    """Play generations that end and form again, while another user attacks on this host."""
     with other_user(NEIGHBOUR):
         return run(folder, {"localhost": 3}, (kill("reduce", 1), kill("voted", 0)), tell=tell)
 
 
 @contextlib.contextmanager
 def jumping_clock(folder: Path) -> Iterator[dict[str, str]]:
-    """Variables for processes whose wall clock is an hour ahead, an hour late and right, in turn."""
+    """Variables for processes whose wall clock is an hour fast, an hour slow and right, in turn."""
     library, file = folder / "wall_clock.so", folder / "wall_clock"
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler, "the clock needs a C compiler: apt-get install gcc"
     source = Path(__file__).with_name("wall_clock.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True, timeout=120)
-    file.write_bytes(struct.pack("=q", 0))  # before anybody maps it: reading beyond the end of a file is a SIGBUS
+    file.write_bytes(struct.pack("=q", 0))  # before a process maps it: reading beyond the end of a file is a SIGBUS
     over = threading.Event()
 
     def jump() -> None:
-        # In place, by one write of the whole number: a file that was cut and written anew would be empty in between.
+        # In place, by one write of the whole number: a file that is truncated and rewritten is empty in between.
         with file.open("r+b", buffering=0) as target:
             number = 0
             while not over.wait(EVERY_S):

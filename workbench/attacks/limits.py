@@ -1,9 +1,9 @@
-"""A limit on the memory of a few processes, which the kernel enforces by killing one of them.
+"""Memory limit for a few processes, which the kernel enforces by killing one of them.
 
     with memory_group(50 * 2**20) as members:
         members.write_text(str(pid))          # from now on this process must not have more
 
-It needs root and a control group that may be changed, of either version; else ``UnavailableError`` says so.
+It needs root and a writable control group, of either version; otherwise it raises ``UnavailableError``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUPS = (
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int) -> Iterator[Path]:
-    """Give the file to which a process writes its number to come under the limit; all must end inside the block."""
+    """Yield the file to which a process writes its number to come under the limit; all must exit inside the block."""
     name = f"farandole-attack-{os.getpid()}"
     for root, limit in GROUPS:
         group = root / name

@@ -5,9 +5,9 @@
 Jupyter is no part of what ``make setup`` installs: ``pip install jupyter_client ipykernel`` first.
 """
 
-# Processes: the kernel is a child of this process, and the agent and the workers of ``farandole.run`` are below it. All
-# of them carry a variable that nothing else has, by which they are found. A kernel that restarts is killed, so nobody
-# ends its workers but they themselves; looks at ``/proc`` are therefore repeated until they show what is wanted.
+# Processes: the kernel is a child of this process, and the agent and the workers of ``farandole.run`` are below it. A
+# variable that only they have identifies them all. A kernel that restarts is killed, so its workers must exit by
+# themselves; scans of ``/proc`` are therefore repeated until they show the expected state.
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ANSWER = "answer 0 1 [2.0, 2.0, 2.0]\n"
 
 @final
 class Notebook:
-    """A kernel, and what its cells print. Raises ``UnavailableError`` where there is no Jupyter."""
+    """A kernel, and the output of its cells. Raises ``UnavailableError`` if Jupyter is missing."""
 
     def __init__(self) -> None:
         try:
@@ -62,7 +62,7 @@ class Notebook:
             raise UnavailableError(f"{error}: pip install jupyter_client ipykernel") from error
         self._value = f"{os.getpid()}.{time.monotonic_ns()}"
         self.manager: Any = jupyter.KernelManager(kernel_name="python3")
-        # A kernel that believes to be in a test does not send what its children write to its standard output.
+        # With this variable, set in a test, a kernel does not forward the standard output of its children.
         own = {name: text for name, text in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
         self.manager.start_kernel(env={**own, VARIABLE: self._value})
         self._connect()
@@ -76,7 +76,7 @@ class Notebook:
         self.until(0)
 
     def cell(self, code: str, on_text: Callable[[str], object] = lambda _: None) -> str:
-        """Run a cell and return what it prints; the name of an exception that ends it comes last."""
+        """Run a cell and return its output, with the name of an exception that ends it last."""
         printed: list[str] = []
 
         def take(message: dict[str, Any]) -> None:
@@ -91,21 +91,21 @@ class Notebook:
         return "".join(printed)
 
     def begin(self, code: str) -> None:
-        """Run a cell and do not wait for it."""
+        """Run a cell without waiting for it."""
         self._client.execute(code)
 
     def restart(self) -> None:
-        """Start the kernel anew, as the button does."""
+        """Restart the kernel, like the button."""
         self._client.stop_channels()
         self.manager.restart_kernel(now=True)
         self._connect()
 
     def processes(self) -> list[int]:
-        """Living processes that began in this kernel, itself included."""
+        """Living processes that this kernel started, and the kernel itself."""
         return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if self._is_ours(pid)]
 
     def until(self, least: int, most: int | None = None) -> None:
-        """Wait until so many processes are there; raises ``TimeoutError`` with what is there instead."""
+        """Wait for this number of processes; raises ``TimeoutError`` with the processes found."""
         deadline = time.monotonic() + DEADLINE_S
         while not least <= len(found := self.processes()) <= (least if most is None else most):
             if time.monotonic() > deadline:
@@ -130,7 +130,7 @@ Check = Callable[[str, str, str], None]
 
 
 def play() -> list[str]:
-    """Play all of them; returns what was wrong."""
+    """Play all attacks; returns the errors."""
     wrong: list[str] = []
 
     def check(found: str, wanted: str, what: str) -> None:

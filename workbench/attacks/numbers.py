@@ -2,8 +2,8 @@
 
     attack(Ranks("hybrid+tcp", hosts="aabb"))       # [] if all are right
 
-``lane="engine"`` calls the engine, in ordinary and in engine memory; ``lane="names"`` goes through a job's session as
-users do, three times under each name: asked of the controller, then from rank to rank.
+``lane="engine"`` calls the engine, in ordinary and in engine memory; ``lane="names"`` goes through a job's session like
+a user, three times under each name: by the controller at first, then from rank to rank.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ TIMEOUT_S = 500.0
 @final
 @dataclass(frozen=True)
 class Ranks:
-    """Engine and hosts of an attack: ``hosts`` has a letter for each rank, and equal ones share a host.
+    """Engine and hosts of an attack: ``hosts`` has a letter for each rank, and equal letters share a host.
 
-    The hosts are pretended (all on this machine, over its loopback interface) unless they are ``apart``, in network
-    namespaces. ``mpi``: the launcher that starts the ranks, for engines that need one.
+    All hosts are this machine's loopback interface, unless they are ``apart``, in network namespaces. ``mpi``: the
+    launcher that starts the ranks, for engines that need one.
     """
 
     engine: str
@@ -57,7 +57,7 @@ class Ranks:
 
 
 def attack(ranks: Ranks, lane: str = "engine") -> list[str]:
-    """Play all cases; returns what was wrong, by rank and case."""
+    """Play all cases; returns the errors, by rank and case."""
     if lane == "names":
         found = run_job(
             _by_names, len(ranks.hosts), timeout_s=TIMEOUT_S, environment={"FARANDOLE_ENGINE": ranks.engine}
@@ -96,7 +96,7 @@ def _on_engine(member: RankContext, ranks: Ranks) -> dict[str, tuple[str, bytes]
 def _engine(member: RankContext, ranks: Ranks) -> Iterator[Engine]:
     group, rendezvous = member.group("attack", deadline_s=120.0), member.exchange_among("attack")
     name, _, across = ranks.engine.partition("+")
-    if name == "hybrid" and not ranks.apart:  # what crosses finds all hosts here
+    if name == "hybrid" and not ranks.apart:  # the inter-host engine connects on this machine
         engine: Engine = HybridEngine(
             group, rendezvous, lambda g, r: make(across, dataclasses.replace(g, hosts=("localhost",) * g.size), r)
         )
@@ -124,7 +124,7 @@ def _by_names(member: RankContext) -> dict[str, tuple[str, bytes]]:
 
 
 def _verdict(case: AllreduceCase, results: list[Values], member: RankContext, hosts: int) -> tuple[str, bytes]:
-    """Describe the error, with a digest of the bits; one rank compares numbers, as equal bits are equal numbers."""
+    """Describe the error, with a digest of the bits; one rank checks numbers, because equal bits are equal numbers."""
     said = [case.contribution(rank, member.size) for rank in range(member.size)]
     first, *others = (values.tobytes() for values in results)
     text = "" if member.rank else case.wrong(results[0], said, hosts)

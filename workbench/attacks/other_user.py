@@ -1,6 +1,6 @@
 """Processes of another user on this machine: ``with other_user(SQUAT, name.hex()) as squatter: ...``.
 
-A program gets its arguments; it is ready where it ends, and stays then, or works in its ``turn``, until the block ends.
+A program gets its arguments, and is ready after its code; then it idles, or repeats ``turn``, until the block ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ for each in held:
     each.setblocking(False)
     each.connect(bytes.fromhex(words[0]))
 """
-"""Connects to one such name many times, and says nothing."""
+"""Connects to one such name many times, and sends nothing."""
 
 NEIGHBOUR = """
 held = {}
@@ -62,7 +62,7 @@ def turn():
             each.close()
         bind(name)
 """
-"""Calls whoever has a name of Farandole's, takes it when it is free, and the same with another process number in it."""
+"""Connects to each name of Farandole, and binds it when it is free, also with other process numbers in it."""
 
 _PROGRAM = f"""
 import os, select, socket, sys
@@ -79,13 +79,13 @@ while not select.select([sys.stdin], [], [], 0.02)[0]:
 
 
 def is_possible() -> bool:
-    """True for root, who can make them."""
+    """True for root, which can start them."""
     return os.geteuid() == 0
 
 
 @contextlib.contextmanager
 def other_user(program: str, *words: str) -> Iterator[None]:
-    """Run a program as nobody, from when it is ready to the end of the block."""
+    """Run a program as nobody, from its readiness to the end of the block."""
     if not is_possible():
         raise UnavailableError(f"only root can make a process of another user, and this is user {os.geteuid()}")
     command = [sys.executable, "-c", _PROGRAM, program, *words]

@@ -2,9 +2,9 @@
 
 wrong = play(print)             # [] if no way works, and the first user has read no more than a line of each
 
-The first user trains on two nodes under ``salloc``; workers die meanwhile, so that generations form anew. The second
-one has a shell on the head and on a node, sees what ``/proc`` and Slurm show to everybody, and tries ``WAYS`` there,
-one after the other: programs that print ``GOT`` and what, if they get anything.
+The first user trains on two nodes under ``salloc``; workers are killed meanwhile, so that generations form anew. The
+second user has a shell on the head and on a node, sees what ``/proc`` and Slurm show to every user, and tries ``WAYS``
+there, one after the other: programs that print ``GOT`` and their findings, if they get anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import final
 from workbench.cluster import HEAD, Process, SlurmCluster, UnavailableError
 
 FIRST, SECOND = "games", "nobody"
-"""Accounts that every Linux has, and that own nothing."""
+"""Accounts that exist on every Linux, and own no files."""
 
 HOSTS = (HEAD, "node1")
 PATIENCE_S = 120.0
@@ -329,7 +329,7 @@ def _python_of_all() -> str:
 
 @final
 class _Accounts:
-    """Commands of the cluster as one of the two users."""
+    """Commands of the cluster, run as one of the two users."""
 
     def __init__(self, slurm: SlurmCluster, folder: Path) -> None:
         self._slurm, self._folder, self._python = slurm, folder, _python_of_all()
@@ -343,7 +343,7 @@ class _Accounts:
         return ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
 
     def train(self) -> Process:
-        """Begin the training of the first user; what it prints goes to files."""
+        """Start the training of the first user; its output goes to files."""
         (self._folder / "train.py").write_text(TRAIN)
         run = ["farandole", "run", "--min-np", "2", "--max-np", "2", "--live", "--record", "run"]
         words = [*self.become(FIRST), "salloc", "--quiet", "--nodes=2", "--ntasks=2", self._python, "-m", *run]
@@ -358,7 +358,7 @@ class _Accounts:
             )
 
     def attack(self, host: str, way: str, job: str) -> str:
-        """Let the second user try ``way`` on a host; returns what it gets, "" for nothing."""
+        """Let the second user try ``way`` on a host; returns what the program got, "" for nothing."""
         program = _PROGRAM + textwrap.dedent(WAYS[way])
         words = [self._python, "-c", program, str(pwd.getpwnam(FIRST).pw_uid), job, str(self._folder)]
         words = [*self.become(SECOND), *words]
@@ -369,7 +369,7 @@ class _Accounts:
 
 
 def play(tell: Callable[[str], object]) -> list[str]:
-    """Play all ways; returns what has gone wrong."""
+    """Play all ways; returns the errors."""
     with tempfile.TemporaryDirectory(dir="/tmp") as place, SlurmCluster(2) as slurm:
         folder, account = Path(place), pwd.getpwnam(FIRST)
         folder.chmod(0o755)
@@ -389,7 +389,7 @@ def play(tell: Callable[[str], object]) -> list[str]:
 
 
 def _until(is_so: Callable[[], bool], training: Process, folder: Path) -> None:
-    """Wait; the end of the training, and a deadline, end the wait as well."""
+    """Wait until ``is_so``, the end of the training, or a deadline."""
     until_s = time.monotonic() + PATIENCE_S
     while not is_so() and training.poll() is None and time.monotonic() < until_s:
         time.sleep(0.05)  # nothing announces what a file shows
@@ -397,9 +397,9 @@ def _until(is_so: Callable[[], bool], training: Process, folder: Path) -> None:
 
 
 def _judged(training: Process, folder: Path) -> list[str]:
-    """Faults of the training, and of what its user has read."""
+    """Errors of the training, and of the messages that its user has read."""
     out, err = (folder / "out").read_text(), (folder / "err").read_text()
-    # What else stands there is Slurm's: salloc and srun listen, too, and complain of each caller.
+    # Other lines are Slurm's: salloc and srun listen, too, and complain of each caller.
     told = [line for line in err.splitlines() if line.startswith("farandole: ") and "generation" not in line]
     wrong = [] if training.returncode == 0 else [f"the training ended with {training.returncode}: {err[-600:]}"]
     wrong += [] if out.count("right") == 2 else [f"its sum is wrong, or it did not end: {out[-200:]}"]

@@ -1,15 +1,15 @@
-"""Crowds of strangers at the port of a rank that connects: they call before its member does, and say nothing.
+"""Crowds of foreign connections at the port of a connecting rank: they arrive before its peer, and send nothing.
 
     attack(20_000, print)       # [] if both ranks were connected each time, and the crowd cost no more than it may
 
-In each round rank 0 makes an engine ``tcp`` and listens. Rank 1 calls it 3,500 times as a stranger, lets these
-connections stay open and goes on calling from a thread, there and at the job's other ports, with a few bytes of noise;
-then it calls as the member that it is. The kernel lets 4,096 callers wait (``net.core.somaxconn``), so all strangers
-of a round are in the queue before the member.
+In each round rank 0 makes a ``tcp`` engine and listens. Rank 1 connects 3,500 times as a stranger, keeps these
+connections open and goes on connecting from a thread, to that port and to the job's other ports, with a few bytes of
+noise; then it connects as the member that it is. The kernel queues 4,096 connections (``net.core.somaxconn``), so all
+strangers of a round are in the queue before the member.
 """
 
-# Threads. Rank 0: ``_Descriptors`` counts them while the main thread connects. Rank 1: ``_knocking`` calls while the
-# main thread connects; both end with their ``with`` block, before anybody reads what they counted.
+# Threads. Rank 0: a thread of ``_Descriptors`` counts while the main thread connects. Rank 1: a thread of ``_knocking``
+# connects, too; both threads end with their ``with`` block, before the main thread reads what they counted.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from workbench.jobs import run_job
 from workbench.ports import listening
 
 CROWD = 3500
-"""Strangers in a round: fewer than the kernel lets wait, and more than a process has descriptors by default."""
+"""Strangers in a round: fewer than the kernel queues, and more than a process has descriptors by default."""
 
 SPARE = 64
 """Descriptors that rank 0 may need beside those of strangers, and MiB by which it may grow."""
@@ -43,7 +43,7 @@ TIMEOUT_S = 570.0
 
 
 def attack(number: int, tell: Callable[[str], object]) -> list[str]:
-    """Let ``number`` strangers call, round by round; returns what was wrong."""
+    """Let ``number`` strangers connect, round by round; returns the errors."""
     crowds = [min(CROWD, number - begin) for begin in range(0, number, CROWD)]
     try:
         (times, most, grown_mib), (knocks,) = run_job(
@@ -109,7 +109,7 @@ def _call(member: RankContext, rank_0: int, crowds: Sequence[int]) -> tuple[int]
 
 @contextlib.contextmanager
 def _knocking(ports: Sequence[int], knocks: list[int]) -> Iterator[None]:
-    """Call these ports in turn, with noise; the length of each that was taken is added to ``knocks``."""
+    """Connect to these ports in turn, with noise; the bytes that each connection took are added to ``knocks``."""
     over = threading.Event()
 
     def knock() -> None:
@@ -129,7 +129,7 @@ def _knocking(ports: Sequence[int], knocks: list[int]) -> Iterator[None]:
 
 @final
 class _Descriptors:
-    """Count of the descriptors of this process during a ``with`` block: how many more there were, at ``most``."""
+    """Counter of this process's descriptors during a ``with`` block: ``most`` is the largest increase."""
 
     def __enter__(self) -> _Descriptors:
         self._begin = len(os.listdir("/proc/self/fd"))

@@ -5,7 +5,7 @@
         assert not wrong, f"{case}: {wrong}"
 
 A case is a function of a ``BindingUnderTest``; every rank runs all of them in the same order, and asserts. The first
-failure ends a rank's run, as the others could only wait for it in the next case.
+failure ends a rank's run, because the other ranks could only wait for that rank in the next case.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workbench.binding.under_test import BindingUnderTest
 Case: TypeAlias = Callable[[BindingUnderTest], None]
 
 MODULES = (reductions, exchanges, refusals, gradients, training, states, jobs)
-"""Groups of cases; one that needs more of a binding than ``BindingUnderTest`` goes into a group of its own."""
+"""Groups of cases; a case that needs more of a binding than ``BindingUnderTest`` goes into a group of its own."""
 
 
 def cases(module: ModuleType) -> dict[str, Case]:
@@ -40,7 +40,7 @@ CASES: dict[str, Case] = {name: case for module in MODULES for name, case in cas
 
 
 def run_contract(binding: BindingUnderTest) -> dict[str, str]:
-    """Run all cases in a job that this process is in; returns "" or a traceback for each that was begun."""
+    """Run all cases in the job of this process; returns "" or a traceback for each case that was started."""
     found: dict[str, str] = {}
     for name, case in CASES.items():
         try:

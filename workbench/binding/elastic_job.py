@@ -1,4 +1,4 @@
-"""Elastic job of a binding: a worker is killed in the middle of a step, another one comes, and nobody can tell.
+"""Elastic job of a binding: a worker is killed in the middle of a step and replaced, and the result stays the same.
 
     # worker.py FOLDER: farandole run -np 2 --min-np 1 --max-np 2 python worker.py FOLDER
     train(NumpyUnderTest(), sys.argv[1], size=2)
@@ -7,9 +7,9 @@
     assert problems(folder, size=2) == []
 
 Rank 1 ends by SIGKILL between two commits, while the others wait for its gradients. The training goes on until a later
-generation of ``size`` workers has trained. Its batches do not depend on who takes part, so the oracle is one process
-that trains alone, without Farandole. A function that the framework compiles has the number of ranks in it wherever it
-is called: by a worker that came later and is alone still, in a reset callback, and in every generation.
+generation of ``size`` workers has trained. Its batches do not depend on the workers, so the oracle is one process that
+trains alone, without Farandole. A function that the framework compiles uses the present number of ranks wherever it is
+called: by a worker that joined later and is still alone, in a reset callback, and in every generation.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from workbench.binding.under_test import BindingUnderTest, Trainer, Values
 
 LENGTH, GLOBAL_BATCH = 60, 12
 UNHURRIED_S = 0.05
-"""Pause of a step while a newcomer is awaited, who needs the processor to load a framework."""
+"""Pause of a step while a newcomer is awaited, because it needs the processor to load a framework."""
 STEPS, COMMIT_EVERY, KILLED_AT = 12, 4, 6
 TOLERANCE = 1e-6
-"""Of numbers of about 1. Keras computes each rank's loss in float32, and so its gradients, whatever the model has."""
+"""Tolerance of numbers of about 1. Keras computes each rank's loss, and so its gradients, in float32 for any model."""
 
 
 def train(b: BindingUnderTest, folder: str, size: int) -> None:
-    """One worker; it writes what it has in the end, beside what one process alone has."""
+    """Train as one worker; writes the result, beside the result of one process alone."""
     b.hvd.init()
     trainer, sampler = b.trainer("sgd"), b.elastic.ElasticSampler(range(LENGTH), seed=3)
     assert trainer is not None, "a binding without a training step has no elastic job"
@@ -63,7 +63,7 @@ def train(b: BindingUnderTest, folder: str, size: int) -> None:
             state.done += 1
             if state.done % COMMIT_EVERY == 0:
                 state.commit()
-            # All ranks of a generation have the same size, so all of them sleep, and none waits for another meanwhile.
+            # All ranks of a generation see the same size, so all of them sleep, and none waits for another meanwhile.
             if topology.size < size:
                 time.sleep(UNHURRIED_S)
 
@@ -78,7 +78,7 @@ def train(b: BindingUnderTest, folder: str, size: int) -> None:
 
 
 def problems(folder: str | Path, size: int) -> list[str]:
-    """Everything that is wrong with what the workers of a job have written."""
+    """All errors in the files that the workers of a job have written."""
     results = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("result-*.json"))]
     found = [] if len(results) == size else [f"{len(results)} workers have ended well, and not {size}"]
     for mine, expected in results:
@@ -105,7 +105,7 @@ def problems(folder: str | Path, size: int) -> list[str]:
 
 
 def _noted_sizes(b: BindingUnderTest, state: Any) -> tuple[list[tuple[float, int]], Callable[[], None]]:
-    """The number of ranks that a compiled function has in it beside the true one, each time that it is noted."""
+    """Pairs of the number of ranks in a compiled function and the true number, one for each note."""
     sized, sizes = b.compiled(lambda x: x * b.hvd.size()), list[tuple[float, int]]()
 
     def note() -> None:
@@ -130,7 +130,7 @@ def _undisturbed(b: BindingUnderTest, steps: int) -> dict[str, Any]:
 
 
 def _next(sampler: Any, step: int) -> list[int]:
-    """The samples of a step of all ranks."""
+    """The samples of one step of all ranks."""
     sampler.set_epoch(step * GLOBAL_BATCH // LENGTH)
     return list(sampler.remaining_indices[:GLOBAL_BATCH])
 
@@ -143,7 +143,7 @@ def _rows(indices: list[int]) -> tuple[Values, Values]:
 
 
 def _added(sums: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """The sums of all weights so far: training itself soon forgets that a step was wrong."""
+    """The sums of all weights so far: the weights alone soon hide that a step was wrong."""
     return {name: (np.array(sums.get(name, 0.0)) + each).tolist() for name, each in trainer.weights().items()}
 
 

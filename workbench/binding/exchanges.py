@@ -30,7 +30,7 @@ def allgather(b: BindingUnderTest) -> None:
 
 
 def alltoall(b: BindingUnderTest) -> None:
-    """Even parts; splits as a list and as a tensor; nothing at all."""
+    """Even parts; splits as a list and as a tensor; empty parts."""
     even = b.hvd.alltoall(b.make(np.arange(2 * b.size) + 100 * b.rank, "int64"))
     assert b.values(even).tolist() == [100 * r + 2 * b.rank + i for r in range(b.size) for i in range(2)]
     splits = [r + 1 for r in range(b.size)]
@@ -44,7 +44,7 @@ def alltoall(b: BindingUnderTest) -> None:
 
 
 def a_failed_broadcast_of_parameters_leaves_its_names_free(b: BindingUnderTest) -> None:
-    """Again and again, whichever of them fails."""
+    """Repeatedly, for each of them that fails."""
     if b.size == 1:
         return
     for odd in "abd":
@@ -66,12 +66,12 @@ def parameters_of_one_rank_alone_are_not_waited_for(b: BindingUnderTest) -> None
         tensors["z"] = b.make(np.zeros(2))
     with raises(MismatchError, r"parameter\.x"):
         b.broadcast_parameters(tensors, root_rank=0)
-    if b.rank > 0:  # now they come, too
+    if b.rank > 0:  # now the other ranks broadcast it, too
         b.hvd.broadcast(b.make(np.zeros(2)), 0, "parameter.z")
 
 
 def parameters_that_one_rank_cannot_send_fail_everywhere(b: BindingUnderTest) -> None:
-    """Each time, without a hang."""
+    """Every time, without a hang."""
     if b.size == 1:
         return
     for _ in range(3):
@@ -83,7 +83,7 @@ def parameters_that_one_rank_cannot_send_fail_everywhere(b: BindingUnderTest) ->
 
 
 def parameters_that_are_none_on_one_rank_fail_everywhere(b: BindingUnderTest) -> None:
-    """Before anything is sent in their place."""
+    """Before any value is sent in their place."""
     if b.size == 1:
         return
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Cases of gradients: from those of each rank to the same reduced ones on all, in buckets or where they lie."""
+"""Cases of gradients: reduced to the same values on all ranks, in buckets or in place."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from farandole.largebatch.noise import Estimate, NoiseEstimator, across_ranks
 from workbench.binding.under_test import BindingUnderTest, Values, raises
 
 SHAPES = {"matrix": (5, 3), "bias": (7,), "scalar": (), "large": (2**17 + 3,), "wide": (2, 600)}
-"""Of float64: ``large`` is reduced where it lies, the others in buckets."""
+"""Shapes of float64 gradients: ``large`` is reduced in place, the others in buckets."""
 
 
 def averages_of_many_steps(b: BindingUnderTest) -> None:
-    """Means over the ranks, of other values in each step; the gradients that went in stay as they were."""
+    """Means over the ranks, of other values in each step; the gradients that were passed in do not change."""
     reduce = b.distributed(_like(b))
     for step in range(4):
         mine = _tensors(b, _gradients(b.rank, step))
@@ -49,7 +49,7 @@ def every_reduction_of_gradients(b: BindingUnderTest) -> None:
 
 
 def gradients_that_some_ranks_lack(b: BindingUnderTest) -> None:
-    """Zeros where one rank has none; nothing where none has one; and all of them again in the next step."""
+    """Zeros if one rank has none; nothing if no rank has one; and all of them again in the next step."""
     reduce = b.distributed(_like(b))
     for step in range(3):
         _same(b, reduce(_tensors(b, _gradients(b.rank, step))), _mean(b, step))
@@ -66,7 +66,7 @@ def gradients_that_some_ranks_lack(b: BindingUnderTest) -> None:
 
 
 def reduced_gradients_belong_to_the_script(b: BindingUnderTest) -> None:
-    """Results that were kept of a step stay as they are in the following ones."""
+    """Results that were kept from a step do not change in later steps."""
     reduce = b.distributed(_like(b))
     kept = [reduce(_tensors(b, _gradients(b.rank, step))) for step in range(3)]
     for step, found in enumerate(kept):
@@ -74,7 +74,7 @@ def reduced_gradients_belong_to_the_script(b: BindingUnderTest) -> None:
 
 
 def gradients_of_a_set_that_is_not_registered_are_refused(b: BindingUnderTest) -> None:
-    """Raised on every rank: to leave them as they are would let the ranks drift apart without a word."""
+    """Raised on every rank: unreduced gradients would let the ranks drift apart silently."""
     for process_set in (b.hvd.ProcessSet([0]), *_removed(b)):
         with raises(ValueError, "is not registered in this job"):
             b.distributed(_like(b), process_set=process_set)(_tensors(b, _gradients(b.rank, 0)))
@@ -91,11 +91,11 @@ def _removed(b: BindingUnderTest) -> list[Any]:
 
 
 def gradients_that_are_not_finite(b: BindingUnderTest) -> None:
-    """Infinities and NaN of one rank come to all, as every rank has to see that a step cannot be taken."""
+    """Infinities and NaN of one rank reach all ranks, because every rank must see that a step cannot be taken."""
     reduce = b.distributed(_like(b))
     for odd in (np.inf, -np.inf, np.nan):
         mine, mean = _gradients(b.rank, 0), _mean(b, 0)
-        for name in ("bias", "large"):  # one in a bucket, one where it lies
+        for name in ("bias", "large"):  # one in a bucket, one in place
             mean[name].flat[-1] = odd
             if b.rank == b.size - 1:
                 mine[name].flat[-1] = odd
@@ -163,7 +163,7 @@ def gradients_of_a_process_set(b: BindingUnderTest) -> None:
 
 
 def another_shape_on_one_rank(b: BindingUnderTest) -> None:
-    """An error on every rank, and none of them waits."""
+    """An error on every rank, and no rank waits."""
     if b.size == 1:
         return
     shape = (4, 3) if b.rank else (3, 4)
@@ -174,7 +174,7 @@ def another_shape_on_one_rank(b: BindingUnderTest) -> None:
 
 
 def another_dtype_on_one_rank(b: BindingUnderTest) -> None:
-    """An error on every rank that says so, or that they are not alike."""
+    """An error on every rank, about the dtypes or about different models."""
     if b.size == 1:
         return
     dtype = "float32" if b.rank else "float64"
@@ -194,7 +194,7 @@ def a_noise_scale_of_what_the_ranks_had(b: BindingUnderTest) -> None:
     for step in range(10):
         noise.saw(batches[b.rank])
         _same(b, reduce(_tensors(b, _gradients(b.rank, step))), _mean(b, step))
-        if step:  # what the first has is not yet known to all
+        if step:  # the batch of the first step is not yet known to all
             norms2 = [_squared_norm(_gradients(rank, step)) for rank in range(b.size)]
             pair = across_ranks(batches, norms2, _squared_norm(_mean(b, step)), [1 / b.size] * b.size)
             apart.add(pair, sum(batches))

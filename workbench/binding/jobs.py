@@ -18,13 +18,13 @@ from workbench.binding.under_test import BindingUnderTest, raises
 
 
 def objects(b: BindingUnderTest) -> None:
-    """Objects of any size, others on each rank."""
+    """Objects of any size, different on each rank."""
     assert b.hvd.broadcast_object({"rank": b.rank, "text": "é" * 1000}, root_rank=b.size - 1)["rank"] == b.size - 1
     assert b.hvd.allgather_object([b.rank] * b.rank) == [[r] * r for r in range(b.size)]
 
 
 def process_sets(b: BindingUnderTest) -> None:
-    """Collectives of all ranks but the first, which may not take part."""
+    """Collectives of all ranks but the first, which is refused."""
     if b.size == 1:
         return
     hvd, mine = b.hvd, b.make([b.rank], "int64")
@@ -44,7 +44,7 @@ def process_sets(b: BindingUnderTest) -> None:
 
 
 def unnamed_calls_of_two_bindings(b: BindingUnderTest) -> None:
-    """Each meets its like on the other ranks, whatever another framework in the process does meanwhile."""
+    """Each call meets its counterpart on the other ranks, whatever another framework in the process does meanwhile."""
     hvd, other = b.hvd, Verbs(BufferAdapter())
     for turn in range(3):
         mine, theirs = b.make([b.rank], "int64"), (ctypes.c_char * 2)(*[bytes([r + b.rank]) for r in range(2)])
@@ -57,7 +57,7 @@ def unnamed_calls_of_two_bindings(b: BindingUnderTest) -> None:
 
 
 def the_topology_and_the_probes(b: BindingUnderTest) -> None:
-    """Agreement with the names of hosts, and with what is installed."""
+    """Agreement with the names of hosts, and with the installed packages."""
     hvd, host = b.hvd, socket.gethostname()
     assert hvd.is_initialized()
     hosts = hvd.allgather_object(host)
@@ -74,7 +74,7 @@ def the_topology_and_the_probes(b: BindingUnderTest) -> None:
 
 
 def a_timeline_of_some_calls(b: BindingUnderTest) -> None:
-    """The calls of all ranks between start and stop are in it, and it is complete then."""
+    """The file has the calls of all ranks between start and stop, and is complete after stop."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         for _ in range(20):

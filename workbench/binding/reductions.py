@@ -33,7 +33,7 @@ def every_reduction(b: BindingUnderTest) -> None:
 
 
 def integers_are_averaged_by_truncation(b: BindingUnderTest) -> None:
-    """Toward zero."""
+    """Truncation is toward zero."""
     total = sum(range(b.size)) + 1
     mine = b.rank + (b.rank == 0)
     assert b.values(b.hvd.allreduce(b.make([mine, -mine], "int64"))).tolist() == [total // b.size, -(total // b.size)]
@@ -48,7 +48,7 @@ def adasum_of_equal_and_of_orthogonal_tensors(b: BindingUnderTest) -> None:
 
 
 def shapes_and_strides(b: BindingUnderTest) -> None:
-    """Scalars, empty tensors, and views, which are written in place where they lie."""
+    """Scalars, empty tensors, and views, which are written in place."""
     for shape in ((), (0,), (3, 0), (1,), (2, 3, 4)):
         every = b.every(*shape)
         assert b.same(b.hvd.allreduce(b.mine(*shape), op=b.hvd.Sum), every.sum(0)), shape
@@ -58,7 +58,7 @@ def shapes_and_strides(b: BindingUnderTest) -> None:
 
 
 def large_tensors(b: BindingUnderTest) -> None:
-    """More bytes than travel with announcements: an engine has to move them."""
+    """More bytes than fit into announcements: an engine has to move them."""
     every = b.every(300, 70)
     assert b.same(b.hvd.allreduce(b.mine(300, 70), op=b.hvd.Sum), every.sum(0))
     assert b.same(b.hvd.broadcast(b.mine(300, 70), b.size - 1), every[-1])
@@ -82,7 +82,7 @@ def _views_are_reduced_where_they_lie(b: BindingUnderTest, *shape: int) -> None:
 
 
 def asynchronous_variants(b: BindingUnderTest) -> None:
-    """Results in any order, each once, and inputs that are left alone."""
+    """Results in any order, each once; inputs do not change."""
     total, original = b.every(5).sum(0), b.mine(5)
     handle = b.hvd.allreduce_async(original, name="async", op=b.hvd.Sum)
     assert b.same(b.hvd.synchronize(handle), total)
@@ -98,7 +98,7 @@ def asynchronous_variants(b: BindingUnderTest) -> None:
 
 
 def in_place_variants(b: BindingUnderTest) -> None:
-    """Results in the tensor that was given; an error where tensors cannot be written to, and the next call works."""
+    """Results in the given tensor; an error for immutable tensors, and the next call works."""
     if not b.in_place:
         _in_place_is_refused(b)
         return
@@ -142,7 +142,7 @@ def grouped_allreduce(b: BindingUnderTest) -> None:
 
 
 def reducescatter(b: BindingUnderTest) -> None:
-    """Shares of rows that cannot be cut evenly, in all variants."""
+    """Uneven shares of rows, in all variants."""
     every = b.every(2 * b.size + 1, 3)
     rows = [2 + (r < 1) for r in range(b.size)]
     begin = sum(rows[: b.rank])
@@ -159,7 +159,7 @@ def reducescatter(b: BindingUnderTest) -> None:
 
 
 def compression(b: BindingUnderTest) -> None:
-    """Dtypes stay; integers travel as they are."""
+    """Dtypes stay; integers are sent as they are."""
     total = b.every(9).sum(0)
     for name in b.compressors:
         how = getattr(b.hvd.Compression, name)

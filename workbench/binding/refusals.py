@@ -1,4 +1,4 @@
-"""Cases of what cannot be: on a rank alone, between ranks, and for all when one rank cannot."""
+"""Cases of invalid calls: on one rank, between ranks, and on all ranks if one rank cannot call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNPICKLABLE = (letter for letter in "a generator")
 
 
 def what_cannot_be_right_raises_at_once(b: BindingUnderTest) -> None:
-    """``ValueError`` with what is wrong; the next call works."""
+    """``ValueError`` with the reason; the next call works."""
     hvd, ones = b.hvd, b.make(np.ones(3))
     refused: tuple[tuple[Act, str], ...] = (
         (lambda: hvd.allreduce(ones, average=True, op=hvd.Sum), "both average= and op="),
@@ -63,7 +63,7 @@ def disagreement_raises_everywhere_and_the_next_call_works(b: BindingUnderTest) 
 
 
 def _wrong_and_right(b: BindingUnderTest) -> tuple[tuple[Act, Act, str], ...]:
-    """Calls that one rank may not make, those of the others meanwhile, and the text that all are told."""
+    """Invalid calls of one rank, the calls of the others meanwhile, and the text that all of them get."""
     hvd, ones, whole = b.hvd, b.make(np.ones(3)), b.make(np.ones(3), "int32")
     return (
         (lambda: hvd.allreduce(b.outlandish(), name="x"), lambda: hvd.allreduce(ones, name="x"), "travel"),
@@ -94,13 +94,13 @@ def _wrong_and_right(b: BindingUnderTest) -> tuple[tuple[Act, Act, str], ...]:
 
 
 def what_one_rank_cannot_do_raises_everywhere_and_the_next_call_works(b: BindingUnderTest) -> None:
-    """The others are told which rank could not, and why."""
+    """The other ranks get the rank that could not, and the reason."""
     for wrong, right, text in _wrong_and_right(b):
         one_rank_cannot(b, wrong, right, text)
 
 
 def one_rank_cannot(b: BindingUnderTest, wrong: Act, right: Act, text: str) -> None:
-    """Have the last rank do what is wrong, twice; not in a job of one."""
+    """Let the last rank make the invalid call, twice; not in a job of one."""
     if b.size == 1:
         return
     for attempt in range(2):

@@ -1,4 +1,4 @@
-"""Cases of elastic states, in a job that nobody leaves; ``elastic_job`` is one in which workers do."""
+"""Cases of elastic states, in a job without changes of workers; ``elastic_job`` has such changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.binding.under_test import BindingUnderTest
 
 
 def a_state_goes_back_to_what_was_committed(b: BindingUnderTest) -> None:
-    """Tensors, containers of them and numbers, replaced or changed inside; again and again."""
+    """Tensors, containers of tensors and numbers, replaced or changed in place; repeatedly."""
     state = _state(b, 1.0)
     state.sync()
     for turn in range(3):
@@ -26,7 +26,7 @@ def a_state_goes_back_to_what_was_committed(b: BindingUnderTest) -> None:
 
 
 def a_state_that_was_only_saved(b: BindingUnderTest) -> None:
-    """``save`` alone, on this rank alone, is what ``restore`` goes back to."""
+    """``restore`` goes back to a ``save`` of this rank alone."""
     state = _state(b, float(b.rank))
     _change(b, state, 5.0)
     expected = _content(b, state)
@@ -37,7 +37,7 @@ def a_state_that_was_only_saved(b: BindingUnderTest) -> None:
 
 
 def all_ranks_begin_with_the_state_of_one(b: BindingUnderTest) -> None:
-    """Begin with that of rank 0, where nobody has trained; what a rank then changes is its own."""
+    """Begin with the state of rank 0 if no rank has trained; a rank's later changes are its own."""
     state = _state(b, 100.0 + b.rank)
     state.sync()
     first = _state(b, 100.0)
@@ -69,10 +69,10 @@ def all_ranks_get_the_newest_state(b: BindingUnderTest) -> None:
 
 
 def an_attribute_that_one_rank_alone_has(b: BindingUnderTest) -> None:
-    """Everybody has it after a sync, or all ranks raise; nobody waits for another one.
+    """All ranks have it after a sync, or all ranks raise; no rank waits for another.
 
-    A rank that misses the attribute refuses; the first refusal ends the session, which tells the others. Which of the
-    ranks that miss it are told before they look is a race.
+    A rank that lacks the attribute refuses; the first refusal ends the session, which the other ranks get as an
+    error. It is a race which of the ranks that lack it refuse, and which get that error first.
     """
     mine: dict[str, Any] = {"extra": b.make(np.ones(2))} if b.rank == 0 else {}
     state, outcome = b.state(epoch=0, **mine), ""
@@ -95,7 +95,7 @@ def an_attribute_that_one_rank_alone_has(b: BindingUnderTest) -> None:
 
 
 def a_trainer_goes_on_from_its_state(b: BindingUnderTest) -> None:
-    """Weights, and what the optimizer keeps of earlier steps: after ``restore``, and on a rank that comes later."""
+    """Weights, and the optimizer's memory of earlier steps: after ``restore``, and on a rank that joins later."""
     from workbench.binding.training import RULES, assert_alike, batch
 
     for rule in RULES:

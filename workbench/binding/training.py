@@ -1,4 +1,4 @@
-"""Cases of whole steps: forward, backward, the reduction, the optimizer's rule. Nothing for a binding without them."""
+"""Cases of whole steps: forward, backward, the reduction, the optimizer's rule. Skipped by a binding without them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from workbench.binding.under_test import BindingUnderTest, Trainer, Values, rais
 
 RULES = ("sgd", "adam")
 ROWS = 4
-"""Of each rank in one step."""
+"""Rows of each rank in one step."""
 
 TRUE = np.array([[1.0], [-2.0], [3.0]])
 VIRTUAL_WORKERS = 6
-"""Of up to four ranks: some have one more than others."""
+"""Virtual workers for up to four ranks: some ranks have one more than others."""
 
 
 def workers_train_as_one_worker_does(b: BindingUnderTest) -> None:
-    """A hundred steps of all ranks are those of one worker with the joined batches, and the same bits on every rank."""
+    """A hundred steps of all ranks equal those of one worker with the joined batches; all ranks have the same bits."""
     for rule in RULES:
         together, alone = b.trainer(rule), b.trainer(rule, distributed=False)
         if together is None or alone is None:
@@ -36,7 +36,7 @@ def workers_train_as_one_worker_does(b: BindingUnderTest) -> None:
 
 
 def ranks_that_step_with_other_numbers_are_told(b: BindingUnderTest) -> None:
-    """All of them: which weight differs, at which step, and on which two ranks."""
+    """All ranks get an error: which weight differs, at which step, and on which two ranks."""
     trainer = b.trainer("sgd")
     if trainer is None or b.size == 1:
         return
@@ -48,7 +48,7 @@ def ranks_that_step_with_other_numbers_are_told(b: BindingUnderTest) -> None:
 
 
 def weights_that_nobody_broadcast(b: BindingUnderTest) -> None:
-    """Told before they have done harm, with what to call."""
+    """Reported before they do harm, with the function to call."""
     trainer = b.trainer("sgd")
     if trainer is None or b.size == 1:
         return
@@ -58,7 +58,7 @@ def weights_that_nobody_broadcast(b: BindingUnderTest) -> None:
 
 
 def an_overflow_on_one_rank_is_a_step_that_none_takes(b: BindingUnderTest) -> None:
-    """Nobody's weights change, and everybody's loss scale is halved."""
+    """No rank's weights change, and every rank's loss scale is halved."""
     trainer, plain = b.trainer("sgd", loss_scale=1024.0), b.trainer("sgd", distributed=False)
     if trainer is None or plain is None:
         return
@@ -80,7 +80,7 @@ def an_overflow_on_one_rank_is_a_step_that_none_takes(b: BindingUnderTest) -> No
 
 
 def virtual_workers_compute_the_same_bits(b: BindingUnderTest) -> None:
-    """Whatever the number of ranks: those of one rank alone; and in all but the bits, what a plain batch gives."""
+    """Any number of ranks computes the bits of one rank alone, and apart from rounding the result of a plain batch."""
     workers = max(VIRTUAL_WORKERS, b.size)
     for rows in (24, 17):
         together = b.trainer("sgd", virtual_workers=workers)

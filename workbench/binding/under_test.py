@@ -1,4 +1,4 @@
-"""Binding as the contract sees it: its module, and how to make and read its tensors.
+"""Interface of a binding to the contract: its module, and how to make and read its tensors.
 
     class NumpyUnderTest(BindingUnderTest):
         name, hvd = "numpy", farandole.numpy
@@ -23,7 +23,7 @@ from farandole.collective import DType
 Values: TypeAlias = npt.NDArray[Any]
 
 Distributed: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
-"""From gradients of this rank to those of all, ``None`` as long as more passes are to come; each may be ``None``."""
+"""From gradients of this rank to those of all ranks; ``None`` while more passes follow; each may be ``None``."""
 
 
 class Trainer(ABC):
@@ -35,11 +35,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def step(self, x: Values, y: Values) -> None:
-        """One step on these rows: those of this rank, or with virtual workers the global batch."""
+        """One step on these rows: the rows of this rank, or with virtual workers the global batch."""
 
     @abstractmethod
     def weights(self) -> dict[str, Values]:
-        """The weights as they are now."""
+        """The present weights."""
 
     @abstractmethod
     def add(self, name: str, amount: float) -> None:
@@ -55,11 +55,11 @@ class Trainer(ABC):
 
 
 class BindingUnderTest(ABC):
-    """One binding. ``dtypes`` are those that it can make here, ``compressors`` names of its ``Compression``.
+    """One binding. ``dtypes`` are the dtypes that it can make here, ``compressors`` names of its ``Compression``.
 
-    ``in_place``: False for a framework whose tensors cannot be written to. Functions that would (``allreduce_``) then
-    raise ``UsageError``, and ``views`` may be []. ``takes_pytrees``: parameters are any tree of tensors and numbers.
-    ``copies_scalars``: False for one whose tensors without dimensions cannot be copied.
+    ``in_place``: False for a framework with immutable tensors. In-place functions (``allreduce_``) then raise
+    ``UsageError``, and ``views`` may be []. ``takes_pytrees``: parameters are any tree of tensors and numbers.
+    ``copies_scalars``: False for a binding whose tensors without dimensions cannot be copied.
     """
 
     name: str
@@ -88,11 +88,11 @@ class BindingUnderTest(ABC):
 
     @abstractmethod
     def repeated(self, value: float, count: int) -> Any:
-        """A tensor of that many elements, which are one piece of memory."""
+        """A tensor of that many elements, which share one piece of memory."""
 
     @abstractmethod
     def outlandish(self) -> Any:
-        """Three ones of a kind that does not travel."""
+        """Three ones in a kind of tensor that cannot be sent."""
 
     @abstractmethod
     def distributed(self, like: Mapping[str, Any], **options: Any) -> Distributed:
@@ -112,9 +112,9 @@ class BindingUnderTest(ABC):
     def trainer(self, rule: str, distributed: bool = True, **options: Any) -> Trainer | None:
         """A training by ``rule``, "sgd" with momentum or "adam"; ``None`` if the binding has nothing of the kind.
 
-        ``distributed``: False for the framework alone, as somebody without Farandole writes it. ``options``, one at a
-        time: ``loss_scale``, at first, which an overflow halves, and with it the step is skipped; ``virtual_workers``,
-        their number, with ``process_set``, the ranks that take part.
+        ``distributed``: False for the framework alone, without Farandole. ``options``, one at a time: ``loss_scale``,
+        the initial value, which an overflow halves while it skips the step; ``virtual_workers``, their number, with
+        ``process_set``, the ranks that take part.
         """
 
     @abstractmethod
@@ -122,14 +122,14 @@ class BindingUnderTest(ABC):
         """The binding's elastic state of ``values``: tensors, nested containers of them, and anything else."""
 
     def compiled(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """A function of a tensor as a program of the framework's, where it traces functions of Python."""
+        """Compile a function of a tensor by the framework, if it traces functions of Python."""
         return function
 
     elastic: Any
     """Module with ``run`` and ``ElasticSampler`` of the binding."""
 
     def broadcast_parameters(self, params: Any, root_rank: int) -> Any:
-        """``params`` with the root's values, as the binding gives them; a binding ``in_place`` returns what it got."""
+        """``params`` with the root's values, as the binding returns them; ``in_place`` it returns its argument."""
         self.hvd.broadcast_parameters(params, root_rank=root_rank)
         return params
 

@@ -1,4 +1,4 @@
-"""Hosts out of Linux namespaces, with everything that can happen to hosts: for tests and benchmarks, on one machine.
+"""Hosts made of Linux namespaces, and the faults that hosts can have: for tests and benchmarks, on one machine.
 
     from workbench.cluster import Cluster, SlurmCluster
 
@@ -17,9 +17,9 @@
 
 A host has a network, a hostname, processes, ``/run``, ``/dev/shm`` and an identity of its own, and runs an ssh server;
 all other file systems are the machine's, so ``sys.executable`` and the folders of a test are the same everywhere. The
-home directory is the cluster's, with keys for ssh in it and no ``.bashrc``. Clusters see neither each other nor
-anything outside, and end with their process, however that ends. They need root (or ``docker run --privileged``) and a
-few Debian packages; where something is missing, ``UnavailableError`` names it and the remedy.
+home directory belongs to the cluster, with keys for ssh in it and no ``.bashrc``. Clusters see neither each other nor
+anything outside, and end with their process in any case. They need root (or ``docker run --privileged``) and a few
+Debian packages; ``UnavailableError`` names what is missing, and the remedy.
 """
 
 from workbench.cluster.files import HOME

@@ -1,7 +1,7 @@
-"""Accounting of a Slurm under test: slurmdbd on ``head``, over a database of its own that ends with that host.
+"""Accounting of a Slurm under test: slurmdbd on ``head``, with a database of its own, which ends with that host.
 
 The database is a MariaDB without a network or rights, on a socket in the private ``/run`` of the host; its files lie
-there, in memory. Nothing of a database that the machine may have is read or written.
+there, in memory. No database of the machine is read or written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AccountingStorageHost={HEAD}
 AccountingStorageEnforce=limits
 AccountingStoreFlags=job_env,job_script
 """
-"""Lines of ``slurm.conf``. With ``limits`` a user needs an association: root has one by itself. Scripts are stored."""
+"""Lines of ``slurm.conf``. With ``limits`` a user needs an association; root has one by default. Scripts are stored."""
 
 SERVER = f"""\
 AuthType=auth/munge
@@ -51,4 +51,4 @@ START = " && ".join(
         "sacctmgr -i add cluster test",
     ]
 )
-"""Lines of shell that start both on the head, before slurmctld."""
+"""Shell commands that start both on the head, before slurmctld."""

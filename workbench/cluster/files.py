@@ -1,4 +1,4 @@
-"""Files of hosts in place of the machine's own: names, an ssh server's and root's keys, a home directory."""
+"""Files of hosts that replace the machine's own: names, an ssh server's and root's keys, a home directory."""
 
 from __future__ import annotations
 

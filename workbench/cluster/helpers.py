@@ -12,7 +12,7 @@ from pathlib import Path
 from workbench.cluster.needs import ClusterError, search_path
 
 PATIENCE_S = 60.0
-"""Time limit of what takes milliseconds on a machine that has nothing else to do."""
+"""Time limit of operations that take milliseconds on an idle machine."""
 
 
 def script_line(name: str) -> list[str]:
@@ -35,12 +35,12 @@ def helper(script: str, verb: str, *arguments: str, network_of: int | None = Non
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         bufsize=0,
-        start_new_session=True,  # what a terminal sends is for the caller alone
+        start_new_session=True,  # signals of a terminal are for the caller alone
     )
 
 
 def ready(process: subprocess.Popen[bytes]) -> int:
-    """Wait until a helper says ``ready NUMBER``, and return that; raise ``ClusterError`` with what it said instead."""
+    """Wait until a helper prints ``ready NUMBER``, and return NUMBER; else raise ``ClusterError`` with its output."""
     assert process.stdout is not None
     said, deadline = b"", time.monotonic() + PATIENCE_S
     with process.stdout as pipe:

@@ -1,4 +1,4 @@
-"""Several hosts on one machine, out of Linux namespaces; see the package's page."""
+"""Several hosts on one machine, made of Linux namespaces; see the docstring of the package."""
 
 # Processes of a cluster, beside those that run on its hosts, all started by this one (the owner):
 #
@@ -44,12 +44,12 @@ class Process(subprocess.Popen[str]):
 @final
 @dataclass(frozen=True)
 class _Host:
-    """A host that is up: the process we started, and the first process of its namespaces, whose death is power loss."""
+    """A host that is up: the helper, and the first process of its namespaces, whose death is power loss."""
 
     process: subprocess.Popen[bytes]
     first: int
     held: int
-    """A pidfd of the first process: its number is free again as soon as the helper has seen it end."""
+    """A pidfd of the first process: its number may be reused as soon as the helper has reaped it."""
 
     @classmethod
     def of(cls, process: subprocess.Popen[bytes]) -> _Host:
@@ -68,9 +68,9 @@ class _Host:
 class Cluster:
     """A head and some nodes: ``head``, ``node1``, ``node2``... Close it, or use it in a ``with`` block.
 
-    Raises ``UnavailableError`` where the machine cannot have one, with what is missing and the remedy. ``etc`` are
+    Raises ``UnavailableError``, with what is missing and the remedy, if the machine cannot have one. ``etc`` are
     further files below ``/etc`` of all hosts: ``{"slurm/slurm.conf": "..."}``. ``daemons`` are programs that an idle
-    host may run, by the names that ``ps -o comm`` has for their processes.
+    host may run, by their names in ``ps -o comm``.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Cluster:
         return self._addresses[host]
 
     def path(self, host: str, file: str | Path) -> Path:
-        """Path of a host's file as this process finds it: ``cluster.path("node1", "/run/sshd.log").read_text()``."""
+        """Path by which this process finds a host's file: ``cluster.path("node1", "/run/sshd.log").read_text()``."""
         return Path(f"/proc/{self._first(host)}/root") / str(file).lstrip("/")
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
@@ -146,7 +146,7 @@ class Cluster:
         """Start a command on a host as ``subprocess.Popen`` would: signals reach it, its exit status comes back.
 
         It has the caller's environment with the variables in ``env`` added, and the cluster's home directory. It is
-        killed when the process returned here is killed, when the host is, and when the caller ends.
+        killed with the returned process, with the host, and with the caller.
         """
         environment = {**os.environ, "HOME": str(HOME), "PATH": needs.search_path(), **(env or {})}
         process = Process(
@@ -179,11 +179,11 @@ class Cluster:
         return subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr)
 
     def processes(self, host: str) -> dict[int, str]:
-        """Processes of a host besides those of an idle one: process numbers there, and command lines.
+        """Processes of a host besides those of an idle host: process numbers there, and command lines.
 
-        Sessions of the ssh server do not count: those of a client that has fallen silent wait for it for hours.
+        Sessions of the ssh server do not count, because they wait for hours for a silent client.
         """
-        # Daemons go by their names: they fork when they like, and one that writes its title has no command line.
+        # Daemons are matched by name: they fork at any time, and one that writes its title has no command line.
         running = _running(self.path(host, "/proc"), self._daemons)
         return {
             pid: words
@@ -192,24 +192,24 @@ class Cluster:
         }
 
     def received_bytes(self, host: str) -> int:
-        """Bytes that came in by a host's cable since it booted, headers included."""
+        """Bytes that a host received over its cable since it booted, headers included."""
         return traffic(self._first(host))[0]
 
     def sent_bytes(self, host: str) -> int:
-        """Bytes that left by a host's cable since it booted, headers included."""
+        """Bytes that a host sent over its cable since it booted, headers included."""
         return traffic(self._first(host))[1]
 
     def resent_bytes(self, host: str) -> int:
-        """Bytes that a host's TCP sent again: packets overtake each other where processors are busy, or wait too long.
+        """Bytes that a host's TCP has retransmitted: on busy processors packets overtake each other, or wait too long.
 
-        It is a lower bound, as headers are left out.
+        It is a lower bound, because headers are left out.
         """
         return repeated(self._first(host))
 
     def cut(self, host: str, peer: str | None = None, *, one_way: bool = False) -> None:
-        """Pull a host's cable, or let what two hosts send to each other vanish. Nobody is told: peers see silence.
+        """Pull a host's cable, or drop what two hosts send to each other. Peers get no error: they see silence.
 
-        With ``one_way`` only what ``host`` sends to ``peer`` vanishes.
+        With ``one_way`` only what ``host`` sends to ``peer`` is dropped.
         """
         if peer is None:
             self._network.unplug(self.address(host))
@@ -243,7 +243,7 @@ class Cluster:
         self.run(host, ["bash", "-c", "kill -CONT -1"])
 
     def kill(self, host: str) -> None:
-        """Cut a host's power: peers see silence, and everything on it is gone. ``boot`` brings it back, empty."""
+        """Cut a host's power: peers see silence, and everything on it is lost. ``boot`` starts it again, empty."""
         self._first(host)
         self._network.remove(self.address(host))  # first, else its kernel would still close its connections
         struck = self._up.pop(host)
@@ -257,8 +257,8 @@ class Cluster:
 
     def close(self) -> None:
         """End everything that runs on the hosts, and the hosts."""
-        with contextlib.ExitStack() as left:  # the last first, and each of them whatever became of those before
-            # Commands have ended with their hosts, but are to be waited for, or they would stay as zombies.
+        with contextlib.ExitStack() as left:  # in reverse order, and each even if an earlier one failed
+            # Commands have ended with their hosts, but must be reaped, or they stay as zombies.
             helpers: list[subprocess.Popen[Any]] = [self._switch, *self._started]
             for process in helpers:
                 left.callback(process.wait, PATIENCE_S)
@@ -277,7 +277,7 @@ class Cluster:
         return self._up[host].first
 
     def _boot(self, hosts: Sequence[str]) -> None:
-        # All are started before the first is waited for: they come up side by side.
+        # All are started before the first wait, so that they boot in parallel.
         starting = {host: helper("namespaces.py", "host", str(self._switch.pid), host) for host in hosts}
         try:
             for host, process in starting.items():
@@ -304,7 +304,7 @@ def _account(host: str, command: Sequence[str], ending: str, stdout: str, stderr
 
 
 def _running(proc: Path, daemons: Collection[str]) -> dict[int, str]:
-    """Process numbers and command lines of all processes that ``proc`` shows, but of daemons."""
+    """Process numbers and command lines of all processes that ``proc`` shows, except daemons."""
     found = {}
     for entry in proc.iterdir():
         if entry.name.isdigit():

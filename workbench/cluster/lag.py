@@ -1,10 +1,10 @@
-"""Script that delays what a host receives; a process of its own, as those of ``namespaces.py``.
+"""Script that delays what a host receives; a process of its own, like the scripts of ``namespaces.py``.
 
     python -I -S lag.py queue OWNER MICROSECONDS     in the host's network namespace
 
-Kernels of small virtual machines have no ``netem``; a netfilter queue whose verdicts come late does the same. It must
-sit on the receiver: on the sender, packets still count against their socket, and TCP would hold back. Only the numbers
-of packets come up here, they stay in the kernel unsegmented (``nfnetlink_queue.h``).
+Kernels of small virtual machines have no ``netem``; a netfilter queue with late verdicts does the same. It must be on
+the receiver: on the sender, packets still count against their socket, and TCP would hold back. Only the numbers of
+packets reach this script; the packets stay in the kernel, unsegmented (``nfnetlink_queue.h``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def message(kind: int, body: bytes, flags: int) -> bytes:
 
 
 def open_queue() -> socket.socket:
-    """Become the one who decides about the packets of queue 0."""
+    """Open queue 0, as the process that decides about its packets."""
     queue = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
     queue.bind((0, 0))
     queue.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
@@ -55,7 +55,7 @@ def open_queue() -> socket.socket:
 
 
 def arrivals(data: bytes) -> list[int]:
-    """The numbers of the packets in what a queue said; a packet's first attribute has its number."""
+    """Numbers of the packets in a message of the queue; the first attribute of a packet is its number."""
     found, offset = [], 0
     while offset + 16 <= len(data):
         length, kind = struct.unpack_from("=IH", data, offset)

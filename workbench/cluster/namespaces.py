@@ -4,8 +4,8 @@
     python -I -S namespaces.py host OWNER SWITCH NAME    a host: the first process of its namespaces, which runs sshd
     python -I -S namespaces.py enter HOST COMMAND...     runs a command in a host, as if it had been started there
 
-``OWNER``, ``SWITCH`` and ``HOST`` are process numbers. Everything here ends when the owner ends, however that ends:
-the first process of a PID namespace takes all others with it, and the file systems go with the mount namespaces.
+``OWNER``, ``SWITCH`` and ``HOST`` are process numbers. Everything here ends with the owner, in any case: the first
+process of a PID namespace takes all others with it, and the file systems end with the mount namespaces.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (a place to mount)
 SHARED = Path("/run/cluster")
-"""Files that all hosts of a cluster share: ``home`` of root, ``etc`` that each host sees in place of its own."""
+"""Files that all hosts of a cluster share: ``home`` of root, and ``etc``, which replaces files of each host."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -58,7 +58,7 @@ def switch(owner: int) -> NoReturn:
 
 
 def host(owner: int, switch: int, name: str) -> NoReturn:
-    """Be a host; the first process of its namespaces says its number as seen from outside once all is set up."""
+    """Be a host; when all is set up, the first process of its namespaces prints its number as seen from outside."""
     lifeline = _lifeline(owner)
     call("setns", os.pidfd_open(switch), NEW_MOUNTS)
     call("unshare", NEW_EVERYTHING)
@@ -77,7 +77,7 @@ def host(owner: int, switch: int, name: str) -> NoReturn:
 
 
 def _furnish(name: str) -> None:
-    """Give this mount namespace what is a host's own: its name, ``/run``, ``/dev/shm``, ``/etc`` and identity."""
+    """Set up what a host has of its own in this mount namespace: name, ``/run``, ``/dev/shm``, ``/etc``, identity."""
     socket.sethostname(name)
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
     mount("proc", "/proc", "proc")
@@ -102,9 +102,9 @@ def _furnish(name: str) -> None:
 
 
 def enter(pid: int, command: list[str]) -> NoReturn:
-    """Run a command in the host whose first process is ``pid``: signals go on to it, and it ends if this is killed.
+    """Run a command in the host whose first process is ``pid``: it gets this process's signals, and is killed with it.
 
-    ``nsenter`` does neither. This process ends as the command did, by the same signal if it was one.
+    ``nsenter`` does neither. This process ends like the command, by the same signal if a signal killed it.
     """
     cwd = os.getcwd()
     call("setns", os.pidfd_open(pid), NEW_EVERYTHING)
@@ -117,7 +117,7 @@ def enter(pid: int, command: list[str]) -> NoReturn:
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid():  # a parent outside has no number here: it has been killed, and we were adopted
             os._exit(1)
-        os.setsid()  # else a signal to the group of this process would come twice
+        os.setsid()  # else a signal to the group of this process would reach it twice
         for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(ignored_by_python, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -149,7 +149,7 @@ def _end_like(code: int) -> NoReturn:
 
 
 def _lifeline(owner: int) -> int:
-    """A descriptor that becomes readable when the owner ends. Unlike a parent-death signal it is not a thread's."""
+    """Descriptor that becomes readable when the owner ends. A parent-death signal would depend on its thread."""
     descriptor = os.pidfd_open(owner)
     if os.getppid() != owner:
         sys.exit("the owner has ended")

@@ -11,7 +11,7 @@ HOSTS = {"ip": "iproute2", "tc": "iproute2", "sshd": "openssh-server", "ssh": "o
 LAG = {"iptables": "iptables"}
 SLURM = HOSTS | {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 ACCOUNTING = SLURM | {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core"}
-"""Programs, and the Debian packages that have them."""
+"""Programs, and the Debian packages that contain them."""
 
 
 class ClusterError(RuntimeError):
@@ -20,11 +20,11 @@ class ClusterError(RuntimeError):
 
 @final
 class UnavailableError(ClusterError):
-    """Raised where a machine cannot have a cluster; the text says what is missing and how to get it."""
+    """Raised if a machine cannot have a cluster; the text names what is missing, and the remedy."""
 
 
 def require(programs: dict[str, str]) -> None:
-    """Raise ``UnavailableError`` unless this process may make namespaces and finds these programs."""
+    """Raise ``UnavailableError`` unless this process can make namespaces, and finds these programs."""
     if os.geteuid() != 0:
         raise UnavailableError(
             f"a cluster of namespaces needs root, and this is user {os.geteuid()}: sudo -E pytest ..."
@@ -55,5 +55,5 @@ def _found(program: str) -> bool:
 
 
 def search_path() -> str:
-    """The caller's ``PATH``, and after it where Debian puts what root runs."""
+    """The caller's ``PATH``, followed by Debian's folders for programs of root."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])

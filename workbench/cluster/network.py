@@ -1,4 +1,4 @@
-"""The network between hosts: a bridge in a namespace of its own, a cable to each host, and what can go wrong with them.
+"""The network between hosts: a bridge in a namespace of its own, a cable to each host, and their faults.
 
 Nothing appears in the machine's own network namespace, several clusters may use the same addresses at once, and
 nothing on a host can reach the outside.
@@ -17,7 +17,7 @@ from workbench.cluster.helpers import PATIENCE_S, enter_network, helper, ready
 from workbench.cluster.needs import ClusterError, search_path
 
 _SEGMENT_BYTES = 1500 - 72
-"""Payload of a full packet, where the headers of IPv6, of TCP, and TCP's timestamps are in it."""
+"""Payload of a full packet, without the headers of IPv6 and TCP, and TCP's timestamps."""
 
 
 @final
@@ -65,7 +65,7 @@ class Network:
         return address.ipv4 if self._ipv4 else address.ipv6
 
     def plug(self, host: int, address: Address) -> None:
-        """Lay a cable from the switch to a host, with both ends made straight in their namespaces."""
+        """Connect a host to the switch, with both ends of the cable created in their namespaces."""
         cable = f"link add {address.port} type veth peer name eth0 address {address.mac} netns {host}"
         _ip(self._switch, [cable, f"link set {address.port} master switch up"])
         families = [f"addr add {address.ipv4}/24 brd + dev eth0"] if self._ipv4 else []
@@ -77,18 +77,18 @@ class Network:
         _ip(self._switch, [f"link set {address.port} nomaster"])
 
     def replug(self, address: Address, hosts: Iterable[int]) -> None:
-        """Plug the cable in again; hosts that looked for each other in vain try anew at once, not seconds later."""
+        """Plug the cable in again; hosts forget failed look-ups, and try again at once, not seconds later."""
         _ip(self._switch, [f"link set {address.port} master switch"])
         for host in hosts:
             _in_network(host, ["ip", "neigh", "flush", "dev", "eth0"])
 
     def remove(self, address: Address) -> None:
-        """Take the cable away for good."""
+        """Remove the cable for good."""
         self._end_delay(address)
         _ip(self._switch, [f"link del {address.port}"])
 
     def part(self, host: int, peer: Address) -> None:
-        """Let everything that a host sends to a peer vanish: it believes to know a hardware address that nobody has."""
+        """Drop everything that a host sends to a peer, by a false hardware address in its neighbour table."""
         _ip(host, [f"neigh replace {each} lladdr 02:77:ff:ff:ff:ff dev eth0 nud permanent" for each in self._all(peer)])
 
     def join(self, host: int, peer: Address) -> None:
@@ -103,13 +103,13 @@ class Network:
 
     def delay(self, host: int, address: Address, seconds: float) -> None:
         """Delay what a host receives; 0: no longer."""
-        self._end_delay(address)  # what waits is lost, as the queue is; what follows passes by
+        self._end_delay(address)  # waiting packets are lost with the queue; later ones bypass it
         for command in ("iptables", "ip6tables"):
             _in_network(host, [command, "-t", "mangle", "-F", "PREROUTING"])
         if not seconds:
             return
         self._delays[address] = helper("lag.py", "queue", f"{seconds * 1e6:.0f}", network_of=host)
-        ready(self._delays[address])  # first: the rule lets packets pass undelayed while nobody serves the queue
+        ready(self._delays[address])  # first: the rule lets packets pass undelayed while no process serves the queue
         for command in ("iptables", "ip6tables"):
             rule = "-A PREROUTING -i eth0 -j NFQUEUE --queue-num 0 --queue-bypass"
             _in_network(host, [command, "-t", "mangle", *rule.split()])
@@ -139,7 +139,7 @@ def traffic(host: int) -> tuple[int, int]:
 
 
 def repeated(host: int) -> int:
-    """Payload that TCP of a host has sent again since it booted; the kernel counts segments, and these are full."""
+    """Payload that a host's TCP has retransmitted since it booted: the kernel counts segments, here taken as full."""
     names, values = (line.split() for line in Path(f"/proc/{host}/net/snmp").read_text().splitlines() if "Tcp:" in line)
     return _SEGMENT_BYTES * int(dict(zip(names, values, strict=True))["RetransSegs"])
 

@@ -5,8 +5,8 @@
         slurm.run(["sbatch", "--wait", "--output=out.txt", "job.sh"], cwd=folder)
         slurm.cluster.kill("node2"); slurm.boot("node2")              # and whatever else happens to hosts
 
-Slurm's commands work as anywhere, on every host. Its daemons, keys and logs live in the hosts alone; nothing of a Slurm
-that the machine may have is read or written.
+Slurm's commands work as usual, on every host. Its daemons, keys and logs exist in the hosts alone; nothing of the
+machine's own Slurm is read or written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DAEMONS = frozenset({"munged", "slurmctld", "slurmscriptd", "slurmd"})
 _NO_CGROUPS_SINCE = (24, 5)
 
 URGENT = "urgent"
-"""A partition whose jobs take the place of others, which get notice."""
+"""A partition whose jobs preempt others, with notice."""
 
 _CONFIGURATION = """\
 ClusterName=test
@@ -79,10 +79,10 @@ ReturnToService=2
 
 @final
 class SlurmCluster:
-    """A cluster that Slurm manages; ``cpus`` is what each node claims to have.
+    """A cluster that Slurm manages; each node claims to have ``cpus``.
 
-    One that ``accounts`` has slurmdbd, some seconds later: ``sacct`` and ``sacctmgr`` work, and limits of users count.
-    Raises ``UnavailableError`` as ``Cluster`` does.
+    With ``accounts`` it has slurmdbd, some seconds later: ``sacct`` and ``sacctmgr`` work, and limits of users apply.
+    Raises ``UnavailableError`` like ``Cluster``.
     """
 
     def __init__(self, nodes: int, *, cpus: int = 8, accounts: bool = False) -> None:
@@ -92,7 +92,7 @@ class SlurmCluster:
         etc = {
             "slurm/slurm.conf": configuration + (accounting.CLIENT if accounts else ""),
             **({accounting.DBD_CONF: accounting.SERVER} if accounts else {}),
-            # slurmd loads a plugin for cgroups though nothing uses them; v1 asks for nothing then, v2 would fail.
+            # slurmd loads a plugin for cgroups though nothing uses them; v1 then needs nothing, v2 would fail.
             "slurm/cgroup.conf": f"CgroupPlugin={'disabled' if _version() >= _NO_CGROUPS_SINCE else 'cgroup/v1'}\n",
             # By default in /tmp, which hosts share, by job number, which clusters share.
             "slurm/mpi.conf": "PMIxCliTmpDirBase=/run/pmix\n",
@@ -126,7 +126,7 @@ class SlurmCluster:
         check: bool = True,
         timeout_s: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the head, as ``Cluster.run`` does."""
+        """Run a command on the head, like ``Cluster.run``."""
         return self.cluster.run(HEAD, command, env=env, cwd=cwd, check=check, timeout_s=timeout_s)
 
     def boot(self, host: str) -> None:
@@ -137,7 +137,7 @@ class SlurmCluster:
     def commands(self, folder: Path, user: str = "root") -> str:
         """Put Slurm's commands into a folder, for a process of this machine; returns a ``PATH`` that begins with it.
 
-        They run on the head, as this user, with the environment and the standard streams of whoever runs them.
+        They run on the head, as this user, with the environment and the standard streams of their caller.
         """
         account = pwd.getpwnam(user)
         become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
@@ -150,12 +150,12 @@ class SlurmCluster:
     def signal_controller(self, number: int) -> None:
         """Send a signal to slurmctld: ``SIGSTOP`` lets it hang until ``SIGCONT``, 9 kills it.
 
-        One that is killed knows nothing of what was submitted in its last seconds: it saves its jobs every five.
+        A killed slurmctld loses the submissions of its last seconds: it saves its jobs every five seconds.
         """
         self.run(["kill", f"-{number:d}", self._controller])
 
     def stop_controller(self) -> None:
-        """End slurmctld, which saves its jobs; returns when it is gone."""
+        """End slurmctld, which saves its jobs; returns after its exit."""
         process = self.cluster.path(HEAD, f"/proc/{self._controller}")
         self.signal_controller(signal.SIGTERM)
         deadline = time.monotonic() + PATIENCE_S
@@ -165,7 +165,7 @@ class SlurmCluster:
             time.sleep(_LOOK_AGAIN_S)
 
     def start_controller(self) -> None:
-        """Start slurmctld after it has ended; it knows its jobs still."""
+        """Start slurmctld after its exit; it still knows its jobs."""
         self.run(["sh", "-c", f"slurmctld >>{_LOG} 2>&1"])
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class SlurmCluster:
         daemons = [f"mkdir {folders}", munged, "slurmctld" if host == HEAD else "slurmd"]
         if host == HEAD and self._accounts:
             daemons.insert(2, accounting.START)
-        # Not to the caller's pipes: a daemon that kept one open would let a reader wait for its end.
+        # Not to the caller's pipes: a daemon that kept a pipe open would let a reader wait for its end.
         return f"({' && '.join(daemons)}) >{_LOG} 2>&1"
 
 

@@ -2,10 +2,10 @@
 
     python -m workbench.data.schedules --number 10000 --seed 1
 
-Each schedule is a small data set on a few hosts. An event changes them while pieces are still on the way and batches in
+Each schedule is a small data set on a few hosts. An event changes the hosts while pieces are under way and batches in
 flight; all hosts plan anew, and training goes on at another size. Checked at every step: every piece can be obtained;
-the shared storage is read for exactly what nobody holds; no cache holds more than its room, or waits for another full
-one; and in the end, each sample was committed once. A schedule is repeated by its seed.
+only pieces that no host holds are read from the shared storage; no cache holds more than its room, or waits for another
+full cache; and in the end, each sample was committed once. The seed of a schedule repeats it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SimulatedHost:
 
 
 class Transfer(NamedTuple):
-    """A piece that is to come to a host: from another one, or from the shared storage."""
+    """A piece that is under way to a host: from another host, or from the shared storage."""
 
     piece: int
     source: str
@@ -89,7 +89,7 @@ class SimulatedLayout(Layout):
         return self._last[1]
 
     def change(self, staging: StagingPlan, host_of_rank: list[int]) -> None:
-        """Go by another plan, for other ranks."""
+        """Use another plan, for other ranks."""
         self.staging, self.host_of_rank, self._last = staging, host_of_rank, (b"", [])
 
 
@@ -114,7 +114,7 @@ class StagingSchedule:
             self._join()
 
     def run(self) -> Counter[str]:
-        """Run to the end; returns how often what happened. Raises ``ScheduleError`` where an invariant is broken."""
+        """Run to the end; returns counts of events. Raises ``ScheduleError`` if an invariant is broken."""
         self._replan()
         for _ in range(self.chance.randint(1, 6)):
             self._move(self.chance.randint(0, 2 * len(self.sizes)))
@@ -149,7 +149,7 @@ class StagingSchedule:
         self.hosts = {n: h for n, h in self.hosts.items() if not h.leaving or self.chance.random() < 0.5}
 
     def _shrink(self) -> None:
-        """Fill the disk behind a cache's back: what exceeds its new room is gone, since nothing else makes room."""
+        """Fill the disk of a cache from outside: pieces beyond its new room are lost: nothing else makes room."""
         host = self.hosts[self.chance.choice(list(self.hosts))]
         host.room = self.chance.randint(0, host.room)
         for piece in self.chance.sample(sorted(host.holds), len(host.holds)):
@@ -240,7 +240,7 @@ class StagingSchedule:
             self._demand(self.hosts[name].holds == wanted, f"{name} holds other pieces than the plan says")
 
     def _train(self, steps: int) -> None:
-        """Take some steps on all ranks, and leave a batch in flight, of which nothing is committed."""
+        """Take some steps on all ranks, and leave a batch in flight that is not committed."""
         size = len(self.layout.host_of_rank)
         cursors = [self._cursor(rank, size) for rank in range(size)]
         for cursor in cursors:
@@ -283,7 +283,7 @@ class StagingSchedule:
 
 
 def run_schedules(number: int, seed: int) -> Counter[str]:
-    """Run that many schedules; returns how often what happened, or raises ``ScheduleError`` with the seed to repeat."""
+    """Run that many schedules; returns counts of events, or raises ``ScheduleError`` with the seed to repeat."""
     counts: Counter[str] = Counter()
     for each in range(seed, seed + number):
         try:
@@ -294,7 +294,7 @@ def run_schedules(number: int, seed: int) -> Counter[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run schedules and say in a line what they were."""
+    """Run schedules and print one line of counts."""
     parser = argparse.ArgumentParser(prog="python -m workbench.data.schedules", description=__doc__.partition("\n")[0])
     parser.add_argument("--number", type=int, default=10_000, help="how many schedules (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the first; the others follow (default: 1)")

@@ -45,7 +45,7 @@ def settings(draft: Draft) -> dict[str, int | str]:
 
 
 def model(draft: Draft, i: int) -> Pair:
-    """A network, of the same weights on every rank or broadcast by one."""
+    """A network, with the same weights on every rank or broadcast from one rank."""
     kinds = [kind for kind in KINDS if kind not in draft.without]
     [kind] = draft.rng.choices(kinds, [KINDS[kind] for kind in kinds])
     pair, seed = Pair(i, kind), draft.number()
@@ -100,7 +100,7 @@ def terms(draft: Draft, pair: Pair) -> list[str]:
     if pair.how != "lbfgs" and draft.chance(0.15, "passes"):
         pair.passes = 2
         found.append("backward_passes_per_step=2")
-    if draft.chance(0.08, "fp16") and pair.how != "lbfgs":  # whose curvature makes 1e-3 a tenth
+    if draft.chance(0.08, "fp16") and pair.how != "lbfgs":  # its curvature makes 1e-3 a tenth
         draft.add("fp16")
         found.append("compression=hvd.Compression.fp16")
     if draft.chance(0.1, "groups"):

@@ -1,4 +1,4 @@
-"""Check of programs: on jobs that live from program to program, beside the oracle.
+"""Check of programs against the oracle, on jobs that are reused from program to program.
 
 with Checker(sizes=(1, 2, 3)) as checker:
     verdicts = checker.check(program)
@@ -19,21 +19,21 @@ from workbench.differential.program import Program
 from workbench.differential.verdict import Verdict, judge
 
 DEADLINE_S = 45.0
-"""For a program of some milliseconds, on a machine that is busy, whose jobs report and end a stall before that."""
+"""Deadline of a program of some milliseconds, on a busy machine; its job reports and ends a stall before that."""
 
 CHILDREN = frozenset(
     {"spawn loader", "fork loader", "augmentation", "elastic loader", "child with init", "last checkpoint"}
 )
 CHILDREN_FACTOR = 4.0
-"""Programs that start interpreters get so much more time: each child imports PyTorch, on a busy machine slowly."""
+"""Factor on the deadline of programs that start interpreters: each child imports PyTorch, slowly on a busy machine."""
 
 STALLS_SOON = {"stall_warning_s": 2, "stall_shutdown_s": 6}
-"""Settings of programs whose ranks wait for each other in the oracle, too: nothing is learnt by waiting for long."""
+"""Settings of programs whose ranks wait for each other in the oracle, too: a longer wait shows nothing more."""
 
 
 @final
 class Checker:
-    """Jobs of the sizes asked for, made when they are needed, by a nursery of its own unless one is given."""
+    """Jobs of the requested sizes, made on demand, by a nursery of its own unless one is given."""
 
     def __init__(
         self, sizes: Sequence[int] = (1, 2, 3), deadline_s: float = DEADLINE_S, nursery: Nursery | None = None
@@ -45,13 +45,13 @@ class Checker:
         self._nursery = nursery or Nursery()
 
     def check(self, program: Program, sizes: Sequence[int] = ()) -> list[Verdict]:
-        """Run a program beside the oracle on jobs of these sizes (else: all); one verdict for each."""
+        """Run a program on jobs of these sizes (default: all), and compare with the oracle; one verdict for each."""
         chosen = tuple(sizes) or self.sizes
         function = program.compiled()
         expected = {size: consult(function, size) for size in chosen}
-        function.__globals__.clear()  # it is in there itself: else only the cycle collector would free the two
+        function.__globals__.clear()  # it is in its own globals: else only the cycle collector would free them
         deadline_s = self.deadline_s * (CHILDREN_FACTOR if CHILDREN & {*program.features} else 1.0)
-        # The jobs of all sizes work at once, each in processes of its own: nothing is read before all have begun.
+        # The jobs of all sizes work at once, each in its own processes: nothing is read before all have begun.
         for size in chosen:
             stalls = any(o.failure and o.failure.kind == DeadlockError.__name__ for o in expected[size])
             settings = {**program.settings, **STALLS_SOON} if stalls else program.settings
@@ -63,12 +63,12 @@ class Checker:
         return next((verdict for verdict in self.check(program, sizes) if verdict.is_finding), None)
 
     def confirm(self, program: Program, finding: Verdict) -> Verdict | None:
-        """The finding again, on a job that has done nothing else; ``None`` if it does not come again."""
+        """Repeat a finding on a new job; ``None`` if it does not occur again."""
         self.forget(finding.size)
         return self.first_finding(program, (finding.size,))
 
     def forget(self, size: int) -> None:
-        """Begin with a new job of that size next time."""
+        """Use a new job of that size next time."""
         job = self._jobs.pop(size, None)
         if job is not None:
             job.close()

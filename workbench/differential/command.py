@@ -83,7 +83,7 @@ class Fuzzer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Generate, run, judge, shrink, say; 1 if there was a finding."""
+    """Generate, run, judge, shrink and report; 1 if there was a finding."""
     args = parser().parse_args(arguments)
     if args.framework != "torch":
         return _other_framework(args)
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _other_framework(args: argparse.Namespace) -> int:
-    """``main`` of the frameworks whose programs are plans."""
+    """``main`` for the frameworks whose programs are plans."""
     having, without = _names(args.having), _names(args.without)
     plans = [generate_plan(args.framework, args.seed, i) for i in _indices(args)]
     plans = [p for p in plans if not without & p.features and (not having or having & p.features)]

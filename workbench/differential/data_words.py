@@ -1,4 +1,4 @@
-"""Words about data: loaders that draw random numbers in processes, infinities, and text that is no UTF-8.
+"""Functions about data: loaders that draw random numbers in processes, infinities, and text that is no UTF-8.
 
     augmented(hvd, 7, "fork")[0]                # a batch, to which a process of a loader has added its random numbers
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from workbench.differential.words import Hvd, data, is_oracle
 
 ROWS = 12
-"""Rows of a data set, which batches of two share evenly among one, two and three ranks."""
+"""Rows of a data set: batches of two divide them evenly among one, two and three ranks."""
 
 INFINITIES = (0.0, float("inf"), float("-inf"))
 
@@ -47,20 +47,20 @@ class NoiseRows(Dataset[torch.Tensor]):
 
 
 def augmented(hvd: Hvd, number: int, method: str) -> list[torch.Tensor]:
-    """Batches of PyTorch's own loader with random augmentation in a process, whose seed is the rank's own."""
+    """Batches of PyTorch's own loader with random augmentation in a process, with a seed of the rank's own."""
     rows = data(number, hvd.rank(), 4)
     source = torch.Generator().manual_seed(1000 * number + hvd.rank())
     if not is_oracle(hvd):
         apart: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": method, "generator": source}
         return list(DataLoader(AugmentedRows(rows), batch_size=2, **apart))
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=source).item())  # and 0, the process's number
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=source).item())  # plus 0, the process's number
     ours, pythons = torch.Generator().manual_seed(seed), random.Random(seed)  # noqa: S311 (no secret)
     found = torch.stack([row + torch.rand((), generator=ours) + pythons.random() for row in rows])
     return [found[:2], found[2:]]
 
 
 def different_numbers(hvd: Hvd, number: int, processes: int) -> list[torch.Tensor]:
-    """Count of the rows that elastic loaders of all ranks draw in an epoch, and of different values in each column."""
+    """Count of the rows that elastic loaders of all ranks draw in an epoch, and of distinct values in each column."""
     if is_oracle(hvd):
         return [torch.tensor([ROWS] * 4, dtype=torch.float64)]
     sampler = hvd.elastic.ElasticSampler(NoiseRows(), seed=number)
@@ -74,7 +74,7 @@ def different_numbers(hvd: Hvd, number: int, processes: int) -> list[torch.Tenso
 
 
 def infinities(hvd: Hvd, number: int) -> list[torch.Tensor]:
-    """Values among which each rank has an infinity in another place, by each operation."""
+    """Reductions, by each operation, of values with an infinity in another place on each rank."""
     mine = data(number, hvd.rank(), 2)
     mine[0, hvd.rank() % 4] = INFINITIES[number % 3]
     mine[1, 1] = INFINITIES[(number + hvd.rank()) % 3]  # some ranks have the other one in the same place
@@ -83,7 +83,7 @@ def infinities(hvd: Hvd, number: int) -> list[torch.Tensor]:
 
 
 def texts(hvd: Hvd, number: int) -> list[torch.Tensor]:
-    """Code points of a text that is no UTF-8, and of one that is, which the last rank gives to all."""
+    """Code points of a text that is no UTF-8, and of one that is, which the last rank broadcasts."""
     mine = {"path": f"caf\udce9-{hvd.rank()}", "r\u00e9sum\u00e9": b"\xff\x00", "n": float("-inf")}
     found = hvd.broadcast_object(mine, hvd.size() - 1, name=f"text {number}")
     said = "".join(f"{key}{value!r}{value if isinstance(value, str) else ''}" for key, value in found.items())

@@ -1,10 +1,10 @@
-"""Generated programs of PyTorch's DDP and FSDP2 on our backend, beside one process on the joined batch.
+"""Generated programs of PyTorch's DDP and FSDP2 on our backend, compared with one process on the joined batch.
 
     farandole run -np 2 python -m workbench.differential.distributed --programs 200 --seed 1
     farandole run -np 2 python -m workbench.differential.distributed --seed 4711        # one of them again
 
-One job plays all: each rank draws the same plans, and trains with its part of each batch. The oracle is plain PyTorch
-on all parts at once, in float64, so that the order of sums is below the tolerance.
+One job runs all programs: each rank draws the same plans, and trains on its part of each batch. The oracle is plain
+PyTorch on all parts at once, in float64, so that the order of sums is below the tolerance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, Any] = {
 @final
 @dataclass(frozen=True)
 class WrappedPlan:
-    """One program. ``wrapped`` are the layers that FSDP2 shards by themselves, ``idle`` those a step may leave out."""
+    """One program. ``wrapped``: layers that FSDP2 shards by themselves; ``idle``: a layer may be left out in a step."""
 
     seed: int
     kind: str
@@ -84,7 +84,7 @@ class WrappedPlan:
 
 
 class PlannedNetwork(torch.nn.Module):
-    """Layers of the widths of a plan; the extra one takes part in every other step."""
+    """Layers of the widths of a plan; an extra layer takes part in every other step."""
 
     def __init__(self, plan: WrappedPlan) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def batch(plan: WrappedPlan, step: int, number: int, rank: int) -> torch.Tensor:
 
 
 def expected(plan: WrappedPlan, ranks: int) -> dict[str, torch.Tensor]:
-    """The parameters of one process that has all rows."""
+    """The parameters of one process that trains on all rows."""
     model = PlannedNetwork(plan)
     optimizer = OPTIMIZERS[plan.optimizer](model.parameters())
     for step in range(plan.steps):
@@ -128,7 +128,7 @@ def expected(plan: WrappedPlan, ranks: int) -> dict[str, torch.Tensor]:
 
 
 def wrapped(plan: WrappedPlan, group: Any) -> tuple[torch.nn.Module, Any]:
-    """The network, and what is called in its place."""
+    """The network, and the wrapper that is called in its place."""
     model = PlannedNetwork(plan)
     if plan.kind == "ddp":
         options: dict[str, Any] = {"bucket_cap_mb": plan.bucket_mb, "gradient_as_bucket_view": plan.views}
@@ -142,7 +142,7 @@ def wrapped(plan: WrappedPlan, group: Any) -> tuple[torch.nn.Module, Any]:
 
 @contextlib.contextmanager
 def summing(plan: WrappedPlan, called: Any, is_last: bool) -> Iterator[None]:
-    """Context of one pass of an accumulation: gradients are reduced in the last."""
+    """Context of one pass of an accumulation: gradients are reduced in the last pass."""
     if plan.kind == "fsdp2":
         called.set_requires_gradient_sync(is_last)
         yield
@@ -170,7 +170,7 @@ def trained(plan: WrappedPlan, group: Any) -> dict[str, torch.Tensor]:
 
 
 def fault(plan: WrappedPlan, group: Any) -> str:
-    """Return the fault of a program; "" for none."""
+    """Return the error of a program; "" for none."""
     found, right = trained(plan, group), expected(plan, dist.get_world_size())
     for name, values in right.items():
         if not torch.allclose(found[name], values, rtol=1e-7, atol=1e-9):

@@ -1,4 +1,4 @@
-"""A program while it is generated: what there is so far, and the entries of the vocabulary that may come next."""
+"""A program while it is generated: its steps so far, and the entries of the vocabulary that may follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 @final
 @dataclass
 class Pair:
-    """A model and its optimizer, ``m0`` and ``o0``, as far as later steps must know them."""
+    """A model and its optimizer, ``m0`` and ``o0``, with the properties that later steps depend on."""
 
     number: int
     kind: str
@@ -42,19 +42,19 @@ class Pair:
 
     @property
     def plain_but_half(self) -> bool:
-        """True if nothing but averages of one pass over all ranks are reduced, in any precision."""
+        """True if only averages of one pass over all ranks are reduced, in any precision."""
         return self.op == "Average" and self.passes == 1 and self.everywhere
 
     @property
     def plain(self) -> bool:
-        """True if nothing but averages of one pass in full precision are reduced."""
+        """True if only averages of one pass in full precision are reduced."""
         return self.op == "Average" and self.passes == 1 and self.dtype == "float32"
 
 
 @final
 @dataclass
 class Draft:
-    """Steps so far. ``without`` are features that may not be used."""
+    """Steps so far. ``without``: features that must not be used."""
 
     rng: random.Random
     without: frozenset[str] = frozenset()
@@ -64,7 +64,7 @@ class Draft:
     pair: Pair = field(init=False)
     round: int = 0
     uneven: bool = False
-    """True if only some ranks have had a pass in this round: another one would meet the ends of these."""
+    """True if only some ranks have had a pass in this round: another pass would be matched with theirs."""
     _numbers: int = 0
 
     def add(self, feature: str, *lines: str, may_refuse: bool = False) -> None:
@@ -77,7 +77,7 @@ class Draft:
         return self._numbers
 
     def chance(self, probability: float, feature: str = "") -> bool:
-        """True with this probability, but for an excluded feature. Always draws: an exclusion shifts nothing else."""
+        """True with this probability, unless the feature is excluded. Always draws: an exclusion shifts nothing."""
         return self.rng.random() < probability and feature not in self.without
 
     def choose(self, *choices: T) -> T:
@@ -85,7 +85,7 @@ class Draft:
         return self.rng.choice(choices)
 
     def take(self, entries: Sequence[FeatureEntry]) -> None:
-        """Let one of the entries that may come now emit its steps."""
+        """Choose one of the entries that are possible now, and emit its steps."""
         possible = [entry for entry in entries if entry.feature not in self.without and entry.when(self)]
         [entry] = self.rng.choices(possible, [entry.weight for entry in possible])
         entry.emit(self)
@@ -98,7 +98,7 @@ class Draft:
 @final
 @dataclass(frozen=True)
 class FeatureEntry:
-    """Something that users do: how often, when it can be done, and its steps."""
+    """Something that users do: how often, its condition, and its steps."""
 
     feature: str
     weight: float

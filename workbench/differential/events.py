@@ -1,4 +1,4 @@
-"""Vocabulary for what happens between rounds of training."""
+"""Vocabulary for events between rounds of training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EVENTS: list[FeatureEntry] = []
 
 
 def shared(draft: Draft) -> bool:
-    """True if every pair is everywhere: events that change whole jobs do not mix with process sets."""
+    """True if all ranks share every pair: events that change whole jobs do not mix with process sets."""
     return all(pair.everywhere for pair in draft.pairs)
 
 
@@ -50,10 +50,10 @@ def _(draft: Draft) -> None:
     ),
 )
 def _(draft: Draft) -> None:
-    """Another layer in the place of one, in the model and in the optimizer.
+    """Replace a layer, in the model and in the optimizer.
 
-    Not where the rest is frozen: a parameter that the optimizer got behind its back is reduced in ``step()`` until a
-    reduction has seen it, and nothing else would start one at the end of the backward pass.
+    Not if the rest is frozen: a parameter that was put into the optimizer's groups directly is reduced in ``step()``
+    until a reduction has seen it, and nothing else would start a reduction at the end of the backward pass.
     """
     pair = draft.pair
     draft.add(
@@ -179,7 +179,7 @@ def _(draft: Draft) -> None:
 
 
 def both(draft: Draft) -> bool:
-    """True if there are two pairs that can be trained with one another."""
+    """True if there are two pairs that can be trained together."""
     return (
         len(draft.pairs) > 1
         and shared(draft)
@@ -293,7 +293,7 @@ def _(draft: Draft) -> None:
 
 @entry(EVENTS, "child that writes", 0.8, lambda draft: all(step.feature != "share_memory" for step in draft.steps))
 def _(draft: Draft) -> None:
-    """A forked child's writes stay in memory of its own, unless the user has asked for shared memory."""
+    """A forked child's writes stay in its own memory, unless the user has asked for shared memory."""
     draft.add(
         "child that writes",
         f"child_that_writes(hvd, {draft.pair.m})",

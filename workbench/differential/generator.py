@@ -23,11 +23,11 @@ OTHERS = (
 )
 
 FEATURES = (*(each.feature for table in TABLES for each in table), *OTHERS, *KINDS, *OPTIMIZERS)
-"""Everything that can be left out by name."""
+"""All features that can be excluded by name."""
 
 
 def generate(seed: int, index: int, without: Iterable[str] = ()) -> Program:
-    """Program ``index`` of ``seed``. Raises ``UsageError`` for a feature that there is not."""
+    """Program ``index`` of ``seed``. Raises ``UsageError`` for an unknown feature."""
     unknown = sorted({*without} - {*FEATURES})
     if unknown:
         raise UsageError(f"no feature {', '.join(unknown)}; there are: {', '.join(sorted({*FEATURES}))}")

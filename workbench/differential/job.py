@@ -1,4 +1,4 @@
-"""Jobs of N ranks that run program after program, from the side that gives them.
+"""Jobs of N ranks that run program after program, on the side of the fuzzer.
 
 with Nursery() as nursery:
     job = nursery.job(2)
@@ -6,13 +6,13 @@ with Nursery() as nursery:
     found = job.finish()                # found.outcomes[rank], found.ending
 
 Processes: this one, with a single thread; the nursery, its child; and the ranks, which the nursery forks. So no rank is
-a child of this process: its exit status is not to be had, the kernel removes it as soon as it has ended (the nursery
-ignores SIGCHLD), and it is known by its number and one socket. The end of that socket is how its death is noticed,
-before a program as well as in one. Nobody shares these objects, so nothing is locked. Several jobs run at once: each
-has been given its program before the outcomes of any are waited for.
+a child of this process: its exit status is not available, the kernel removes it as soon as it exits (the nursery
+ignores SIGCHLD), and it is known by its number and one socket. The end of that socket shows its death, before a program
+as well as in one. One thread alone uses these objects, so nothing is locked. Several jobs run at once: each gets its
+program before this process waits for the outcomes of any.
 
-A number is free again as soon as a rank has ended. So each rank is held by a pidfd from its first word on (its socket
-was still open after that was made, and it has said nothing else), and nothing is sent to a number.
+A number may be reused as soon as a rank has exited. So each rank is held by a pidfd after its first message (its socket
+was still open after the pidfd was made, and it has sent nothing else), and no signal is sent to a number.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ENVIRONMENT = {
 
 @final
 class JobFindings(msgspec.Struct, frozen=True):
-    """Outcomes of a job by rank (``None`` where there is none), whether it hung or died, and what it had printed."""
+    """Outcomes of a job by rank (``None`` if missing), whether it hung or died, and its output."""
 
     outcomes: list[Outcome | None]
     ending: str = ""
@@ -64,7 +64,7 @@ class JobFindings(msgspec.Struct, frozen=True):
 
 @final
 class RankPool:
-    """The ranks of one job, which wait for programs; one that has hung or died is closed, and of no further use."""
+    """The ranks of one job, which wait for programs; a job that has hung or died is closed, and of no further use."""
 
     def __init__(self, connections: Sequence[Connection], processes: Sequence[int], output: Path) -> None:
         self._connections, self._output = list(connections), output
@@ -74,16 +74,16 @@ class RankPool:
 
     @property
     def usable(self) -> bool:
-        """True if another program may begin: the job has not been closed."""
+        """True if another program may begin: the job is not closed."""
         return bool(self._connections)
 
     def begin(self, program: Program, deadline_s: float) -> None:
         """Send ``program`` to every rank."""
         self._until_s = time.monotonic() + deadline_s
-        self._printed = self._output.stat().st_size  # before the first rank is sent anything that it could print about
+        self._printed = self._output.stat().st_size  # before any rank gets a program that could print
         order = msgspec.msgpack.encode(RunProgram(program, deadline_s))
         for connection in self._connections:
-            with contextlib.suppress(ConnectionError):  # dead: `finish` will find that; the others begin all the same
+            with contextlib.suppress(ConnectionError):  # dead: `finish` will find that; the others begin nevertheless
                 connection.send_bytes(order)
 
     def finish(self) -> JobFindings:
@@ -109,17 +109,17 @@ class RankPool:
         return JobFindings(found, "died" if died else "hang", evidence)
 
     def _evidence(self) -> str:
-        """The end of what the job has printed since the program began."""
+        """The end of the job's output since the program began."""
         with self._output.open("rb") as file:
             file.seek(self._printed)
             return file.read().decode(errors="replace")[-_EVIDENCE:]
 
     def close(self) -> None:
-        """Kill the ranks, whatever they do; later calls do nothing."""
+        """Kill the ranks in any state; later calls do nothing."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):  # it has ended by itself
                 signal.pidfd_send_signal(process, signal.SIGKILL)
-            wait([process], END_S)  # not waitpid(), as it is no child of ours
+            wait([process], END_S)  # not waitpid(): it is no child of this process
             os.close(process)
         for connection in self._connections:
             connection.close()
@@ -186,7 +186,7 @@ def _held(pid: int, connection: Connection) -> list[int]:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return []
-    if connection.poll(0):  # nothing but its end can be there: the number may have been another's when it was opened
+    if connection.poll(0):  # only its end can be pending: the number may have been reused before it was opened
         os.close(process)
         return []
     return [process]

@@ -1,15 +1,15 @@
-"""Meeting of the oracle's ranks, which are threads: each gives a value, and all get what all have given.
+"""Meeting of the oracle's ranks, which are threads: each contributes a value, and all get all values.
 
     given = meetings.meet(rank, "allreduce.loss", value, members=(0, 1))
 
 Threads: one or more for each rank, all under one condition, which guards every field of ``Meetings`` and of its
-meetings. A meeting is over when each member has given something or has joined; ranks whose threads all wait for what
-cannot come raise ``DeadlockError``, so that no clock is needed.
+meetings. A meeting is over when each member has contributed or has joined. If the threads of all ranks wait for
+contributions that cannot arrive, they raise ``DeadlockError``, so that no clock is needed.
 
-A deadlock is found by counting: ``_threads`` has the threads that could still give something, so every thread that
-comes, waits or ends must be counted, and at a moment when the sum cannot look like a deadlock. A thread whose meeting
+A deadlock is found by counting: ``_threads`` counts the threads that could still contribute, so every thread that
+starts, waits or ends must be counted, and at a moment when the sum cannot look like a deadlock. A thread whose meeting
 is over counts as waiting until it runs again; so there is a deadlock only if, besides, no predicate in ``_waiting`` is
-true. What a meeting has been given is read without the lock: once it is over nobody adds to it.
+true. The contributions to a meeting are read without the lock: once it is over no thread adds to them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Meetings:
         self._waiting: list[Callable[[], bool]] = []
 
     def meet(self, rank: int, name: str, value: Any, members: tuple[int, ...]) -> Given:
-        """Give ``value`` under a name, and return what all members have given."""
+        """Contribute ``value`` under a name, and return the contributions of all members."""
         with self._changed:
             self._calls[rank, name] += 1
             key = name, self._calls[rank, name]
@@ -63,24 +63,24 @@ class Meetings:
             return meeting.given
 
     def join(self, rank: int) -> int:
-        """Join: give nothing until all have joined; returns the rank that came last."""
+        """Join: contribute nothing until all have joined; returns the rank that joined last."""
         with self._changed:
             this_round = self._rounds
             self._joined.append(rank)
-            self._conclude()  # before the list is emptied below: meetings that wait for this rank are over by it
+            self._conclude()  # before the list is emptied below: meetings that wait for this rank end with it
             if len(self._joined) == self._size:
                 self._last, self._joined, self._rounds = rank, [], self._rounds + 1
-                self._calls.clear()  # ranks have come to different numbers of meetings
+                self._calls.clear()  # ranks have taken part in different numbers of meetings
                 self._open.clear()
                 self._changed.notify_all()
             self._wait(rank, lambda: self._rounds > this_round)
             return self._last
 
     def more_threads(self, rank: int, number: int) -> None:
-        """Count ``number`` more threads of a rank that may come to meetings, or fewer if it is negative."""
+        """Count ``number`` more threads of a rank that may take part in meetings, or fewer if it is negative."""
         with self._changed:
             self._threads[rank] += number
-            self._changed.notify_all()  # with one thread fewer the others may be in a deadlock, and only they can tell
+            self._changed.notify_all()  # with one thread fewer the others may be in a deadlock, and only they detect it
 
     def _conclude(self) -> None:
         for meeting in self._open.values():

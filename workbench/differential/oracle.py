@@ -1,15 +1,15 @@
-"""Oracle: the same program on plain PyTorch, its ranks threads of this process, averages in float64.
+"""Oracle: the same program on plain PyTorch, with threads of this process as ranks, and averages in float64.
 
     outcomes = consult(program.compiled(), size=2)
 
 It knows nothing of buckets, lanes or hooks. Whenever the outermost ``backward`` of a rank returns, the gradients of the
-optimizers that it has touched are averaged by name; ``step`` does that where no backward pass has since the last one.
+optimizers that it has touched are averaged by name; ``step`` does that if no backward pass has run since the last one.
 
-Threads: one for each rank, and those that a program adds (``another_thread``). Ranks share nothing but ``Meetings``,
-which has a lock of its own, and ``torch.autograd.backward``, which is patched for the whole process while programs run:
-so ``_patching`` admits one call of ``consult`` at a time. The threads of one rank share its ``OracleHvd`` without a
-lock: they train different optimizers, and name their collectives. The patch knows by ``_of_this_thread`` whose pass it
-is: ``hvd`` (absent in threads that are no rank's), ``inside`` (an outer pass is under way) and ``touched``. That is
+Threads: one for each rank, and those that a program adds (``another_thread``). Ranks share only ``Meetings``, which has
+a lock of its own, and ``torch.autograd.backward``, which is patched for the whole process while programs run: so
+``_patching`` admits one call of ``consult`` at a time. The threads of one rank share its ``OracleHvd`` without a lock:
+they train different optimizers, and name their collectives. The patch finds the rank of a pass by ``_of_this_thread``:
+``hvd`` (absent in threads that belong to no rank), ``inside`` (an outer pass is under way) and ``touched``. That is
 enough because on the CPU autograd runs a pass, with its hooks, in the thread that has called ``backward``.
 """
 
@@ -66,7 +66,7 @@ class OracleHvd:
         self.global_process_set = _Set(range(size))
 
     def rank(self) -> int:
-        """See ``farandole.torch``, as for the other methods that refer to this one."""
+        """See ``farandole.torch``, like the other methods that refer to this one."""
         return self._rank
 
     def size(self) -> int:
@@ -95,13 +95,13 @@ class OracleHvd:
         return _Set(ranks)
 
     def meet(self, name: str, value: Any, members: Members | None = None) -> Given:
-        """Give ``value`` under a name; returns the values of all members, by rank."""
+        """Contribute ``value`` under a name; returns the values of all members, by rank."""
         return self._meetings.meet(self._rank, name, value, members or tuple(range(self._size)))
 
     @contextlib.contextmanager
     def another_thread(self) -> Iterator[None]:
-        """Make the calling thread one of this rank's; around all that it does."""
-        _of_this_thread.hvd = self  # not taken back: the thread ends with what it does
+        """Make the calling thread a thread of this rank; around all of its work."""
+        _of_this_thread.hvd = self  # not undone: the thread ends with its work
         yield
 
     def more_threads(self, number: int) -> None:
@@ -182,12 +182,12 @@ def consult(program: Callable[[Any, Any], None], size: int) -> list[Outcome]:
         try:
             outcomes[rank] = msgspec.structs.replace(run(program, hvd), steps=hvd.steps)
         finally:
-            meetings.more_threads(rank, -1)  # whatever has happened: ranks that wait for this one must find out
+            meetings.more_threads(rank, -1)  # in any case: ranks that wait for this one must find out
             for parameter in hvd.parameters:
                 parameter.grad = None  # with its graph it would keep the parameter, where no collector finds that
 
     with _backward_that_reduces(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # programs do what PyTorch warns of; filters are the process's
+        warnings.simplefilter("ignore")  # programs do what PyTorch warns about; filters are per process
         # Daemons, so that a rank that does not end cannot keep an interrupted fuzzer alive.
         threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(size)]
         for thread in threads:
@@ -216,7 +216,7 @@ def _backward_that_reduces() -> Iterator[None]:
             _of_this_thread.inside = False
             for hook in hooks:
                 hook.remove()
-        for optimizer in dict.fromkeys(touched):  # each once, in the order in which the pass came to them
+        for optimizer in dict.fromkeys(touched):  # each once, in the order in which the pass reached them
             optimizer.oracle.pass_ended()
 
     with _patching:
@@ -231,7 +231,7 @@ def _watch(optimizer: OracleOptimizer) -> list[Any]:
     """Hooks that note which optimizers the pass of a thread has touched."""
 
     def note(_: torch.Tensor) -> None:
-        # Not a list of the closure's: threads watch all optimizers of their rank, so this runs in others' passes too.
+        # Not a list of the closure's: threads watch all optimizers of their rank, so this runs in others' passes, too.
         _of_this_thread.touched.append(optimizer)
 
     params = [p for p in optimizer.oracle.params().values() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""The oracle's ``DistributedOptimizer``: a plain optimizer that averages ``p.grad`` when the contract says so."""
+"""The oracle's ``DistributedOptimizer``: a plain optimizer that averages ``p.grad`` when the contract requires it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from workbench.differential.outcome import digest_of
 
 
 class Meets(Protocol):
-    """Interface of a rank, as far as the averaging needs it."""
+    """Interface of a rank that averaging needs."""
 
     optimizers: list[OracleOptimizer]
     parameters: list[torch.Tensor]
-    """Every parameter an optimizer has had, kept alive: names go by ``id``, which must not be another one's later."""
+    """Every parameter that an optimizer has had, kept alive: names go by ``id``, which must not be reused."""
     steps: dict[str, bytes]
     """Digests of the parameters and gradients of each step, by optimizer and number of the step."""
 
     def meet(self, name: str, value: Any, members: tuple[int, ...] | None = None) -> Given:
-        """Give ``value`` under a name; returns the values of all members, by rank."""
+        """Contribute ``value`` under a name; returns the values of all members, by rank."""
 
     def rank(self) -> int:
         """The number of this rank."""
@@ -64,12 +64,12 @@ class Averaging:
             self.reduce()
 
     def settle(self) -> None:
-        """Average what has not been averaged since the last step."""
+        """Average gradients that were not averaged since the last step."""
         if self.passes or not self.reduced:
             self.reduce()
 
     def reduce(self) -> None:
-        """Put the averages of all ranks in the place of the gradients."""
+        """Replace the gradients by the averages over all ranks."""
         self.passes, self.reduced = 0, True
         if self.hvd.rank() not in self.terms.members:
             return
@@ -84,7 +84,7 @@ class Averaging:
         self.last = [(p.grad, p.grad._version) for p in params.values() if p.grad is not None]
 
     def note_step(self) -> None:
-        """Keep a digest of what is about to be stepped with."""
+        """Keep a digest of the parameters and gradients of the next step."""
         self.steps += 1
         found = [(name, p, p.grad) for name, p in sorted(self.params().items(), key=itemgetter(0))]
         if self.hvd.rank() in self.terms.members:
@@ -92,7 +92,7 @@ class Averaging:
             self.hvd.steps[f"{self.label} {self.steps}"] = digests.encode()
 
     def is_due(self, p: torch.Tensor) -> bool:
-        """True if the gradient of ``p`` is to be reduced; a frozen one's is not summed up twice."""
+        """True if the gradient of ``p`` must be reduced; the gradient of a frozen parameter is not summed twice."""
         is_left = any(p.grad is g and g._version == version for g, version in self.last)
         return p.requires_grad or self.terms.op == 0 or not is_left
 
@@ -111,7 +111,7 @@ def wide(grad: torch.Tensor) -> tuple[torch.Tensor, bool]:
 
 
 def put(p: torch.Tensor, mean: torch.Tensor, sparse: bool) -> None:
-    """Make ``mean`` the gradient: in the tensor that is there, if it is a dense one."""
+    """Make ``mean`` the gradient: in the present tensor, if that is dense."""
     if sparse:
         p.grad = mean.to(p.dtype).to_sparse(1)
     elif p.grad is None:
@@ -121,7 +121,7 @@ def put(p: torch.Tensor, mean: torch.Tensor, sparse: bool) -> None:
 
 
 class OracleOptimizer(torch.optim.Optimizer):
-    """Base that comes before the class of a user's optimizer, and averages before its ``step``."""
+    """Base that precedes the class of a user's optimizer, and averages before its ``step``."""
 
     oracle: Averaging
 
@@ -172,7 +172,7 @@ class OracleOptimizer(torch.optim.Optimizer):
 
 
 def distribute(optimizer: torch.optim.Optimizer, hvd: Meets, named: Any, terms: ReductionTerms) -> OracleOptimizer:
-    """Make ``optimizer`` one of the oracle's; ranks find each other's by the names of their parameters."""
+    """Make ``optimizer`` one of the oracle's; ranks match their optimizers by the names of the parameters."""
     every = [p for group in optimizer.param_groups for p in group["params"]]
     pairs = [(str(i), p) for i, p in enumerate(every)] if named is None else list(named)
     names = {id(p): name for name, p in pairs}

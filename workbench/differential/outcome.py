@@ -62,7 +62,7 @@ def value_of(found: Any) -> RecordedTensor:
 
 
 def digest_of(found: Any) -> bytes:
-    """Digest of the bits of a tensor; empty for what is none."""
+    """Digest of the bits of a tensor; empty for anything else."""
     if not isinstance(found, torch.Tensor):
         return b""
     tensor = _dense(found)
@@ -75,7 +75,7 @@ def _dense(found: torch.Tensor) -> torch.Tensor:
 
 
 def run(program: Callable[[Any, Any], None], hvd: Any) -> Outcome:
-    """Call ``program`` with ``hvd`` and a ``record`` function, and return what came of it."""
+    """Call ``program`` with ``hvd`` and a ``record`` function, and return the outcome."""
     values: dict[str, RecordedTensor] = {}
 
     def record(name: str, *found: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, final
 import msgspec
 
 OWN = "own"
-"""Word in the name of a record that each rank has for itself: where two are equal, that is chance."""
+"""Word in the name of a record that each rank has for itself: equal values are chance."""
 
 HEAD = """\
 import copy
@@ -29,7 +29,7 @@ from workbench.differential.words import *
 
 @final
 class Step(msgspec.Struct, frozen=True):
-    """Some lines, and the feature that they are there for. ``may_refuse``: an error on every rank is an answer too."""
+    """Some lines, and the feature that they exercise. ``may_refuse``: an error on every rank is right, too."""
 
     feature: str
     lines: tuple[str, ...]
@@ -38,7 +38,7 @@ class Step(msgspec.Struct, frozen=True):
 
 @final
 class Program(msgspec.Struct, frozen=True):
-    """Steps that every rank takes. ``settings`` are those of ``init``."""
+    """Steps that every rank takes. ``settings`` are arguments of ``init``."""
 
     seed: int
     index: int
@@ -78,7 +78,7 @@ class Program(msgspec.Struct, frozen=True):
         return found
 
     def script(self, says: Sequence[str] = (), ranks: int = 2) -> str:
-        """A whole script, with what is to be said about it in its head."""
+        """A whole script, with remarks in its docstring."""
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
         said = [f"Run me: farandole run -np {ranks} python {{this file}}", f"From {self.name}", *says]
         return (

@@ -1,4 +1,4 @@
-"""Shrinking: leave out what a finding does not need.
+"""Shrinking: remove what a finding does not need.
 
 small, verdict = shrink(program, finding, checker.first_finding)
 """
@@ -27,8 +27,8 @@ def shrink(
 ) -> tuple[Program, Verdict]:
     """The smallest program that greedy removal finds, and its verdict, which is of the same kind as ``finding``.
 
-    Tries to do without runs of steps, longest first, then without single ones and without settings, until nothing more
-    goes or ``until_s`` of ``clock`` has passed.
+    Tries to remove runs of steps, longest first, then single steps, then settings, until nothing more can be removed or
+    ``until_s`` of ``clock`` has passed.
     """
     end = clock() + SHRINK_S if until_s is None else until_s
     best, verdict, smaller = program, finding, True

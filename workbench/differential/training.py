@@ -219,7 +219,7 @@ def _(draft: Draft) -> None:
 
 @entry(PASSES, "two losses", 1, lambda draft: draft.pair.passes == 1 and draft.pair.op == "Average")
 def _(draft: Draft) -> None:
-    """Two passes where the optimizer was told of one."""
+    """Two passes, though the optimizer expects one."""
     draft.add("two losses", *(f"{loss(draft, draft.pair)}.backward()" for _ in range(2)))
 
 

@@ -1,4 +1,4 @@
-"""Verdict on what a job did with a program, beside what the oracle did."""
+"""Verdict on the outcome of a program in a job, compared with the oracle's."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from workbench.differential.outcome import Outcome, RecordedTensor
 from workbench.differential.program import OWN, Program
 
 COARSE = frozenset({"autocast", "fp16", "bf16", "half weights", "grad_dtype", "scaler"})
-"""Features that send numbers through 16 bits."""
+"""Features that reduce numbers to 16 bits."""
 
 FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 8e-2
 
 STALLED = frozenset({"StallError", "StartError"})
-"""Errors that end a wait: they refuse nothing."""
+"""Errors that end a wait: they are no refusals."""
 
 DEADLOCK = "deadlock"
-"""Beginning of the text of a ``MismatchError`` that does, too: the oracle's ranks do not wait for each other."""
+"""Beginning of the text of a ``MismatchError`` that ends a wait, too: the oracle's ranks do not wait for each other."""
 
 EQUAL, REFUSED, FAILED = "equal", "refused", "failed alike"
 
 
 @final
 class Verdict(msgspec.Struct, frozen=True):
-    """Verdict on a program. ``kind``: one of the three above, or what is wrong; ``text`` says more."""
+    """Verdict on a program. ``kind``: one of the three above, or the error; ``text`` has details."""
 
     kind: str
     text: str = ""
@@ -36,14 +36,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_finding(self) -> bool:
-        """True if somebody should look at it."""
+        """True if a developer should look at it."""
         return self.kind not in (EQUAL, REFUSED, FAILED)
 
 
 def judge(program: Program, expected: Sequence[Outcome], found: JobFindings) -> Verdict:
     """Compare a job with the oracle.
 
-    Right are equal numbers, and equal bits where the oracle's ranks have equal bits; or errors that are due, on every
+    Right are equal numbers, and equal bits if the oracle's ranks have equal bits; or the expected errors, on every
     rank.
     """
     size = len(expected)
@@ -59,7 +59,7 @@ def judge(program: Program, expected: Sequence[Outcome], found: JobFindings) -> 
     if any(failures):
         everywhere = all(f is not None and f.ours for f in failures)
         own = {f.kind for f in failures if f is not None} - {"AbortError"}
-        own -= {"MismatchError"} if len(own) > 1 else set()  # these two are what others get from a refusal
+        own -= {"MismatchError"} if len(own) > 1 else set()  # the other ranks get these two from a refusal
         text = f"on {size} ranks: {_errors(outcomes)}\n{_traces(outcomes)}"
         has_stalled = bool(STALLED & own) or any(f.text.startswith(DEADLOCK) for f in failures if f)
         if everywhere and not has_stalled and _are_due(program, expected, outcomes, own):
@@ -71,9 +71,9 @@ def judge(program: Program, expected: Sequence[Outcome], found: JobFindings) -> 
 
 
 def _are_due(program: Program, expected: Sequence[Outcome], found: Sequence[Outcome], own: set[str]) -> bool:
-    """True if ``own``, the kinds of error that ranks have not got from others, are what this program must come to.
+    """True if ``own``, the kinds of error that ranks did not get from other ranks, are expected of this program.
 
-    One kind; or two, where the members of a process set diverge, and the ranks outside go on to what is refused later.
+    One kind; or two, if the members of a process set diverge, and the ranks outside of it reach a later refusal.
     """
     diverging = _diverging(expected)
     if len(own) == 1:
@@ -87,7 +87,7 @@ def _are_due(program: Program, expected: Sequence[Outcome], found: Sequence[Outc
 
 
 def _diverging(expected: Sequence[Outcome]) -> list[set[int]]:
-    """The ranks of each step that the oracle's ranks have taken with different numbers: the program's own doing."""
+    """The ranks of each step that the oracle's ranks took with different numbers: the program caused the difference."""
     steps: dict[str, dict[int, bytes]] = {}
     for rank, outcome in enumerate(expected):
         for step, digest in outcome.steps.items():
@@ -113,7 +113,7 @@ def _compare(expected: Sequence[Outcome], found: Sequence[Outcome], tolerance: f
 def _alike(one: RecordedTensor | None, other: RecordedTensor | None, tolerance: float) -> bool:
     if one is None or other is None or one.kind != other.kind:
         return one == other
-    floor = 1e-3 if tolerance == COARSE_TOLERANCE else 1e-5  # what is left of a difference may be all rounding
+    floor = 1e-3 if tolerance == COARSE_TOLERANCE else 1e-5  # the rest of a difference may be all rounding
     scale = max((abs(x) for x in one.numbers if math.isfinite(x)), default=0.0) + floor
     pairs = [(a, b, scale) for a, b in zip(one.numbers, other.numbers, strict=True)]
     return all(_near(a, b, tolerance * s) for a, b, s in [*pairs, (one.total, other.total, one.weight + floor)])

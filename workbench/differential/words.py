@@ -1,15 +1,15 @@
-"""Words that generated programs are made of: small networks, data of each rank, and actions that take several lines.
+"""Functions that generated programs call: small networks, data of each rank, and actions that take several lines.
 
     net = Net("conv", seed=3)
     net(data(7, rank)).square().mean().backward()
 
-The same seed gives the same numbers in every process. On the oracle's side, where ranks are threads of one process,
-actions on a process (children, signals) leave out the process and keep the numbers.
+The same seed gives the same numbers in every process. In the oracle, whose ranks are threads of one process, actions
+on a process (children, signals) leave out the process and keep the numbers.
 
 Threads: a program runs in the main thread of a rank's process, where signal handlers run too, or in a thread of the
-oracle, which can have neither signals nor a fork of its own. Only ``in_threads`` adds some that call collectives. The
-oracle must know their number at every moment (see ``meeting``): the caller, who only waits, lends its own count to one
-of them.
+oracle, which can have neither signals nor a fork of its own. Only ``in_threads`` adds threads that call collectives.
+The oracle must know their number at every moment (see ``meeting``): the caller, which only waits, lends its own count
+to one of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Hvd: TypeAlias = Any
 SPAWNED_S = 150.0
 
 RNG: dict[str, Any] = {"preserve_rng_state": False}
-"""For checkpoints: two threads of the oracle that look at PyTorch's random state can block each other for ever."""
+"""Arguments of checkpoints: two threads of the oracle that read PyTorch's random state can deadlock."""
 
 
 @final
@@ -62,14 +62,14 @@ class Net(nn.Module):
             self.first = nn.Conv2d(4, 4, 2)
         elif kind == "embedding":
             self.first = nn.Embedding(10, 4, sparse=True)
-        elif kind == "large":  # the middle weight has more than the 1 MiB from which gradients travel where they lie
+        elif kind == "large":  # the middle weight exceeds 1 MiB, above which gradients are reduced in place
             self.first = nn.Sequential(nn.Linear(4, 512), nn.Linear(512, 513), nn.Linear(513, 4))
         elif kind == "scalars":
             self.scale, self.nothing = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(0))
         fill(self, seed)
 
     def forward(self, x: torch.Tensor, reentrant: bool | None = None, skip: bool = False) -> torch.Tensor:
-        """The output; ``reentrant`` says which kind of checkpointing, ``skip`` leaves out the second layer."""
+        """The output; ``reentrant`` selects the kind of checkpointing, ``skip`` leaves out the second layer."""
         x = x.to(next(self.parameters()).dtype)
         if reentrant:
             x = x.requires_grad_()
@@ -101,20 +101,20 @@ def fill(module: nn.Module, seed: int) -> None:
 
 
 def linear(inputs: int, outputs: int, seed: int) -> nn.Linear:
-    """A layer to put in the place of another."""
+    """A layer that replaces another."""
     layer = nn.Linear(inputs, outputs)
     fill(layer, seed)
     return layer
 
 
 def data(number: int, rank: int, rows: int = 3) -> torch.Tensor:
-    """A batch of four features, another one on every rank."""
+    """A batch of four features, different on every rank."""
     source = torch.Generator().manual_seed(1000 * number + rank)
     return torch.rand(rows, 4, generator=source) * 2 - 1 + rank / 4
 
 
 def noise(like: torch.Tensor, number: int, rank: int) -> torch.Tensor:
-    """A dense tensor like ``like``, another one on every rank."""
+    """A dense tensor like ``like``, different on every rank."""
     source = torch.Generator().manual_seed(1000 * number + rank + 500)
     return (torch.rand(like.shape, generator=source) - 0.5).to(like.dtype)
 
@@ -162,7 +162,7 @@ def is_oracle(hvd: Hvd) -> bool:
 
 
 def metrics(hvd: Hvd, number: int, names: int = 4) -> list[torch.Tensor]:
-    """Averages by name, each from a thread of its own, begun in another order on every rank."""
+    """Averages by name, each from a thread of its own, started in another order on every rank."""
     found: dict[int, torch.Tensor] = {}
 
     def reduce(i: int) -> None:
@@ -176,7 +176,7 @@ def metrics(hvd: Hvd, number: int, names: int = 4) -> list[torch.Tensor]:
 
 
 def in_threads(hvd: Hvd, *calls: Callable[[], Any]) -> None:
-    """Call each from a thread of its own, and return when all have returned; raises what one of them has raised."""
+    """Call each in a thread of its own, and return when all have returned; raises the error of one of them."""
     left, lock, errors = [len(calls)], threading.Lock(), []
 
     def run(call: Callable[[], Any]) -> None:
@@ -185,7 +185,7 @@ def in_threads(hvd: Hvd, *calls: Callable[[], Any]) -> None:
                 call()
         except Exception as error:
             errors.append(error)
-        with lock:  # two that end together must not both take themselves for the last, nor neither
+        with lock:  # else two that end together could both count as the last, or neither
             left[0] -= 1
             if left[0] and is_oracle(hvd):
                 hvd.more_threads(-1)
@@ -209,7 +209,7 @@ def batches(hvd: Hvd, number: int, method: str) -> list[torch.Tensor]:
 
 
 def child_with_init(hvd: Hvd) -> None:
-    """A child process that calls ``init()``, as loaders that are spawned by a script without a main guard do."""
+    """A child process that calls ``init()``, like spawned loaders of a script without a main guard."""
     if is_oracle(hvd):
         return
     code = "from farandole.runtime.session.init import init; init()"
@@ -220,7 +220,7 @@ def child_that_writes(hvd: Hvd, model: nn.Module) -> None:
     """A forked child that overwrites its gradients."""
     if is_oracle(hvd):
         return
-    child = os.fork()  # with the session's threads around, none of which the child has: it may do no more than write
+    child = os.fork()  # the child lacks the session's threads: it may do no more than write
     if child == 0:
         try:
             for p in graded(model):
@@ -244,19 +244,19 @@ for step in range(3):
 
 
 def last_checkpoint(hvd: Hvd) -> list[int]:
-    """The exit code of a job of one that ends right after it has saved step 2, and the step that can be restored."""
+    """Exit code of a job of one that exits right after it has saved step 2, and the step that can be restored."""
     if is_oracle(hvd):
         return [0, 2]
     with tempfile.TemporaryDirectory() as root:
         bare = {k: v for k, v in os.environ.items() if not k.startswith(("FARANDOLE_", "HOROVOD_"))}
         command = [sys.executable, "-c", SAVES, root]
         done = subprocess.run(command, env=bare, timeout=SPAWNED_S, capture_output=True, check=False)
-        found = hvd.Checkpoints(root).restore()  # what is in the folder of rank 0; each has one, to take equally long
+        found = hvd.Checkpoints(root).restore()  # of the folder of rank 0; all ranks make one, to take equally long
         return [done.returncode, found.step if found else -1]
 
 
 def interrupted(hvd: Hvd, number: int, nbytes: int = 4) -> list[torch.Tensor]:
-    """A collective on whose waiting ranks a signal arrives, whose handler makes another collective."""
+    """A collective whose waiting ranks get a signal; the handler calls another collective."""
     found: list[torch.Tensor] = []
 
     entered: list[None] = []
@@ -271,7 +271,7 @@ def interrupted(hvd: Hvd, number: int, nbytes: int = 4) -> list[torch.Tensor]:
         return [*found, hvd.allreduce(torch.ones(nbytes // 4), name=f"interrupted {number}")]
     inherited = signal.signal(signal.SIGALRM, handle)
     try:
-        # It repeats: a signal that comes between a look at `found` and pause() does not end that pause, the next does.
+        # It repeats: a signal between the check of `found` and pause() does not end that pause, the next signal does.
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
         while hvd.rank() == 0 and not found:
             signal.pause()  # the others wait meanwhile
@@ -279,14 +279,14 @@ def interrupted(hvd: Hvd, number: int, nbytes: int = 4) -> list[torch.Tensor]:
         while not found:
             signal.pause()
     finally:
-        # In this order: by default SIGALRM ends the process.
+        # In this order: by default SIGALRM kills the process.
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, inherited)
     return [*found, outer]
 
 
 def call_in_order(*calls: Callable[[], Any], backwards: bool) -> list[Any]:
-    """The results of ``calls``, in their order, of calling them forwards or backwards."""
+    """The results of ``calls``, in their order; the calls are made forwards or backwards."""
     made: dict[int, Any] = {}
     order = range(len(calls))
     for i in reversed(order) if backwards else order:

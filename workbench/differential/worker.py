@@ -2,11 +2,11 @@
 
     python -m workbench.differential.worker SOCKET
 
-The nursery (this process) is told to make ranks; each connects to the same socket and says which it is. To fork what is
-loaded costs milliseconds, to load PyTorch seconds: a job that hangs is ended, and the next one is there at once. The
-nursery has no threads: it makes no session and runs no program. That is what makes its forks safe (no lock is held by
-a thread that the child does not have), and what the parent-death signal of the ranks stands on. A rank begins with one
-thread; a program adds those of its session, and the watchdog that writes stacks.
+The nursery (this process) makes ranks on request; each connects to the same socket and identifies itself. A fork of the
+loaded process costs milliseconds, loading PyTorch seconds: a job that hangs is killed, and the next one is ready at
+once. The nursery has no threads: it makes no session and runs no program. So its forks are safe (no lock is held by a
+thread that the child does not have), and the parent-death signal of the ranks works. A rank begins with one thread; a
+program adds the threads of its session, and the watchdog that writes stacks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from workbench.differential.program import Program
 _PR_SET_PDEATHSIG = 1
 
 STACKS_BEFORE_S = 2.0
-"""Time before the deadline when a rank that is not done writes the stacks of its threads to standard error."""
+"""Time before the deadline at which an unfinished rank writes the stacks of its threads to standard error."""
 
 
 class Birth(msgspec.Struct, frozen=True):
@@ -69,21 +69,21 @@ def main(address: str) -> None:
     warnings.simplefilter("ignore")
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer of a process loads much
     gc.collect()
-    gc.freeze()  # the ranks' collectors leave alone what is loaded, which so stays shared with the nursery
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for ranks: the kernel reaps them
+    gc.freeze()  # the ranks' collectors skip loaded objects, which stay shared with the nursery
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for ranks: the kernel reaps them
     with Client(address, "AF_UNIX") as connection, contextlib.suppress(EOFError, ConnectionError):
         connection.send_bytes(msgspec.msgpack.encode(WorkerHello(os.getpid())))
         while True:
             birth = msgspec.msgpack.decode(connection.recv_bytes(), type=Birth)
             for rank, environment in enumerate(birth.environments):
                 if os.fork() == 0:
-                    connection.close()  # a copy of it would hide the nursery's end from the fuzzer
+                    connection.close()  # a copy of it would hide the nursery's exit from the fuzzer
                     be_rank(address, birth, rank, environment)
 
 
 def be_rank(address: str, birth: Birth, rank: int, environment: dict[str, str]) -> None:
-    """Run the programs that come and answer with their outcomes, until the socket closes; then end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # programs wait for children, of which the kernel must leave a status
+    """Run the requested programs and answer with their outcomes, until the socket closes; then exit."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # programs wait for children, whose status the kernel must keep
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # hung ranks end with the nursery's (one) thread
     os.environ.update(environment)
     output = os.open(birth.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -99,7 +99,7 @@ def be_rank(address: str, birth: Birth, rank: int, environment: dict[str, str]) 
             faulthandler.dump_traceback_later(max(1.0, order.deadline_s - STACKS_BEFORE_S))
             connection.send_bytes(msgspec.msgpack.encode(perform(order.program)))
             faulthandler.cancel_dump_traceback_later()
-    os._exit(0)  # not back to main(), which is the nursery's, nor through exit hooks that programs have left
+    os._exit(0)  # not back to main() of the nursery, nor through exit hooks of programs
 
 
 def perform(program: Program) -> Outcome:
@@ -116,7 +116,7 @@ def perform(program: Program) -> Outcome:
     except FarandoleError as error:
         return Outcome(outcome.values, outcome.failure or failure_of(error))
     finally:
-        function.__globals__.clear()  # it is in there itself: else only the cycle collector would free the two
+        function.__globals__.clear()  # it is in its own globals: else only the cycle collector would free them
     return outcome
 
 

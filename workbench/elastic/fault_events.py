@@ -1,4 +1,4 @@
-"""Faults of a job of the model, and the changes of its hosts that people plan."""
+"""Faults of a modelled job, and planned changes of its hosts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _fail(world: JobWorld, worker_id: int, in_apply: bool) -> None:
 
 
 def _raise(world: JobWorld, worker_id: int) -> None:
-    """Raise in a worker's script: the process says so, and ends."""
+    """Raise in a worker's script: the process reports it, and exits."""
     world.say(
         worker_id,
         GenerationEnded(world.workers[worker_id].generation, f"the script of worker {worker_id} has raised"),
@@ -56,13 +56,13 @@ def _raise(world: JobWorld, worker_id: int) -> None:
 
 
 def _withdraw(world: JobWorld, worker_id: int) -> None:
-    """Tell a worker to end that waits for the next generation: it says so, and its process ends some time later."""
+    """Tell a worker to exit that waits for the next generation: it reports that, and exits some time later."""
     world.say(worker_id, job_events.WorkerLeft(worker_id, told=True))
     world.end(worker_id, 143)
 
 
 def _lose(world: JobWorld, host: str, cut: bool) -> None:
-    """Lose a host's power, or (``cut``) its cable: in that case its workers go on with what they have."""
+    """Lose a host's power, or (``cut``) its cable: in the latter case its workers go on with their state."""
     for worker in list(world.workers.values()):
         if worker.host != host or worker.life == Life.ENDED:
             continue
@@ -75,9 +75,9 @@ def _lose(world: JobWorld, host: str, cut: bool) -> None:
 
 
 def _succeed(world: JobWorld, host: str) -> None:
-    """Lose the lead with its host: the next one knows the last generation alone, and what agents and workers say again.
+    """Lose the leader with its host: the next one knows only the last generation, and what agents and workers resend.
 
-    What was under way to the one before, or from it, is lost. Agents kill workers that were no members.
+    Messages to and from the old leader are lost. Agents kill workers that were no members.
     """
     news = world.host_news
     _lose(world, host, cut=False)
@@ -102,7 +102,7 @@ def _succeed(world: JobWorld, host: str) -> None:
 
 
 def _plan(world: JobWorld) -> None:
-    """Change the list of hosts; those that are on it are well again."""
+    """Change the list of hosts; hosts on the list are healthy again."""
     hosts = world.setup.plans[world.planned]
     world.planned += 1
     world.gone = world.gone.difference(hosts)

@@ -1,4 +1,4 @@
-"""Invariants of every state of an elastic job, by the numbers of the promises in docs/design/elasticity.md."""
+"""Invariants of every state of an elastic job, numbered like the promises in docs/design/elasticity.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check(world: JobWorld) -> None:
 
 
 def _holders(world: JobWorld) -> list[Simulated]:
-    """Workers that are well and have the state, except those sent home, as their host is not to be used."""
+    """Healthy workers that have the state, except dismissed ones, whose host is not to be used."""
     return [
         worker
         for worker in world.workers.values()
@@ -48,7 +48,7 @@ def _check_samples(world: JobWorld, worker: Simulated) -> None:
 
 
 def check_formed(world: JobWorld, worker_ids: Sequence[int]) -> None:
-    """Check that rank 0 has the state, and that a member has seen the last step if any worker that is well has."""
+    """Check that rank 0 has the state, and that a member has seen the last step if any healthy worker has."""
     steps = {worker_id: vote.goes_on_from(each.claim.step, each.joined) for worker_id, each in world.workers.items()}
     members = [steps[worker_id] for worker_id in worker_ids if world.workers[worker_id].life != Life.ENDED]
     if len(members) < len(worker_ids) or world.is_hurried:
@@ -71,7 +71,7 @@ def check_agreed(world: JobWorld, agreement: Agreement, claims: Sequence[VoteCla
 
 
 def check_finished(world: JobWorld, worker: Simulated) -> None:
-    """Check a worker that has finished: it has trained on every sample, and fixed batches were always the same ones."""
+    """Check a worker that has finished: it has trained on every sample, and fixed batches never changed."""
     setup, steps = world.setup, worker.content.steps
     if sum(step.stop - step.start for step in steps) != setup.samples:
         world.faults.append(f"P4: a worker has finished, and did not train on all samples: {worker}")
@@ -81,7 +81,7 @@ def check_finished(world: JobWorld, worker: Simulated) -> None:
 
 
 def check_spared(world: JobWorld, decision: Decision, worker_ids: Sequence[int]) -> None:
-    """Check that no worker is ended that is well and has a part in the job, unless the list of hosts says so."""
+    """Check that no healthy worker with a part in the job is ended, unless the list of hosts requires it."""
     for worker_id in worker_ids:
         worker = world.workers.get(worker_id)
         is_well = worker is not None and worker.life == Life.UP and worker.generation > 0

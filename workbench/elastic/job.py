@@ -1,4 +1,4 @@
-"""One atomic step of a job of the model, whichever of its parts makes it."""
+"""One atomic step of a modelled job, in any of its parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from workbench.elastic.world import JobMove, JobWorld
 
 
 def do(world: JobWorld, action: JobMove) -> None:
-    """Make one step. Its consequences for other parts are under way then; what it breaks is in ``JobWorld.faults``."""
+    """Make one step. Its messages to other parts are then under way; broken invariants are in ``JobWorld.faults``."""
     kind, who = action
     if kind == "obey":
         protocol.obey(world, int(who))

@@ -1,4 +1,4 @@
-"""Protocol of a worker of the model: obey the controller's words, and go on as far as the data plane lets it."""
+"""Protocol of a modelled worker: obey the controller's messages, and go on as far as the data plane allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.elastic.world import JobWorld
 
 
 def obey(world: JobWorld, worker_id: int) -> None:
-    """Let a worker take in the next of the controller's words."""
+    """Let a worker process the next message of the controller."""
     (word, generation, worker_ids), *rest = world.down[worker_id]
     world.down[worker_id] = tuple(rest)
     worker = world.workers[worker_id]
@@ -35,7 +35,7 @@ def obey(world: JobWorld, worker_id: int) -> None:
 
 
 def move(world: JobWorld, worker_id: int) -> None:
-    """Let a worker go on by itself: one atomic step."""
+    """Let a worker make one atomic step by itself."""
     worker = world.workers[worker_id]
     if worker.at == At.IMPORTING:
         world.workers[worker_id] = worker._replace(at=At.INIT)
@@ -60,7 +60,7 @@ def move(world: JobWorld, worker_id: int) -> None:
 
 
 def come_again(world: JobWorld, worker: Simulated) -> None:
-    """Leave a generation that is over for this worker, and come again: ``shutdown()`` and ``init()``."""
+    """Leave a generation that is over for this worker, and reconnect: ``shutdown()`` and ``init()``."""
     world.workers[worker.worker_id] = worker._replace(at=At.INIT)
     world.say(worker.worker_id, job_events.WorkerLeft(worker.worker_id))
     step = vote.goes_on_from(worker.claim.step, worker.joined)
@@ -68,7 +68,7 @@ def come_again(world: JobWorld, worker: Simulated) -> None:
 
 
 def compute(world: JobWorld, worker: Simulated) -> None:
-    """Begin the next step, or end as one who has trained on everything."""
+    """Begin the next step, or exit after training on everything."""
     if world.batch(worker) is None:
         world.say(worker.worker_id, job_events.WorkerLeft(worker.worker_id))
         invariants.check_finished(world, worker)
@@ -80,7 +80,7 @@ def compute(world: JobWorld, worker: Simulated) -> None:
 
 
 def cast_vote(world: JobWorld, worker: Simulated) -> None:
-    """Bring a worker's part of the step to the vote."""
+    """Contribute a worker's part of the step to the vote."""
     batch = world.batch(worker)
     assert batch is not None
     rank, size = worker.members.index(worker.worker_id), len(worker.members)
@@ -103,7 +103,7 @@ def apply(world: JobWorld, worker: Simulated) -> Simulated:
 
 
 def _agree(world: JobWorld, worker: Simulated) -> None:
-    """Agree on a state, now that all members have said which they have."""
+    """Agree on a state, after all members have claimed theirs."""
     said = cast("list[tuple[vote.VoteClaim, Content]]", world.said_at(worker))
     claims = [claim for claim, _ in said]
     try:
@@ -117,7 +117,7 @@ def _agree(world: JobWorld, worker: Simulated) -> None:
     agreed = worker._replace(step=max(0, agreement.step), sources=sources)
     if rank in agreement.receivers:
         receiving = agreed._replace(at=At.RECEIVING)
-        if agreement.step > NEW:  # else it goes back to what it began with, should it not get all
+        if agreement.step > NEW:  # else it keeps its earlier state, even if it does not get all
             owns_up = world.setup.rules.owns_up
             receiving = receiving._replace(whole=agreed.whole and not owns_up, joined=agreed.joined or owns_up)
             receiving = receiving._replace(content=Content(-1 - worker.worker_id))

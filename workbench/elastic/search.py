@@ -4,7 +4,7 @@
     >>> found.fault, found.ends[0] > 0
     ('', True)
 
-From every state that was found, some way must lead to the end of the job.
+From every state that was found, some path must lead to the end of the job.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from workbench.elastic.job import do
 from workbench.elastic.world import JobMove, JobSetup, JobWorld
 
 SUSPENDED = -1
-"""Counted among the ends: all members hang. Nobody of them can miss another, and the job waits until they go on."""
+"""Counted among the ends: all members hang. No member can miss another, and the job waits until they go on."""
 
 
 @final
 class JobSearch(NamedTuple):
-    """Result of a search: states, the steps between them, how often the job ended with which status.
+    """Result of a search: states, the steps between them, and counts of the job's exit statuses.
 
-    ``fault`` is the first thing that is broken, with the shortest way there.
+    ``fault`` is the first broken invariant, with the shortest path to it.
     """
 
     states: int
@@ -45,7 +45,7 @@ class JobSearch(NamedTuple):
 
 @final
 class MembershipStates:
-    """All states that a membership has been in, each once, and what follows from each by which event."""
+    """All states that a membership has been in, each once, with the successor for each event."""
 
     def __init__(self, policy: Policy) -> None:
         self.memberships: list[Membership] = []
@@ -54,7 +54,7 @@ class MembershipStates:
         self.first = self.page(Membership(policy))
 
     def page(self, membership: Membership) -> Page:
-        """The page of this state; a new one if it has not been seen before."""
+        """The page of this state; a new page for a new state."""
         key = freeze(membership)
         if key not in self._pages:
             self._pages[key] = Page(self, len(self.memberships), membership.deadline_s)
@@ -86,7 +86,7 @@ class Page:
 
 
 def freeze(value: Any) -> Hashable:
-    """Make something hashable by its value, whatever it is made of."""
+    """Make a value hashable, whatever its type."""
     if isinstance(value, dict):
         return tuple((freeze(key), freeze(each)) for key, each in value.items())
     if isinstance(value, list | tuple):
@@ -103,7 +103,7 @@ def freeze(value: Any) -> Hashable:
 
 
 def key_of(world: JobWorld) -> Hashable:
-    """Key of a world: two worlds with the same key can do the same from now on, and count as one."""
+    """Key of a world: two worlds with the same key have the same future, and count as one."""
     page = world.controller
     assert isinstance(page, Page)
     queues = (world.up, world.news, world.down)
@@ -121,7 +121,7 @@ def key_of(world: JobWorld) -> Hashable:
 
 
 def successors(world: JobWorld) -> Iterator[tuple[JobMove, JobWorld]]:
-    """Everything that can come next, and the world after it. Time passes when nothing else can happen by itself."""
+    """Every possible next action, and the world after it. Time passes when nothing else can happen by itself."""
     actions = world.enabled()
     if not actions and world.status is None and world.controller.deadline_s is not None:
         actions = [JobMove("tick")]
@@ -132,7 +132,7 @@ def successors(world: JobWorld) -> Iterator[tuple[JobMove, JobWorld]]:
 
 
 def search(setup: JobSetup, most: int = 1_000_000) -> JobSearch:
-    """Visit every state that can be reached; stops at the first fault."""
+    """Visit every reachable state; stops at the first fault."""
     begin = JobWorld(setup, MembershipStates(setup.policy).first, invariants)
     numbers = {key_of(begin): 0}
     reached_from: list[list[int]] = [[]]
@@ -143,7 +143,7 @@ def search(setup: JobSetup, most: int = 1_000_000) -> JobSearch:
     waiting = deque([(0, begin)])
     transitions = 0
     while waiting:
-        number, world = waiting.popleft()  # the oldest: breadth first, so that the way to a fault is a shortest one
+        number, world = waiting.popleft()  # the oldest: breadth first, so that the path to a fault is a shortest one
         if world.status is not None:
             ends[world.status] += 1
             ended.append(number)
@@ -169,7 +169,7 @@ def search(setup: JobSetup, most: int = 1_000_000) -> JobSearch:
 
 
 def _without_end(reached_from: list[list[int]], ended: list[int]) -> list[int]:
-    """The states from which no way leads to the end of the job."""
+    """The states from which no path leads to the end of the job."""
     good = bytearray(len(reached_from))
     waiting = list(ended)
     while waiting:
@@ -181,7 +181,7 @@ def _without_end(reached_from: list[list[int]], ended: list[int]) -> list[int]:
 
 
 def _tell(fault: str, number: int, ways: list[tuple[int, JobMove]]) -> str:
-    """The fault and the way to it."""
+    """The fault and the path to it."""
     steps: list[str] = []
     while number > 0:
         number, action = ways[number]

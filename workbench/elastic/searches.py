@@ -1,6 +1,6 @@
-"""The jobs that are searched: ``python -m workbench.elastic.searches [NAME ...]`` prints what was seen.
+"""Jobs to search: ``python -m workbench.elastic.searches [NAME ...]`` prints the results.
 
-Tests search the jobs of ``SMALL``; those of ``LARGE`` take minutes, and are for changes of the protocol.
+Tests search the jobs of ``SMALL``; the jobs of ``LARGE`` take minutes, and are for changes of the protocol.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from workbench.elastic.search import search
 from workbench.elastic.world import JobSetup
 
 ONCE = Policy(cooldown_range_s=(1000.0, 1000.0))
-"""A slot that has failed rests for so long that the job ends before."""
+"""A slot that has failed rests for longer than the job lasts."""
 
 SMALL = {
     "three workers, two killed": JobSetup({"a": 3}, ONCE, budget=(("kill", 2),)),

@@ -4,8 +4,8 @@
     >>> told.faults, told == simulate(seed=7)
     ([], True)
 
-A seed decides everything: the hosts, the limits, the faults and plans and when they come, and how long each message and
-each step takes. Nothing takes as long as a time-out, but what is meant to.
+A seed decides everything: the hosts, the limits, the faults and plans and their times, and the duration of each message
+and step. Nothing takes as long as a time-out, unless it is meant to.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ SILENCE_S = 3.0
 """Time of silence after which a host counts as lost."""
 
 RECOVERY_S = 15.0
-"""Longest time between two steps, for each fault or plan near them. It is what a hang takes (5 s of patience), or a
-silent host (3 s), and then again one of these, as the next fault may come in between; and a few late messages."""
+"""Longest time between steps, for each fault or plan near them: a hang (5 s of patience) or a silent host (3 s), then
+another one of these, because the next fault may occur in between, and a few late messages."""
 
 ELASTIC_TIMEOUT_S, HORIZON_S = 100.0, 600.0
-"""Time that a job waits for workers, and by which it must be over; but if every member hangs it waits for ever."""
+"""Time that a job waits for workers, and time by which it must be over; if every member hangs it waits for ever."""
 
 JOURNALS = 50
-"""One seed in so many has a journal: it is replayed, and what stands in it is all that a controller leaves."""
+"""One seed in so many has a journal: it is replayed, and a new controller gets nothing but the journal."""
 
 LIFE_TURNS = 20
-"""Number of turns for which such a controller lives."""
+"""Number of turns for which a controller lives in these jobs."""
 
 RIGHT = Rules()
 
@@ -79,9 +79,9 @@ class JobStory(NamedTuple):
 
 @final
 class LiveMembership:
-    """A ``SimulatedController`` with one membership, which changes in place: its former states are not kept.
+    """A ``SimulatedController`` with one membership, which changes in place: earlier states are not kept.
 
-    If there is an ``heir``, that takes the membership over now and then, and nobody may notice.
+    An ``heir``, if there is one, takes the membership over now and then, without visible effect.
     """
 
     def __init__(self, membership: Membership | Recorded, heir: Callable[[], Recorded] | None = None) -> None:
@@ -90,7 +90,7 @@ class LiveMembership:
         self.deadline_s: float | None = None
 
     def anew(self) -> LiveMembership:
-        """See ``SimulatedController``; it plays no loss of a lead, as its journal would be another's."""
+        """See ``SimulatedController``; not supported, because the journal would belong to another leader."""
         raise NotImplementedError
 
     def turn(self, now: float, event: job_events.JobEvent | None) -> tuple[LiveMembership, list[Decision]]:
@@ -106,7 +106,7 @@ class LiveMembership:
 
 
 def draw_setup(chance: random.Random) -> JobSetup:
-    """Draw a job of up to six slots, and the faults and plans that may come."""
+    """Draw a job of up to six slots, and its possible faults and plans."""
     hosts = {name: chance.randint(1, 2) for name in "abc"[: chance.randint(1, 3)]}
     policy = Policy(
         min_np=chance.choice((1, 1, 2)),
@@ -133,7 +133,7 @@ def draw_setup(chance: random.Random) -> JobSetup:
 
 @final
 class RandomSchedule:
-    """A world with a clock. ``chance`` decides when what is possible happens."""
+    """A world with a clock. ``chance`` draws when possible events happen."""
 
     def __init__(self, world: JobWorld, chance: random.Random) -> None:
         self._world, self._chance = world, chance
@@ -145,7 +145,7 @@ class RandomSchedule:
         self.steps, self.longest_s, self.disruptions = 0, 0.0, 0
 
     def run(self) -> None:
-        """Go on until the job is over, nothing can happen any more, or something is broken."""
+        """Go on until the job is over, nothing more can happen, or an invariant is broken."""
         world = self._world
         while world.status is None and not world.faults and self._go_on():
             if world.now > HORIZON_S:

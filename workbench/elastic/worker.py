@@ -1,4 +1,4 @@
-"""A worker of the model: where it is in the protocol, and what state of the job it has."""
+"""A modelled worker: its stage in the protocol, and its state of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Life(IntEnum):
     UP = 0
     HUNG = 1
     CUT_OFF = 2
-    """The host is thought lost: the process goes on with what has reached it, and nothing leaves or comes any more."""
+    """The host counts as lost: the process goes on with the messages it has, but sends and receives nothing more."""
     ENDED = 3
 
 
@@ -36,9 +36,9 @@ IN_GENERATION = (At.AGREEING, At.RECEIVING, At.COMPUTING, At.VOTING)
 
 
 class HistoryStep(NamedTuple):
-    """One step of the history of a state: the positions of the epoch's order that it consumed, and the number of ranks.
+    """One step in the history of a state: the consumed positions of the epoch's order, and the number of ranks.
 
-    The gradient's last bits depend on the latter.
+    The gradient's last bits depend on the number of ranks.
     """
 
     start: int
@@ -47,9 +47,9 @@ class HistoryStep(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A state of the job, by all that ever made it: whose initial values, and which steps. Equal ones are equal bits.
+    """A state of the job, as its history: the origin of its initial values, and its steps. Equal ones are equal bits.
 
-    ``cursor`` is how many samples its sampler has committed.
+    ``cursor`` is the number of samples that its sampler has committed.
     """
 
     origin: int
@@ -59,7 +59,7 @@ class Content(NamedTuple):
 
 @final
 class Simulated(NamedTuple):
-    """One process. ``whole``: it has all of a state of the job; ``joined``: it cannot be the one to begin it."""
+    """One process. ``whole``: it has a complete state of the job; ``joined``: it must not provide the initial state."""
 
     worker_id: int
     host: str

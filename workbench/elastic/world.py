@@ -1,11 +1,11 @@
-"""A job of the model: the real membership, workers that follow the protocol, and everything that is under way.
+"""A modelled job: the real membership, workers that follow the protocol, and all messages under way.
 
     world = JobWorld(setup, controller, invariants)
     for action in world.enabled(): ...
     do(world, action)                                   # one atomic step of one of its parts (job.py)
     world.faults                                        # what is broken that must hold; empty, it is hoped
 
-Its driver chooses the order: ``search`` tries all, ``simulation`` has a clock.
+The driver chooses the order: ``search`` tries all orders, ``simulation`` has a clock.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from workbench.elastic.worker import IN_GENERATION, At, Content, Life, Point, Si
 
 
 class SimulatedController(Protocol):
-    """Controller of the model. ``turn`` may return another one than was called: a search keeps all of them."""
+    """Controller of the model. ``turn`` may return another object: a search keeps all of them."""
 
     deadline_s: float | None
     """See ``Membership``."""
 
     def turn(self, now: float, event: job_events.JobEvent | None) -> tuple[SimulatedController, list[Decision]]:
-        """Take an event in, and decide."""
+        """Process an event, and decide."""
 
     def anew(self) -> SimulatedController:
-        """Controller of another lead, which knows nothing yet."""
+        """Controller of a new leader, without any knowledge."""
 
 
 @final
 @dataclass(frozen=True)
 class Rules:
-    """The protocol where it can be got wrong; the defaults are right, and the product's."""
+    """Rules of the protocol that a bug could break; the defaults are right, and the product's."""
 
     count: Callable[[Sequence[vote.Vote]], vote.VoteOutcome] = vote.count
     agree: Callable[[Sequence[vote.VoteClaim]], vote.Agreement] = vote.agree
@@ -58,13 +58,13 @@ class Rules:
     moves_cursor: bool = True
     hands_over_cursor: bool = True
     owns_up: bool = True
-    """A worker whose state was being changed when its generation ended says that it has none."""
+    """A worker whose state was changing when its generation ended reports that it has none."""
 
 
 @final
 @dataclass(frozen=True)
 class JobSetup:
-    """Setup of a job, with the faults and plans that may come. ``fixed_batch``: all ranks together take ``batch``."""
+    """Setup of a job, with its possible faults and plans. ``fixed_batch``: ``batch`` is for all ranks together."""
 
     hosts: dict[str, int]
     policy: Policy
@@ -75,23 +75,23 @@ class JobSetup:
     plans: tuple[dict[str, int], ...] = ()
     rules: Rules = field(default_factory=Rules)
     in_detail: bool = False
-    """True if things are told apart that make no difference: a worker's start and its ``init``, a step's begin and its
-    vote. A search does without; a simulation has a clock, for which they do."""
+    """True to distinguish stages without effect on decisions: a worker's start and its ``init``, a step's begin and its
+    vote. A search does not need them; a simulation has a clock, which does."""
 
 
 class JobMove(NamedTuple):
-    """One thing that can happen next: its kind, and to whom."""
+    """One possible next event: its kind, and the worker or host."""
 
     kind: str
     who: int | str = -1
 
 
 Word: TypeAlias = tuple[str, int, tuple[int, ...]]
-"""Word of the controller to a worker: its kind, generation, worker ids."""
+"""Message of the controller to a worker: its kind, generation, worker ids."""
 
 
 class Invariants(Protocol):
-    """Checks of decisions, which add to the ``faults`` of the world; ``invariants`` has them."""
+    """Checks of decisions, which add to the ``faults`` of the world; the module ``invariants`` has them."""
 
     def check_formed(self, world: JobWorld, worker_ids: Sequence[int]) -> None:
         """Check a generation that is formed."""
@@ -113,10 +113,10 @@ class JobWorld:
         self.now = 0.0
         self.controller = controller
         self.workers: dict[int, Simulated] = {}
-        self.up: dict[int, tuple[job_events.JobEvent, ...]] = {}  # what workers say themselves to the controller
+        self.up: dict[int, tuple[job_events.JobEvent, ...]] = {}  # messages of workers to the controller
         self.news: dict[
             int, tuple[job_events.JobEvent, ...]
-        ] = {}  # what agents report: this overtakes `up`, or the reverse
+        ] = {}  # reports of agents, which may overtake `up` or be overtaken
         self.down: dict[int, tuple[Word, ...]] = {}
         self.met: dict[Point, tuple[tuple[int, object], ...]] = {}
         self.host_news: tuple[job_events.JobEvent, ...] = ()
@@ -125,24 +125,24 @@ class JobWorld:
         self.planned = 0
         self.generation = 0
         self.members: tuple[int, ...] = ()
-        self.best = 0  # the highest step that any worker has ever been at
+        self.best = 0  # the highest step that any worker has reached
         self.status: int | None = None
         self.faults: list[str] = []
         self.turn(job_events.HostsFound(setup.hosts))
 
     @property
     def is_hurried(self) -> bool:
-        """True if a time-out came while what it waits for was still on its way."""
+        """True if a time-out expired while the awaited message was still under way."""
         return self.budget.get("hurry", 0) != dict(self.setup.budget).get("hurry", 0)
 
     @property
     def is_suspended(self) -> bool:
-        """True if all members hang: nobody is left who could miss them, as in a job that people have stopped."""
+        """True if all members hang: no member can miss another, as in a job that users have stopped."""
         lives = [self.workers[worker_id].life for worker_id in self.members]
         return Life.HUNG in lives and not {Life.UP, Life.CUT_OFF}.intersection(lives)
 
     def copy(self) -> JobWorld:
-        """A copy, which can go another way."""
+        """A copy, which can develop differently."""
         other = object.__new__(JobWorld)
         other.__dict__.update(self.__dict__)
         for name in ("workers", "up", "news", "down", "met", "budget"):
@@ -153,7 +153,7 @@ class JobWorld:
     # -- what can happen ----------------------------------------------------------------------------------------------
 
     def enabled(self) -> list[JobMove]:
-        """Everything that can happen next, apart from faults, plans and the passing of time."""
+        """Everything that can happen next, except faults, plans and the passing of time."""
         if self.status is not None:
             return []
         actions = [JobMove("hear", worker_id) for worker_id, queue in self.up.items() if queue]
@@ -197,7 +197,7 @@ class JobWorld:
         return actions
 
     def _hosts_of_lead(self) -> set[str]:
-        """Hosts with members, one of which may be the lead's: on another is one that the job can go on with."""
+        """Hosts with members that may be the leader's: a member on another host must be able to continue the job."""
         members = [self.workers[worker_id] for worker_id in self.members if self.workers[worker_id].life == Life.UP]
         able = {each.host for each in members if vote.goes_on_from(each.claim.step, each.joined) > vote.NEW}
         return {each.host for each in members if able - {each.host}}
@@ -215,7 +215,7 @@ class JobWorld:
         return worker.at in IN_GENERATION
 
     def point(self, worker: Simulated) -> Point:
-        """The meeting that a worker waits at, or is about to come to."""
+        """The meeting at which a worker waits, or which it is about to reach."""
         if worker.at == At.AGREEING:
             return worker.generation, "claim", 0
         if worker.at == At.RECEIVING:
@@ -223,7 +223,7 @@ class JobWorld:
         return worker.generation, "vote", worker.step
 
     def is_complete(self, worker: Simulated) -> bool:
-        """True if all have come that a worker waits for."""
+        """True if all members that a worker waits for have arrived."""
         came = {worker_id for worker_id, _ in self.met.get(self.point(worker), ())}
         if worker.at == At.RECEIVING:
             return came.issuperset(worker.sources)
@@ -232,7 +232,7 @@ class JobWorld:
         return len(came) == len(worker.members)
 
     def _is_left_alone(self, worker: Simulated) -> bool:
-        """True if it waits for one that has left its generation; the connection between them says so."""
+        """True if it waits for a worker that has left its generation; the closed connection shows that."""
         came = {worker_id for worker_id, _ in self.met.get(self.point(worker), ())}
         missing = set(worker.sources if worker.at == At.RECEIVING else worker.members) - came
         return any(self._has_left(worker_id, worker.generation) for worker_id in missing)
@@ -244,7 +244,7 @@ class JobWorld:
         return other.generation == generation and other.at not in IN_GENERATION
 
     def _is_missed(self, worker: Simulated) -> bool:
-        """True if others of the generation wait for a worker that does not come."""
+        """True if others of the generation wait for a worker that does not arrive."""
         if worker.worker_id not in self.members or self._has_left(worker.worker_id, self.generation):
             return False
         others = [self.workers[worker_id] for worker_id in self.members if worker_id != worker.worker_id]
@@ -257,7 +257,7 @@ class JobWorld:
     # -- the controller -----------------------------------------------------------------------------------------------
 
     def turn(self, event: job_events.JobEvent | None) -> None:
-        """Let the controller take an event in, or find that it is time; its decisions are on their way then."""
+        """Let the controller process an event or the passing of time; its decisions are then under way."""
         if self.status is not None:
             return
         self.controller, decisions = self.controller.turn(self.now, event)
@@ -304,12 +304,12 @@ class JobWorld:
             self.tell(worker_id, (word, self.generation, ()))
 
     def tell(self, worker_id: int, word: Word) -> None:
-        """Send a word to a worker, unless nothing reaches it any more."""
+        """Send a message to a worker, unless none can reach it any more."""
         worker = self.workers.get(worker_id)
         if worker is None or worker.life in (Life.ENDED, Life.CUT_OFF):
             return
         if word[0] == "kill":
-            self.end(worker_id, -9)  # by its agent, which no worker can hold up
+            self.end(worker_id, -9)  # by its agent, which no worker can block
         else:
             self.down[worker_id] = (*self.down.get(worker_id, ()), word)
 
@@ -324,7 +324,7 @@ class JobWorld:
             self.news[worker_id] = (*self.news.get(worker_id, ()), event)
 
     def end(self, worker_id: int, code: int) -> None:
-        """End a process; its agent will say so, before or after what it said itself."""
+        """End a process; its agent reports that, before or after the process's own messages."""
         self.say_of(worker_id, WorkerExited(worker_id, code, f"worker {worker_id} ended with {code}"))
         self.workers[worker_id] = Simulated(worker_id, self.workers[worker_id].host, Content(0), Life.ENDED)
         self.down.pop(worker_id, None)
@@ -336,7 +336,7 @@ class JobWorld:
         return next(cut(worker.content.cursor, self.setup.samples, *sizes), None)
 
     def come_to(self, worker: Simulated, said: object) -> None:
-        """Bring a worker's part to the meeting where it is."""
+        """Add a worker's part to the meeting where it is."""
         point = self.point(worker)
         self.met[point] = (*self.met.get(point, ()), (worker.worker_id, said))
 
@@ -346,7 +346,7 @@ class JobWorld:
         return [said[worker_id] for worker_id in worker.members if worker_id in said]
 
     def take(self, kind: str, who: int | str) -> None:
-        """Let the controller take in an event that is on its way, or learn that a worker hangs."""
+        """Let the controller process an event that is under way, or detect that a worker hangs."""
         if kind == "report host":
             event, *rest = self.host_news
             self.host_news = tuple(rest)
@@ -359,7 +359,7 @@ class JobWorld:
         self.turn(event)
 
     def pass_time(self) -> None:
-        """Advance to the moment for which the controller waits."""
+        """Advance to the controller's deadline."""
         deadline_s = self.controller.deadline_s
         assert deadline_s is not None
         assert deadline_s >= self.now, "the controller waits for a moment that has passed"
@@ -368,7 +368,7 @@ class JobWorld:
         assert self.controller.deadline_s != self.now, "the controller was woken for nothing"
 
     def forget(self) -> None:
-        """Drop meetings that nobody comes to any more: two worlds that differ in nothing else are one."""
+        """Drop meetings that no worker will reach any more: two worlds that differ in nothing else are the same."""
         live = [worker for worker in self.workers.values() if worker.life != Life.ENDED and worker.at in IN_GENERATION]
         first: dict[int, int] = {}
         for worker in live:

@@ -26,7 +26,7 @@ TAIL_LINES = 40
 @final
 @dataclass(frozen=True)
 class GpuStep:
-    """A command of the report, and how long it may take."""
+    """A command of the report, and its time limit."""
 
     name: str
     command: Sequence[str]
@@ -37,7 +37,7 @@ class GpuStep:
 @final
 @dataclass(frozen=True)
 class StepResult:
-    """Outcome of a step; ``output`` is the end of what it printed."""
+    """Outcome of a step; ``output`` is the end of its output."""
 
     name: str
     outcome: str
@@ -46,7 +46,7 @@ class StepResult:
 
 
 def steps(device: str) -> list[GpuStep]:
-    """All steps, the most telling first: time may run out."""
+    """All steps, the most informative first, because time may run out."""
     python, run = sys.executable, [sys.executable, "-m", "farandole", "run"]
     checks = [python, "-m", "workbench.gpu.checks", device]
     nccl = ["--engine", "nccl"] if device == "cuda" else []
@@ -67,7 +67,7 @@ def steps(device: str) -> list[GpuStep]:
 
 
 def played(step: GpuStep, left_s: float) -> StepResult:
-    """Run a step, as long as it may take and time is left."""
+    """Run a step within its limit and the time that is left."""
     begin = time.monotonic()
     told = {**os.environ, "OMP_NUM_THREADS": "4", "FARANDOLE_LOG_LEVEL": "warning"}
     try:
@@ -112,7 +112,7 @@ def main() -> int:
         else:
             results.append(played(step, left_s))
         print(f"{results[-1].name}: {results[-1].outcome} ({results[-1].seconds:.1f} s)", flush=True)
-        chosen.report.write_text(markdown(results, device))  # after each: the machine may be gone before the last
+        chosen.report.write_text(markdown(results, device))  # after each step: the machine may be lost before the last
         chosen.report.with_suffix(".json").write_text(json.dumps(list(map(asdict, results)), indent=1))
     print(f"written: {chosen.report}")
     return int(any(not each.outcome.startswith(("passed", "skipped")) for each in results))

@@ -1,6 +1,6 @@
 """One rank of a check: ``farandole run -np 2 python -m workbench.gpu.checks cuda torch``.
 
-Each check is right on a CPU, too (``cpu``), but for what only a device has: streams, graphs, errors that stay.
+Each check also runs on a CPU (``cpu``), except for properties of a device: streams, graphs, errors that stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 def of_torch(device: torch.device) -> None:
-    """Collectives, an optimizer beside the oracle, mixed precision, streams and graphs."""
+    """Collectives, an optimizer compared with the oracle, mixed precision, streams and graphs."""
     import farandole.torch as hvd
 
     hvd.init()
@@ -51,7 +51,7 @@ def _images(device: torch.device, rank: int, step: int) -> torch.Tensor:
 
 
 def _trains(device: torch.device, hvd: Any, **options: Any) -> None:
-    """Weights are those of one process on the joined batch."""
+    """The weights equal those of one process on the joined batch."""
     model, alone = _network(device), _network(device)
     optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters()), model.named_parameters(), **options)
     oracle = torch.optim.AdamW(alone.parameters())
@@ -85,7 +85,7 @@ def _scales(device: torch.device, hvd: Any) -> None:
 
 
 def _streams(device: torch.device, hvd: Any) -> None:
-    """Reduce what a side stream is still computing: it is awaited."""
+    """Reduce a tensor that a side stream is still computing: the reduction waits for it."""
     stream, x = torch.cuda.Stream(device), torch.ones(2**22, device=device)
     with torch.cuda.stream(stream):
         for _ in range(200):
@@ -151,7 +151,7 @@ def of_mixed(device: torch.device) -> None:
 
 
 def of_sticky(device: torch.device) -> None:
-    """A device that has failed is named by the next collective, which ends."""
+    """The next collective names a device that has failed, and ends."""
     import farandole.torch as hvd
 
     hvd.init()
@@ -166,7 +166,7 @@ def of_sticky(device: torch.device) -> None:
 
 
 def of_jax(_: torch.device) -> None:
-    """Arrays of JAX where it has put them: reduced, or refused with a remedy."""
+    """Arrays of JAX on their device: reduced, or refused with a remedy."""
     import jax
 
     import farandole.jax as hvd
@@ -184,7 +184,7 @@ def of_jax(_: torch.device) -> None:
 
 
 def of_speed(device: torch.device) -> None:
-    """Milliseconds of a step, beside DDP's on NCCL (on the CPU Gloo's)."""
+    """Milliseconds of a step, compared with DDP on NCCL (on the CPU with Gloo)."""
     import torch.distributed as dist
 
     import farandole.torch as hvd

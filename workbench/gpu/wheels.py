@@ -1,8 +1,8 @@
-"""Wheels of what a machine with a GPU lacks, which may fetch nothing: ``make gpu-wheels``.
+"""Wheels of packages that a machine with a GPU lacks and cannot download: ``make gpu-wheels``.
 
 python -m workbench.gpu.wheels python3.12 build/gpu-wheels
 
-The interpreter is one of that machine's version; PyTorch, JAX and NumPy are there.
+The interpreter has that machine's version; PyTorch, JAX and NumPy are installed there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_BYTES = 60 * 2**20
 
 
 def main() -> int:
-    """Build our wheel, download the others; 1 if they are too large to be carried."""
+    """Build our wheel and download the others; 1 if they are too large to be copied."""
     python, folder = sys.argv[1], Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.whl"):

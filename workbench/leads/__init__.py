@@ -1,1 +1,1 @@
-"""Model of leads that succeed each other: every interleaving of halves of a run that may each have a lead."""
+"""Model of successive leaders: every interleaving of the halves of a run that may each have a leader."""

@@ -1,10 +1,10 @@
-"""Every interleaving of a run whose leads succeed each other, each state once: ``python -m workbench.leads.search``.
+"""Every interleaving of a run with successive leaders, each state once: ``python -m workbench.leads.search``.
 
 >>> found = search(LeadSetup(own=1, lent=1, steps=1))
 >>> found.fault, found.ends > 0
 ('', True)
 
-From every state in which a lent worker of the last generation lives, some way must lead to the last step.
+From every state with a living lent worker of the last generation, some path must lead to the last step.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ LARGE = {
     "one worker and a lent one, one dies": LeadSetup(own=1, lent=1, steps=1, deaths=1),
 }
 TRIES = 3
-"""Entries within which a run goes on that can: of a lead, of a generation that comes to nothing, and of another."""
+"""Log entries within which a run must go on if it can: of a leader, of a generation that fails, and of another."""
 
 
 @final
 class LeadSearch(NamedTuple):
-    """Result of a search. ``fault`` is the first thing that is broken, with the shortest way there."""
+    """Result of a search. ``fault`` is the first broken invariant, with the shortest path to it."""
 
     states: int
     transitions: int
@@ -82,7 +82,7 @@ def is_end(world: LeadWorld) -> bool:
 
 
 def is_hopeful(world: LeadWorld) -> bool:
-    """True if a worker lives with which the last lead may go on."""
+    """True if a worker lives with which the last leader may go on."""
     lead = max(range(len(world.leads)), key=lambda number: world.leads[number].epoch)
     last = world.log[world.last].members if world.last >= 0 else range(len(world.ranks))
     alive = [world.ranks[worker] for worker in world.leads[lead].wishes or last if not world.ranks[worker].is_dead]
@@ -90,7 +90,7 @@ def is_hopeful(world: LeadWorld) -> bool:
 
 
 def _stuck(numbers: dict[LeadWorld, int], before: list[list[int]], ends: list[int], entries: int) -> int | None:
-    """State from which no way leads to the end, although there is hope, and room in the log for another try."""
+    """State from which no path leads to the end, although there is hope, and room in the log for another try."""
     seen, waiting = set(ends), deque(ends)
     while waiting:
         for number in before[waiting.popleft()]:
@@ -106,7 +106,7 @@ def _stuck(numbers: dict[LeadWorld, int], before: list[list[int]], ends: list[in
 
 
 def _tell(fault: str, ways: list[tuple[int, Move]], number: int) -> str:
-    """The fault, with the way there."""
+    """The fault, with the path to it."""
     moves: list[str] = []
     while number > 0:
         number, (kind, who) = ways[number]

@@ -1,12 +1,12 @@
-"""A run of the model: its log of leads, the leads, and workers that vote on steps. Each move is atomic.
+"""A modelled run: its log of leaders, the leaders, and workers that vote on steps. Each move is atomic.
 
     world = LeadWorld.of(LeadSetup(own=1, lent=2, leads=2))
     for move in world.moves(): following = world.after(move)
     world.fault                                         # what is broken that must hold; "", it is hoped
 
-Nothing has a clock: any part may stand still for as long as it likes and then go on, which is what a stopped process, a
-partition and a message that is late come to. What is modelled is the rule of ``farandole.launch.hosts.leader_log``; a
-generation is known by the number of its entry there.
+There is no clock: any part may stop for any time and then go on, like a stopped process, a partition or a late message.
+The model covers the rule of ``farandole.launch.hosts.leader_log``; a generation is identified by the number of its
+entry there.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias, final
 
 NOWHERE = -1
-"""The generation of a worker that is in none, and waits in ``init``."""
+"""Generation of a worker that is in none, and waits in ``init``."""
 
 
 @final
 class LeadSetup(NamedTuple):
-    """Setup: workers of the first lead, and lent ones; leads in all; steps of the training; and the rules.
+    """Setup: workers of the first leader, and lent workers; number of leaders; steps of the training; and the rules.
 
-    The log has at most so many ``entries``: a generation may be left and formed again without end.
+    The log has at most so many ``entries``, because a generation may be left and formed again without end.
 
-    The rules can be broken, to see that this is noticed: ``asks_log``: a lead forms nothing that is not in the log.
-    ``adopts_member``: a later lead begins with a member of the last generation. ``needs_all``: a step needs all ranks,
-    and not half of them.
+    The rules can be broken, to check that the search notices: ``asks_log``: a leader forms nothing that is not in the
+    log. ``adopts_member``: a later leader begins with a member of the last generation. ``needs_all``: a step needs all
+    ranks, and not half of them.
     """
 
     own: int = 1
@@ -41,14 +41,14 @@ class LeadSetup(NamedTuple):
 
 
 class SimulatedEntry(NamedTuple):
-    """Entry of the log: the epoch of a lead, and the members of the generation that it has formed (none: it began)."""
+    """Entry of the log: the epoch of a leader, and the members of the generation that it formed (none: it began)."""
 
     epoch: int
     members: tuple[int, ...] = ()
 
 
 class SimulatedLead(NamedTuple):
-    """A lead: its epoch (0: it has not begun), the last entry that it has read, and what it tells workers to form."""
+    """A leader: its epoch (0: not begun), the last entry that it has read, and the workers that it wants to form."""
 
     epoch: int = 0
     read: int = 0
@@ -57,9 +57,9 @@ class SimulatedLead(NamedTuple):
 
 
 class SimulatedRank(NamedTuple):
-    """A worker: the lead it follows, its generation, its step, and whether it has given its part for the next one.
+    """A worker: its leader, its generation, its step, and whether it has voted for the next step.
 
-    ``was`` is the last generation that it has been in, or was asked to be in; once in one, it ``holds`` the state.
+    ``was``: the last generation that it was in, or was asked to join; since its first one it ``holds`` the state.
     """
 
     lead: int
@@ -77,10 +77,10 @@ Move: TypeAlias = tuple[str, int]
 
 @final
 class LeadWorld(NamedTuple):
-    """State of a run. ``parts`` are the parts of votes in generations that somebody is in: generation, step, worker.
+    """State of a run. ``parts`` are parts of votes in generations that have workers: generation, step, worker.
 
-    ``voted`` is the last vote to which all parts came in time: its generation and step; ``begun`` are the generations
-    that somebody has joined, with their first steps.
+    ``voted`` is the last vote that was complete in time: its generation and step; ``begun`` are the generations that
+    workers have joined, with their first steps.
     """
 
     setup: LeadSetup
@@ -95,7 +95,7 @@ class LeadWorld(NamedTuple):
 
     @classmethod
     def of(cls, setup: LeadSetup) -> LeadWorld:
-        """A run whose first lead is about to begin."""
+        """A run whose first leader is about to begin."""
         ranks = [SimulatedRank(1, is_lent=False)] * setup.own + [SimulatedRank(1, is_lent=True)] * setup.lent
         return cls(setup, (), (SimulatedLead(),) * (setup.leads + 1), tuple(ranks), deaths=setup.deaths)
 
@@ -144,9 +144,9 @@ class LeadWorld(NamedTuple):
         return next((index for index in range(len(self.log) - 1, -1, -1) if self.log[index].members), NOWHERE)
 
     def ready(self, number: int) -> tuple[int, ...]:
-        """Workers that wait for this lead, if it may form a generation with them by what it has read.
+        """Workers that wait for this leader, if it may form a generation with them by the entries that it has read.
 
-        Those are refused that have been in an earlier generation and not in the last: they were given up.
+        Workers that were in an earlier generation and not in the last are refused: they were given up.
         """
         known = self.log[: self.leads[number].read]
         members = next((entry.members for entry in reversed(known) if entry.members), ())
@@ -159,12 +159,12 @@ class LeadWorld(NamedTuple):
         fit = tuple(w for w in free if w in members or self.ranks[w].was == NOWHERE)
         if not members or not self.setup.adopts_member:
             return fit
-        # Of a run in which nobody has trained yet, nobody has a state, either.
+        # If no worker has trained yet, no worker has a state, either.
         may_begin = not self.begun
         return fit if any(w in members and (self.ranks[w].holds or may_begin) for w in fit) else ()
 
     def _invited(self, worker: int, rank: SimulatedRank) -> int:
-        """Generation that the worker's lead has formed with it, and that it has not been in."""
+        """Generation that the worker's leader has formed with it, and that it was never in."""
         own = [index for index, entry in enumerate(self.log) if entry.epoch == rank.lead and entry.members]
         return own[-1] if own and own[-1] > rank.was and worker in self.log[own[-1]].members else NOWHERE
 
@@ -183,7 +183,7 @@ class LeadWorld(NamedTuple):
         return getattr(self, f"_{kind}")(who, self.ranks[who])  # type: ignore[no-any-return]
 
     def _take(self, number: int, _: SimulatedLead) -> LeadWorld:
-        """Begin the next epoch, as a new process that reads the whole log; others find that later."""
+        """Begin the next epoch, as a new process that reads the whole log; other leaders find that later."""
         log = (*self.log, SimulatedEntry(number))
         return self._replace(log=log)._led(number, SimulatedLead(number, len(log)))
 
@@ -195,7 +195,7 @@ class LeadWorld(NamedTuple):
         return self._led(number, lead._replace(wishes=self.ready(number)))
 
     def _claim(self, number: int, lead: SimulatedLead) -> LeadWorld:
-        """Link the next number, which fails where that is taken."""
+        """Link the next number, which fails if the number is taken."""
         is_taken = lead.read < len(self.log)
         if is_taken and self.setup.asks_log:
             return self._read(number, lead)
@@ -203,12 +203,12 @@ class LeadWorld(NamedTuple):
         return self._replace(log=log)._led(number, lead._replace(read=len(log), wishes=()))
 
     def _turn(self, worker: int, rank: SimulatedRank) -> LeadWorld:
-        """Find the last lead, by the folder, and follow it from now on."""
+        """Find the latest leader in the folder, and follow it from now on."""
         last = max(range(len(self.leads)), key=lambda number: self.leads[number].epoch)
         return self._ranked(worker, rank._replace(lead=last))
 
     def _join(self, worker: int, rank: SimulatedRank) -> LeadWorld:
-        """Begin to train, with the newest state of those that have said that they belong to the generation."""
+        """Begin to train, with the newest state among the members of the generation."""
         generation = self._invited(worker, rank)
         begun = dict(self.begun)
         step = begun.setdefault(generation, max(self.ranks[each].step for each in self.log[generation].members))
@@ -217,7 +217,7 @@ class LeadWorld(NamedTuple):
         )
 
     def _decline(self, worker: int, rank: SimulatedRank) -> LeadWorld:
-        """Come again, as the word of its generation is lost."""
+        """Reconnect, because the message of its generation is lost."""
         return self._ranked(worker, rank._replace(was=self._invited(worker, rank)))
 
     def _leave(self, worker: int, rank: SimulatedRank) -> LeadWorld:
@@ -229,9 +229,9 @@ class LeadWorld(NamedTuple):
         return world._voted(rank.generation, rank.step) if world._is_complete(rank.generation, rank.step) else world
 
     def _voted(self, generation: int, step: int) -> LeadWorld:
-        """Take in that all parts of a vote have come; one that comes late can only be of the step in hand.
+        """Note that all parts of a vote have arrived; a late part can only be of the present step.
 
-        Its ranks have applied nothing after which another generation has begun: that has done the same step again.
+        A later generation repeats that step: it began before any rank of this one had applied it.
         """
         later = min((each for each in self.begun if each[0] > generation), default=None)
         if later is not None and step != later[1]:

@@ -1,1 +1,1 @@
-"""Synthetic traces of a cluster: no real one is in the repository."""
+"""Synthetic traces of a cluster: no real trace is in the repository."""

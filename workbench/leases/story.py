@@ -1,10 +1,10 @@
-"""A training that grows by advice, is preempted, and shrinks, over several jobs of a real Slurm; drawn as it was.
+"""A training that grows by advice, is preempted, and shrinks, over several jobs of a real Slurm; with a picture.
 
     python -m workbench.leases.story --save docs/images/story.png      # six minutes; needs root, as all clusters here
 
-``examples/leases_digits.py`` starts on one node with two workers and a small batch. Nobody orders a size: it grows by
-the lower bound of its noise scale, twice; then an urgent job takes the place of a lease, which leaves; and once the
-accuracy is good enough, a rule has it go on with two workers. What it was trained on is compared with its data.
+``examples/leases_digits.py`` starts on one node with two workers and a small batch. No user orders a size: it grows by
+the lower bound of its noise scale, twice; then an urgent job preempts a lease, which leaves; and when the accuracy is
+good enough, a rule reduces it to two workers. The samples that it trained on are compared with its data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workbench.leases.story_run import check, play
 
 
 def main() -> int:
-    """Play it, check it, and draw it."""
+    """Play the story, check it, and draw it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", metavar="PICTURE", type=Path, required=True)
     options = parser.parse_args()

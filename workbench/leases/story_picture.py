@@ -10,10 +10,10 @@ from farandole.largebatch.picture import new_figure, written
 from workbench.leases.story_run import ENOUGH, Story
 
 LEASES, GOAL, NOISE, RIGHT, URGENT = "tab:blue", "tab:gray", "tab:red", "tab:green", "tab:orange"
-"""Colours of the workers, of what was wanted, the noise scale, the accuracy, and who preempts."""
+"""Colours of the workers, of the goal, the noise scale, the accuracy, and the preempting job."""
 
 APART_S = 30.0
-"""Least time between two reasons that are written into the picture."""
+"""Least time between two reasons in the picture."""
 
 
 def draw(story: Story, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Run of a training over several jobs of a real Slurm, that nobody orders a size: what happens to it, and its ledger.
+"""Run of a training over several jobs of a real Slurm, without ordered sizes: its decisions, and its ledger.
 
 story = play(slurm, folder)
 list(check(story, folder))              # [], if it went as it is told; story.py tells it
@@ -22,7 +22,7 @@ from workbench.cluster import URGENT, SlurmCluster
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "leases_digits.py"
 SAMPLES = range(360, 1797)
-"""Numbers of the digits that are trained on."""
+"""Numbers of the digits in the training set."""
 EPOCHS = 11
 ENOUGH = 0.93
 """Accuracy at which the user wants fewer workers."""
@@ -37,17 +37,17 @@ opposite-s = 8.0
 """
 URGENT_S = 20
 STAYS_S = 5.0
-"""Time after the second growth before an urgent job comes."""
+"""Time between the second growth and the urgent job."""
 DEADLINE_S = 600.0
 
 
 class StoryError(AssertionError):
-    """Raised where the training did not go as it is told."""
+    """Raised if the training did not follow the story."""
 
 
 @final
 class Story(NamedTuple):
-    """Story of one run: its decisions, when the urgent job came, and what each worker was trained on, by step."""
+    """Story of one run: its decisions, the time of the urgent job, and the samples of each worker, by step."""
 
     records: list[LeaseRecord]
     preempted_s: float
@@ -56,7 +56,7 @@ class Story(NamedTuple):
     said: str
 
     def sizes(self) -> list[int]:
-        """Numbers of workers, one after the other."""
+        """Numbers of workers, in sequence."""
         found: list[int] = []
         for step in sorted(self.steps):
             size = self.steps[step][0][0]
@@ -65,7 +65,7 @@ class Story(NamedTuple):
         return found
 
     def goals(self) -> list[tuple[int, str]]:
-        """Goals of the policy with their reasons, one after the other."""
+        """Goals of the policy with their reasons, in sequence."""
         found: list[tuple[int, str]] = []
         for record in self.records:
             goal = record.after.goal, record.after.why
@@ -74,7 +74,7 @@ class Story(NamedTuple):
         return found
 
     def mistakes(self) -> Iterator[str]:
-        """Sentences on what the ledger has too much, or lacks: none, if each sample counts once in each epoch."""
+        """Sentences on surplus or missing samples in the ledger: none, if each sample counts once in each epoch."""
         if sorted(self.steps) != list(range(1, len(self.steps) + 1)):
             yield "steps are missing"
         for step, workers in sorted(self.steps.items()):
@@ -87,7 +87,7 @@ class Story(NamedTuple):
 
 
 def play(slurm: SlurmCluster, folder: Path) -> Story:
-    """Have the training take place in a folder that all hosts see; raises ``StoryError`` where it gets stuck."""
+    """Play the training in a folder that all hosts see; raises ``StoryError`` if it gets stuck."""
     folder.chmod(0o700)
     (folder / "policy.toml").write_text(POLICY)
     (folder / "ledger").mkdir()
@@ -156,7 +156,7 @@ def _ledger(folder: Path) -> dict[int, list[tuple[int, tuple[int, ...]]]]:
 
 
 def check(story: Story, folder: Path) -> Iterator[str]:
-    """Sentences on what did not go as it is told: none, if all did."""
+    """Sentences on deviations from the story: none, if all went well."""
     yield from story.mistakes()
     goals = [goal for goal, _ in story.goals()]
     grown = [why for goal, why in story.goals() if "advice has agreed" in why]

@@ -1,11 +1,11 @@
-"""Synthetic trace of a cluster, as ``sacct -a -P`` would write it: made up, seeded, and of no real cluster.
+"""Synthetic trace of a cluster, in the format of ``sacct -a -P``: made up, seeded, and of no real cluster.
 
     python -m workbench.leases.synthetic_trace --days 7 --nodes 64 --seed 1 > synthetic.txt
     farandole plan --trace synthetic.txt
 
-What is known of real logs goes in (Lublin and Feitelson 2003, https://doi.org/10.1016/S0743-7315(03)00108-4): more jobs
-by day than by night and at weekends, sizes that are mostly powers of two, times that spread over orders of magnitude,
-and limits of which jobs use a part. Waits follow from running them first come, first served, with EASY backfill.
+Real logs are the model (Lublin and Feitelson 2003, https://doi.org/10.1016/S0743-7315(03)00108-4): more jobs by day
+than by night and at weekends, sizes that are mostly powers of two, times that spread over orders of magnitude, and
+limits of which jobs use a part. Waits result from first come, first served, with EASY backfill.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _moments(chance: random.Random, days: float) -> Iterator[float]:
 
 
 def _scheduled(trace: Trace) -> Iterator[TraceJob]:
-    """The same jobs with the starts that a scheduler would have given them."""
+    """The same jobs with the starts that a scheduler would give them."""
     starts = Backfill(trace, trace.begin_s - 1.0).starts()
     for number, job in enumerate(trace.jobs):
         start_s = starts[number]
@@ -68,7 +68,7 @@ def _scheduled(trace: Trace) -> Iterator[TraceJob]:
 
 
 def lines(trace: Trace) -> Iterator[str]:
-    """The trace as ``sacct -a -P -X`` writes one."""
+    """The trace in the format of ``sacct -a -P -X``."""
     yield HEADER
     for number, job in enumerate(trace.jobs, 1):
         moments = (_moment(at_s) for at_s in (job.submit_s, job.start_s, job.end_s))

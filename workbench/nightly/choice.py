@@ -10,26 +10,26 @@ import msgspec
 from workbench.nightly.slices import Slice
 
 TURN_S = 10_007
-"""After so many seconds it is the next slice's turn: no part of a day, or whoever lands at noon had always the same."""
+"""Seconds of a slice's turn: no divisor of a day, or a daily commit at noon would always get the same slice."""
 
 
 @final
 class Change(msgspec.Struct, frozen=True):
-    """Last commit's time in seconds, and how many lines changed, by path."""
+    """Time of the last commit in seconds, and the number of changed lines, by path."""
 
     at_s: int
     lines: Mapping[str, int]
 
 
 def choose(slices: Mapping[str, Slice], change: Change) -> tuple[str, str]:
-    """The name of a slice, and why.
+    """The name of a slice, and the reason.
 
     >>> slices = {"slurm": Slice(about=("src/farandole/launch/leases/",)), "docs": Slice(about=("docs/",))}
     >>> choose(slices, Change(0, {"docs/README.md": 3}))
     ('docs', 'the change touches docs/README.md')
 
-    A change that touches several is played by each in turn, as a change that touches none. A slice that is about
-    nothing is played only by its name.
+    A change that touches several slices gets each of them in turn, and a change that touches none gets all in turn. A
+    slice that is about nothing is played only by its name.
     """
     touched = {name: path for name, each in slices.items() if (path := _most_changed(name, each, change.lines))}
     names = list(touched or (name for name, each in slices.items() if each.about))
@@ -41,7 +41,7 @@ def choose(slices: Mapping[str, Slice], change: Change) -> tuple[str, str]:
 
 
 def _most_changed(name: str, one: Slice, lines: Mapping[str, int]) -> str:
-    """The path with the most changed lines of what a slice is about, or of its tests; "" if there is none."""
+    """The most changed path among the sources or tests of a slice; "" if there is none."""
     about = (*one.about, f"tests/nightly/{name}/")
     mine = {path: number for path, number in lines.items() if path.startswith(about)}
     return max(mine, key=lambda path: (mine[path], path), default="")

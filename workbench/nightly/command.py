@@ -16,18 +16,18 @@ from workbench.nightly.slices import ROOT, SLICES
 
 TOUCHED = "touched"
 CHANGE_S = 4 * 3600
-"""Commits of so many seconds before the last one are one change."""
+"""Commits within so many seconds before the last one are one change."""
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m workbench.nightly", description=__doc__)
     parser.add_argument("slices", nargs="*", metavar="SLICE", help="a name, or 'touched' (default: all)")
     parser.add_argument("--list", action="store_true", help="print the slices and what each is about")
     asked = parser.parse_args()
     if unknown := set(asked.slices) - SLICES.keys() - {TOUCHED}:
         parser.error(f"there is no slice {', '.join(sorted(unknown))}: use {', '.join(SLICES)}, or {TOUCHED}")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what is played, too
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends running tests, too
     console = Console()
     if asked.list:
         console.print(_listed())
@@ -50,7 +50,7 @@ def _listed() -> Table:
 
 
 def last_change() -> Change:
-    """Change that the commits of the last ``CHANGE_S`` made: lines by path; none are known of a shallow clone."""
+    """Change made by the commits of the last ``CHANGE_S``: lines by path; empty in a shallow clone."""
     at_s = int(_git("log", "-1", "--format=%ct"))
     base = _git("rev-list", "-1", "--first-parent", f"--before={at_s - CHANGE_S}", "HEAD")
     lines: dict[str, int] = {}

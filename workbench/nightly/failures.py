@@ -1,4 +1,4 @@
-"""Plugin of pytest that writes to a file what failed, and how many tests passed.
+"""Plugin of pytest that writes the failures, and the number of passed tests, to a file.
 
 pytest -p workbench.nightly.failures --failures FILE
 """
@@ -15,7 +15,7 @@ import pytest
 
 @final
 class FailedTest(msgspec.Struct, frozen=True):
-    """A test that failed: its node id, in which phase, and all that pytest prints of it."""
+    """A test that failed: its node id, the phase, and pytest's whole report."""
 
     test: str
     phase: str
@@ -32,7 +32,7 @@ class TestRun(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> TestRun:
-    """Read what a run has written; an empty one where pytest has not come to write it."""
+    """Read the file of a run; an empty run if pytest has not written it."""
     return msgspec.json.decode(path.read_bytes(), type=TestRun) if path.exists() else TestRun()
 
 

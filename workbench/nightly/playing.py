@@ -1,4 +1,4 @@
-"""Play a slice: its tests, those that failed once more alone, then its other commands."""
+"""Play a slice: its tests, failed ones again alone, then its other commands."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from workbench.nightly.retrial import AloneVerdict
 from workbench.nightly.slices import ROOT, SLICES
 
 SOME_FAILED = 1
-"""Exit status of pytest where tests have failed, and it has run all."""
+"""Exit status of pytest if tests failed and all were run."""
 LONGEST_S = 1500.0
-"""A command that takes twice as long as a whole slice may is taken to hang."""
+"""A command that takes twice the limit of a slice counts as hung."""
 
 
 def play(name: str, console: Console) -> bool:
-    """Whether the slice ``name`` passed; prints what it does and, at the end, what failed."""
+    """Play the slice ``name``; true if it passed. Prints the steps and, at the end, the failures."""
     begin_s = time.monotonic()
     if missing := [tool for tool in SLICES[name].tools if shutil.which(tool) is None]:
         console.print(f"{name}: not possible here, as {', '.join(missing)} is missing")
@@ -42,7 +42,7 @@ def play(name: str, console: Console) -> bool:
 
 
 def play_tests(folder: Path, console: Console, root: Path = ROOT) -> bool:
-    """Run the tests of a slice, two files at a time, and those that failed alone; node ids begin at ``root``."""
+    """Run the tests of a slice, two files at a time, and failed ones again alone; node ids begin at ``root``."""
     if not folder.exists():
         return True
     code, run = _pytest(root, "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-rs", str(folder))
@@ -50,7 +50,7 @@ def play_tests(folder: Path, console: Console, root: Path = ROOT) -> bool:
         if not run.passed:
             console.print(f"{folder.name}: nothing ran, {run.skipped} tests were skipped for the reasons above")
         return True
-    if code != SOME_FAILED or not run.failed:  # pytest itself failed, or was killed: what else would have failed?
+    if code != SOME_FAILED or not run.failed:  # pytest itself failed, or was killed: other failures are unknown
         return False
     retried = retrial.retry(run.failed, lambda test: _passes_alone(root, test))
     retrial.report(retried, console)
@@ -59,11 +59,11 @@ def play_tests(folder: Path, console: Console, root: Path = ROOT) -> bool:
 
 def _passes_alone(root: Path, test: str) -> bool:
     code, run = _pytest(root, "-q", "--no-header", "-rs", test)
-    return code == 0 and run.passed > 0  # one that is skipped has not passed
+    return code == 0 and run.passed > 0  # a skipped test has not passed
 
 
 def _pytest(root: Path, *arguments: str) -> tuple[int, failures.TestRun]:
-    """Exit status, and what was written of the run."""
+    """Exit status, and the record of the run."""
     with tempfile.TemporaryDirectory(prefix="nightly-") as directory:
         path = Path(directory, "run.json")
         plugin = ["-p", "workbench.nightly.failures", "--failures", str(path)]
@@ -72,7 +72,7 @@ def _pytest(root: Path, *arguments: str) -> tuple[int, failures.TestRun]:
 
 
 def _run(command: Sequence[str], cwd: Path = ROOT) -> int:
-    """Run a command; ends its session after ``LONGEST_S``, and when this process is to end."""
+    """Run a command; ends its session after ``LONGEST_S``, and when this process must end."""
     with subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             return process.wait(LONGEST_S)

@@ -1,4 +1,4 @@
-"""Tests that failed beside others are run again, alone, and those that pass then are reported as flaky."""
+"""Tests that failed beside others run again, alone; those that then pass are reported as flaky."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.nightly.failures import FailedTest
 
 TIMES = 2
 MOST = 5
-"""So many failures are no accident of a busy machine: beyond, nothing is run again."""
+"""So many failures are no accident of a busy machine: with more, nothing is run again."""
 
 
 @final
@@ -28,7 +28,7 @@ class AloneVerdict(enum.Enum):
 
 @final
 class Retried(msgspec.Struct, frozen=True):
-    """A failure, what became of it, and in words why."""
+    """A failure, its verdict, and the reason."""
 
     failure: FailedTest
     verdict: AloneVerdict
@@ -55,7 +55,7 @@ def _retried(failure: FailedTest, passes_alone: Callable[[str], bool]) -> Retrie
 
 
 def report(retried: Sequence[Retried], console: Console) -> None:
-    """Print a table of what failed, and the first failure of each flaky test whole."""
+    """Print a table of the failures, and the first failure of each flaky test as a whole."""
     if not retried:
         return
     table = Table("test", "verdict", "why", title="failed beside others", title_justify="left")

@@ -1,4 +1,4 @@
-"""The slices: what each plays, and which sources it puts to the test."""
+"""The slices: what each plays, and the sources that it tests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SRC = "src/farandole/"
 class Slice(msgspec.Struct, frozen=True):
     """Part of the nightly tests.
 
-    Its own tests are those in ``tests/nightly/NAME``; ``also`` are commands that are run after them, ``needs`` a
-    target of make that comes before, ``tools`` commands without which it cannot be played. ``about`` are the sources
-    that it puts to the test: paths of the repository, by how they begin; none: it is played by its name alone.
+    Its own tests are in ``tests/nightly/NAME``; ``also`` are commands that run after them, ``needs`` a target of make
+    that runs before, ``tools`` required commands. ``about`` are the sources that it tests, as prefixes of paths in the
+    repository; none: it is played by its name alone.
     """
 
     about: Sequence[str] = ()
@@ -29,7 +29,7 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 def _of(*rooms: str, also: Sequence[Sequence[str]] = (), needs: str = "", tools: Sequence[str] = ()) -> Slice:
-    """A slice about rooms of the package, and whatever of the repository begins with "/"."""
+    """A slice about rooms of the package, and about paths of the repository that begin with "/"."""
     return Slice([room[1:] if room.startswith("/") else _SRC + room for room in rooms], also, needs, tools)
 
 
@@ -38,7 +38,7 @@ def _module(name: str, *arguments: str) -> Sequence[str]:
 
 
 def _whole(*tests: str) -> Sequence[str]:
-    """Tests of the gate once more, with all packages that are installed to be found."""
+    """Tests of the gate once more, with all installed packages visible."""
     return ["env", "TESTS_WITH_ALL=1", sys.executable, "-m", "pytest", "-q", *(f"tests/frameworks/{t}" for t in tests)]
 
 

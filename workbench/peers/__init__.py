@@ -1,7 +1,7 @@
-"""Model of the negotiated lane as a whole, without processes, under every order of messages, threads and ends.
+"""Model of the whole negotiated lane, without processes, under every order of messages, threads and ends.
 
     from workbench.peers.search import search               # every interleaving of a small job
     from workbench.peers.simulation import simulate         # one random schedule of a larger one, by its seed
 
-Decisions are the product's own code: ``PeerProtocol``, ``Submissions``, ``offer`` and ``Negotiation``.
+Decisions are made by the product's own code: ``PeerProtocol``, ``Submissions``, ``offer`` and ``Negotiation``.
 """

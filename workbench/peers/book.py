@@ -1,9 +1,9 @@
-"""Pages: every state of a rank or of the controller, each once, and what follows from it by which event.
+"""Pages: every state of a rank or of the controller, each once, with the successor for each event.
 
-A search comes to the same state of one part in very many states of the whole; what follows is worked out once.
+A search reaches the same state of one part in very many states of the whole; the successor is computed once.
 
-Fields of the product's classes are named here: one that is renamed there must be renamed here, or states that differ in
-it count as equal (or equal ones as different), and nothing fails.
+Fields of the product's classes are named here: a field that is renamed there must be renamed here, or states that
+differ in it count as equal (or equal ones as different), and nothing fails.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from workbench.peers.controller import Coordinator, Told
 from workbench.peers.rank import Event, Rank, Said, View
 
 _ONLY_TOLD = frozenset({"_last", "_left", "_ordered_s", "rejected", "round", "_hosts", "since_s"})
-"""Fields on which no decision of the model depends: texts and counters for reports, and times, as all are 0."""
+"""Fields that no decision of the model depends on: texts and counters for reports, and times, which are all 0."""
 
 _IN_ORDER = frozenset({"_known", "_lines", "_proposals"})
-"""Dictionaries whose order is part of the state: the oldest comes first, or is forgotten first."""
+"""Dictionaries whose order is part of the state: the oldest entry is used first, or forgotten first."""
 
 
 def freeze(value: Any) -> Hashable:
-    """Turn a state into a key: equal for equal states, whatever these are made of."""
+    """Turn a state into a key: equal for equal states, whatever their types."""
     if value is None or isinstance(value, str | int | float | bytes | RankSet):
         return value
     if isinstance(value, dict):
@@ -60,7 +60,7 @@ def _fields(value: Any) -> list[str]:
 
 @final
 class RankPage:
-    """State of a rank, with what follows from it by each event."""
+    """State of a rank, with its successor for each event."""
 
     __slots__ = ("_book", "_frozen", "_known", "number", "view")
 
@@ -81,7 +81,7 @@ class RankPage:
 
 @final
 class ControllerPage:
-    """State of the controller, with what follows from it by each event."""
+    """State of the controller, with its successor for each event."""
 
     __slots__ = ("_book", "_frozen", "_known", "may_expire", "number", "undecided")
 
@@ -110,7 +110,7 @@ class PeerStates:
         self._controllers: dict[Hashable, ControllerPage] = {}
 
     def rank(self, rank: Rank) -> RankPage:
-        """Page of this state; a new one for a new state."""
+        """Page of this state; a new page for a new state."""
         key = freeze(rank)
         page = self._ranks.get(key)
         if page is None:
@@ -118,7 +118,7 @@ class PeerStates:
         return page
 
     def controller(self, controller: Coordinator) -> ControllerPage:
-        """Page of this state; a new one for a new state."""
+        """Page of this state; a new page for a new state."""
         key = freeze(controller)
         page = self._controllers.get(key)
         if page is None:
@@ -161,9 +161,9 @@ class LiveMachines:
     """Factory of the machines of a simulation."""
 
     def rank(self, rank: Rank) -> LiveRank:
-        """Machine of a rank that begins in this state."""
+        """Machine of a rank with this initial state."""
         return LiveRank(rank)
 
     def controller(self, controller: Coordinator) -> LiveController:
-        """Machine of a controller that begins in this state."""
+        """Machine of a controller with this initial state."""
         return LiveController(controller)

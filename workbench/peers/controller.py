@@ -1,4 +1,4 @@
-"""The controller of the model: the product's ``Negotiation``, and as much of its loop as passes messages on."""
+"""Controller of the model: the product's ``Negotiation``, and the part of its loop that passes messages on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ORDERS, CONTROL = "orders", "control"
 
 @final
 class Coordinator:
-    """Controller of one job. ``over`` is why its generation ended; the next one begins when all have said hello."""
+    """Controller of one job. ``over``: why its generation ended; the next one begins when all ranks have sent hello."""
 
     def __init__(self, size: int, sets: Sequence[Sequence[int]], capacity: int, fusion_bytes: int) -> None:
         self.size, self.sets, self.capacity, self.fusion_bytes = size, sets, capacity, fusion_bytes
@@ -38,11 +38,11 @@ class Coordinator:
 
     @property
     def may_expire(self) -> bool:
-        """True if ranks may be found to wait for each other under one name."""
+        """True if ranks may wait for each other under one name."""
         return not self.over and bool(self.negotiation.crossed(RankSet.span(0, self.size)))
 
     def turn(self, event: Event) -> list[Told]:
-        """Take in a message or the passing of time, or decide; returns the messages to send."""
+        """Process a message or the passing of time, or decide; returns the messages to send."""
         kind, *rest = event
         if kind == "decide":
             return self._decide()

@@ -1,4 +1,4 @@
-"""Invariants of a job in which nothing can happen any more."""
+"""Invariants of a job in which nothing more can happen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ENDED = "AbortError"
 
 
 def fault(world: PeerWorld) -> str:
-    """Describe what is broken at the end of a job, or "". A result of another round is found earlier, by ``Rank``."""
+    """Describe the broken invariant at the end of a job, or "". ``Rank`` finds a result of another round earlier."""
     if not world.is_over:
         waiting = {rank: machine.view for rank, machine in enumerate(world.ranks) if not machine.view.end}
         return f"no progress: {waiting}"

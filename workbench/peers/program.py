@@ -1,4 +1,4 @@
-"""Programs of the model: what each rank does, one step after the other, without waiting for what it began.
+"""Programs of the model: what each rank does, step by step, without waiting for the collectives that it began.
 
 ProgramStep(GIVE, "a")          # begins an all-reduce of four bytes as soon as the one before it by this name is over
 ProgramStep(WAIT)               # goes on when nothing is in flight
@@ -15,7 +15,7 @@ GIVE, BIG, REFUSE, JOIN, WAIT = "give", "big", "refuse", "join", "wait"
 class ProgramStep(NamedTuple):
     """Step of a program. ``shape`` is the number of elements. A ``BIG`` one needs the engine, in which its ranks meet.
 
-    A step whose ``meant`` is not its ``process_set`` is a collective that was meant for that other set, by mistake.
+    A step whose ``meant`` is not its ``process_set`` was meant for the set ``meant``, and calls the other by mistake.
     """
 
     kind: str

@@ -1,8 +1,8 @@
-"""Rank of the model: the product's ``PeerProtocol`` and ``Submissions``, a program, and what the lane does around them.
+"""Rank of the model: the product's ``PeerProtocol`` and ``Submissions``, a program, and the lane around them.
 
-Each ``turn`` is what one thread does in one piece, with a lock or alone: an event goes in, and messages come out. The
-product's threads can be interleaved between turns: one enters a collective (``act``) and offers it to its peers later
-(``offer``), while the lane's leader takes in what has come (``hear``, ``take``, ``obey``).
+Each ``turn`` is one uninterrupted piece of a thread's work, with a lock or alone: an event goes in, and messages are
+returned. The product's threads can be interleaved between turns: one enters a collective (``act``) and offers it to its
+peers later (``offer``), while the lane's leader processes arrivals (``hear``, ``take``, ``obey``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workbench.peers.program import BIG, GIVE, JOIN, REFUSE, WAIT, Program, Prog
 OVER, LEFT = "over", "left"
 """Ends of a rank: its generation has ended, or it has left in good order.
 
-It is ``early`` if the others have not been told yet what it refused: they may need it, and it is gone.
+It is ``early`` if the others do not know yet what it refused: they may need it, and it has left.
 """
 
 TO_PEERS, TO_CONTROLLER, TO_MEETING = "peers", "controller", "meeting"
@@ -33,13 +33,13 @@ Event: TypeAlias = tuple[Hashable, ...]
 
 BIG_ELEMENTS, TAG_BYTES = 100, 4
 MOST_OCCURRENCES = 40
-"""Most occurrences of a name in an epoch: a byte of the tag tells which it is."""
+"""Most occurrences of a name in an epoch: a byte of the tag is the number of the occurrence."""
 
 
 @final
 @dataclass
 class SimulatedCall:
-    """Collective in flight; ``tag`` tells its contribution from all others."""
+    """Collective in flight; ``tag`` identifies its contribution."""
 
     announcement: Announcement
     step: ProgramStep
@@ -51,7 +51,7 @@ class SimulatedCall:
 
 @final
 class View(NamedTuple):
-    """Possible turns of a rank: ``act`` goes on with its program, ``offers`` are what its threads have begun."""
+    """Possible turns of a rank: ``act`` continues its program, ``offers`` are calls that its threads have begun."""
 
     act: bool
     at: int
@@ -67,7 +67,7 @@ class View(NamedTuple):
 
 @final
 class Rank:
-    """Rank in one generation. ``outcomes`` are by epoch (joins that all have come back from), name and occurrence."""
+    """Rank in one generation. ``outcomes`` are by epoch (number of complete joins), name and occurrence."""
 
     def __init__(self, rank: int, size: int, generation: int, program: Program, capacity: int) -> None:
         self.rank, self.size, self.generation, self.program = rank, size, generation, program
@@ -181,7 +181,7 @@ class Rank:
             pending.to_announce = False
 
     def give(self, announcement: Announcement) -> bool:
-        """Contribute as the product's ``Peers`` does."""
+        """Contribute like the product's ``Peers``."""
         grant = self.peer.find(announcement.key)
         if grant is None:
             return False
@@ -189,11 +189,11 @@ class Rank:
         return True
 
     def withdraw(self, key: Key) -> None:
-        """Withdraw as the product's ``Peers`` does."""
+        """Withdraw like the product's ``Peers``."""
         self.peer.withdraw(key)
 
     def leave(self) -> None:
-        """Leave as the product's ``Peers`` does."""
+        """Leave like the product's ``Peers``."""
         self.peer.leave()
 
     # -- what its leader does -----------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Rank:
                 self._announce(self._entry(pending), pending)
 
     def _execute(self) -> None:
-        """Execute orders, up to one for which the ranks must meet."""
+        """Execute orders, up to the first for which the ranks must meet."""
         while self.orders and not self.meeting:
             order = self.orders[0]
             if order.direct and not self.is_connected:
@@ -243,7 +243,7 @@ class Rank:
         self.said.append((TO_MEETING, where + b"|" + tags))
 
     def _on_part(self, tags: tuple[bytes, ...]) -> None:
-        """Go on from a meeting to which all have come."""
+        """Continue after a meeting that all ranks have reached."""
         where, self.meeting = self.meeting, b""
         if where.startswith(b"connect"):
             self.is_connected = True
@@ -276,7 +276,7 @@ class Rank:
         self.occurrences.clear()
 
     def _check(self, pending: SimulatedCall, parts: list[bytes], i: int) -> str:
-        """Check that each part of a result is what its rank gave to this occurrence, and to no other."""
+        """Check that each part of a result was contributed to this occurrence, and to no other."""
         if pending.step.kind == JOIN:
             return "joined"
         assert len({len(part) for part in parts if part}) <= 1, f"{parts} cannot be reduced"

@@ -19,7 +19,7 @@ from workbench.peers.world import PeerMove, PeerSetup, PeerWorld
 
 @final
 class PeerSearch(NamedTuple):
-    """Result of a search. ``fault`` is the first thing that is broken, with the shortest way there."""
+    """Result of a search. ``fault`` is the first broken invariant, with the shortest path to it."""
 
     states: int
     transitions: int
@@ -58,7 +58,7 @@ def warm_up(world: PeerWorld) -> None:
 
 
 def search(setup: PeerSetup, most: int = 2_000_000) -> PeerSearch:
-    """Visit all states that can be reached; stops at the first fault."""
+    """Visit all reachable states; stops at the first fault."""
     begin = PeerWorld(setup, PeerStates())
     warm_up(begin)
     numbers = {key_of(begin): 0}
@@ -92,7 +92,7 @@ def search(setup: PeerSetup, most: int = 2_000_000) -> PeerSearch:
 
 
 def tell(fault: str, ways: list[tuple[int, PeerMove]], number: int) -> str:
-    """Describe a fault and the way to it."""
+    """Describe a fault and the path to it."""
     steps: list[str] = []
     while number > 0:
         number, action = ways[number]

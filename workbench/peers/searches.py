@@ -1,4 +1,4 @@
-"""Jobs that are searched: ``python -m workbench.peers.searches [NAME ...]`` prints what was seen.
+"""Jobs to search: ``python -m workbench.peers.searches [NAME ...]`` prints the results.
 
 The tests search ``SMALL``; ``make model`` searches ``LARGE``, too, which takes minutes.
 """
@@ -23,13 +23,13 @@ def job(
     kills: int = 0,
     again: Sequence[str] = (),
 ) -> PeerSetup:
-    """Job of programs as ``of`` reads them."""
+    """Job of programs in the notation of ``of``."""
     own, later = tuple(map(of, programs)), tuple(map(of, again))
     return PeerSetup(own, of(warm), sets, capacity, fusion_bytes, kills, later)
 
 
 BOTH = "a b a b wait"
-"""After this, ranks may reduce both names by themselves."""
+"""Warm-up after which ranks may reduce both names by themselves."""
 
 SMALL = {
     "2 ranks, nothing known": job("a b wait a b", "b a wait b a", warm=""),

@@ -3,7 +3,7 @@
     >>> simulate(seed=7).fault, simulate(seed=7) == simulate(seed=7)
     ('', True)
 
-A seed decides everything: how many ranks there are, what each does, what goes wrong, and in which order all happens.
+A seed decides everything: the number of ranks, their programs, the faults, and the order of all events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_STEPS = 20_000
 
 @final
 class PeerStory(NamedTuple):
-    """Result of a simulated job. ``outcomes`` counts how its collectives ended; ``fault`` is a broken promise."""
+    """Result of a simulated job. ``outcomes`` counts the ends of its collectives; ``fault`` is a broken promise."""
 
     seed: int
     steps: int
@@ -34,9 +34,9 @@ class PeerStory(NamedTuple):
 
 @final
 class _Author:
-    """Generator of the ranks' programs: blocks of collectives, each rank's in an order of its own, and what goes wrong.
+    """Generator of the ranks' programs: blocks of collectives, in each rank's own order, and mistakes.
 
-    Between two joins every rank comes to the same blocks, but for those that join early.
+    Between two joins every rank runs the same blocks, except ranks that join early.
     """
 
     def __init__(self, chance: random.Random, size: int, sets: Sequence[Sequence[int]]) -> None:
@@ -125,7 +125,7 @@ def simulate(seed: int) -> PeerStory:
 
 
 def _choose(actions: Sequence[PeerMove], weights: dict[str, float], chance: random.Random) -> PeerMove:
-    """Draw the next action; by the weights, some kinds come early or late throughout a job."""
+    """Draw the next action; the weights make some kinds early or late throughout a job."""
     return chance.choices(actions, [weights.get(action.kind, 1.0) for action in actions])[0]
 
 

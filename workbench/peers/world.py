@@ -1,10 +1,10 @@
-"""World of the model: a job's ranks, its controller, and the messages on their way between each two, in order.
+"""World of the model: a job's ranks, its controller, and the ordered messages under way between each two of them.
 
     world = PeerWorld(setup, machines)
     for action in world.enabled(): ...
     world.do(action)                                    # one atomic step; raises AssertionError if something is broken
 
-The driver chooses the order: ``search`` tries all, ``simulation`` draws lots.
+The driver chooses the order: ``search`` tries all orders, ``simulation`` draws one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workbench.peers.rank import LEFT, TO_CONTROLLER, TO_PEERS, Event, Rank, Sai
 class PeerSetup:
     """Job to play: a program for each rank, and one for each in the generation after an end, if there is one.
 
-    ``warm`` is what all do before, so that names have numbers and grants; one order of events serves for that.
+    ``warm`` runs first on all ranks, so that names have numbers and grants; for it one order of events is enough.
     """
 
     programs: tuple[Program, ...]
@@ -35,7 +35,7 @@ class PeerSetup:
 
 
 class RankMachine(Protocol):
-    """Rank of a world: one that changes in place, or a page of the book that has all its states."""
+    """Rank of a world: an object that changes in place, or a page of the book that has all its states."""
 
     view: View
 
@@ -44,7 +44,7 @@ class RankMachine(Protocol):
 
 
 class ControllerMachine(Protocol):
-    """Controller of a world: one that changes in place, or a page of the book."""
+    """Controller of a world: an object that changes in place, or a page of the book."""
 
     undecided: bool
     may_expire: bool
@@ -57,14 +57,14 @@ class Machines(Protocol):
     """Factory of the ranks and the controller of a world."""
 
     def rank(self, rank: Rank) -> RankMachine:
-        """Machine of a rank that begins in this state."""
+        """Machine of a rank with this initial state."""
 
     def controller(self, controller: Coordinator) -> ControllerMachine:
-        """Machine of a controller that begins in this state."""
+        """Machine of a controller with this initial state."""
 
 
 class PeerMove(NamedTuple):
-    """Action that can come next: its kind, at which rank, and with which other rank or name."""
+    """Possible next action: its kind, the rank, and another rank or a name."""
 
     kind: str
     rank: int = -1
@@ -98,7 +98,7 @@ class PeerWorld:
         self.kills = setup.kills
 
     def copy(self) -> PeerWorld:
-        """Copy of this world, which can go another way."""
+        """Copy of this world, which can develop differently."""
         other = object.__new__(PeerWorld)
         other.__dict__.update(self.__dict__)
         for name in ("ranks", "wires", "ups", "downs", "met", "generations", "waits"):
@@ -108,7 +108,7 @@ class PeerWorld:
     # -- what can happen ----------------------------------------------------------------------------------------------
 
     def enabled(self) -> list[PeerMove]:
-        """List the actions that can come next. Time passes only when nothing else can happen."""
+        """List the possible next actions. Time passes only when nothing else can happen."""
         actions = [PeerMove("up", rank) for rank, queue in enumerate(self.ups) if queue]
         if self.controller.undecided:
             actions.append(PeerMove("decide"))
@@ -125,7 +125,7 @@ class PeerWorld:
         if self.waits[rank]:
             return actions
         if view.end:
-            # Not where a rank has left after a refusal, and the others lost it: that one will not come back.
+            # Not if a rank has left after a refusal, and the others lost it: that rank does not reconnect.
             goes_on = self._goes_on(rank) and self.kills < self.setup.kills
             return [*actions, PeerMove("rejoin", rank)] if goes_on else actions
         if view.act:
@@ -161,7 +161,7 @@ class PeerWorld:
         return bool(self.setup.again) and self.generations[rank] == 1
 
     def members(self, where: bytes) -> tuple[int, ...]:
-        """Ranks that meet there: all for a connection, else those of the process set."""
+        """Ranks that meet there: all for a connection, else the members of the process set."""
         kind, _, numbers = where.partition(b" ")
         process_set = 0 if kind == b"connect" else int(numbers.split(b".")[1])
         return self.setup.sets[process_set - 1] if process_set else tuple(range(self.size))
@@ -170,7 +170,7 @@ class PeerWorld:
         return {rank for rank, _ in self.met.get(where, ())}.issuperset(self.members(where))
 
     def _is_hopeless(self, where: bytes) -> bool:
-        """True if a rank that would have to come is gone."""
+        """True if a rank that must take part is dead, has ended, or is in a later generation."""
         missing = set(self.members(where)) - {rank for rank, _ in self.met.get(where, ())}
         generation = int(where.partition(b" ")[2].split(b".")[0])
         return any(
@@ -248,13 +248,13 @@ class PeerWorld:
         self._part(rank, word)
 
     def _part(self, rank: int, word: bytes) -> None:
-        """Tell the controller why a rank goes, and end its connections."""
+        """Tell the controller why a rank leaves, and close its connections."""
         self.ups[rank] = (*self.ups[rank], word)
         for other in self._others(rank):
             self.wires[rank, other] = (*self.wires[rank, other], GONE)
 
     def _bury(self, rank: int, *, is_dead: bool) -> None:
-        """Replace a process that has died where there is another generation; else it stays dead."""
+        """Replace a dead process if there is another generation; else it stays dead."""
         if is_dead and self._goes_on(rank):
             self._rejoin(rank)
         elif is_dead:
@@ -266,7 +266,7 @@ class PeerWorld:
         self.waits[rank] = True
         self.ups[rank] = (*self.ups[rank], b"hello")
         for other in self._others(rank):
-            if self.generations[other] == self.generations[rank]:  # what the others have sent has gone with the sockets
+            if self.generations[other] == self.generations[rank]:  # what the others have sent is lost with the sockets
                 self.wires[other, rank] = self.wires[rank, other] = ()
             else:
                 self.wires[other, rank] = ()

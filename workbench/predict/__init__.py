@@ -1,1 +1,1 @@
-"""Simulated steps beside the formulas of ``farandole predict``."""
+"""Simulated steps, compared with the formulas of ``farandole predict``."""

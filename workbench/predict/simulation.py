@@ -1,11 +1,11 @@
-"""A step of training on up to 27,360 ranks in virtual time, message by message, beside the formulas for it.
+"""A step of training on up to 27,360 ranks in virtual time, message by message, compared with the formulas for it.
 
     python -m workbench.predict.simulation          # a table of both
 
-Every rank computes for a random time and gives its buckets one after the other. Each bucket goes around a ring in its
-host, is reduced between hosts, in a ring or by halving and doubling, and goes around the host again: a message begins
-when both sides are there. The control plane is a queue at the coordinator, or at each node of a tree. No formula of
-``farandole.predict.costs`` is used but to compare.
+Every rank computes for a random time and offers its buckets one after the other. Each bucket goes around a ring in its
+host, is reduced between hosts, in a ring or by halving and doubling, and goes around the host again: a message starts
+when both sides are ready. The control plane is a queue at the coordinator, or at each node of a tree. Formulas of
+``farandole.predict.costs`` are used only for comparison.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Times: TypeAlias = npt.NDArray[np.float64]
 @final
 @dataclass(frozen=True)
 class SimulatedStep:
-    """Step of ``hosts`` with ``per_host`` ranks; ``sigma``: share of compute; ``radix`` 0: a flat coordinator."""
+    """Step of ``hosts`` with ``per_host`` ranks; ``sigma`` is a share of compute; ``radix`` 0: a flat coordinator."""
 
     hosts: int
     per_host: int = 6
@@ -63,7 +63,7 @@ class SimulatedStep:
         return float(max(free.max(), compute.max())) + decided - float(compute.max())
 
     def _reduced(self, ready: Times, nbytes: float) -> Times:
-        """Time at which each rank has the sum, from when it has given its own."""
+        """Time at which each rank has the sum, from the times at which ranks have contributed."""
         g, n = self.per_host, self.hosts
         hop = self.inside.alpha_s + nbytes / g * self.inside.beta_s
         for _ in range(g - 1):
@@ -96,7 +96,7 @@ class SimulatedStep:
         return float(ready[0])
 
     def formula(self) -> float:
-        """The same by the formulas."""
+        """The same time by the formulas."""
         exchange, bucket = costs.ring if self.is_ring else costs.halving_doubling, self.nbytes / self.buckets
         comm = costs.ring(bucket, self.per_host, self.inside) + exchange(bucket, self.hosts, self.between)
         comm *= self.buckets
@@ -112,7 +112,7 @@ class SimulatedStep:
 
 
 def main() -> None:
-    """Print both for some numbers of hosts."""
+    """Print both times for some numbers of hosts."""
     for hosts in (1, 2, 16, 170, 1024, 4560):
         for step in (SimulatedStep(hosts), SimulatedStep(hosts, overlaps=False), SimulatedStep(hosts, radix=0)):
             seen, said = step.simulated(), step.formula()

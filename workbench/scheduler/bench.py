@@ -1,4 +1,4 @@
-"""A scheduler on the bench: calls with their answers, and looks until something is so."""
+"""Test bench of a scheduler: calls with their answers, and looks until a condition holds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from farandole.launch.leases.scheduler import Answer, CallDone, JobPhase, JobVie
 from workbench.scheduler.under_test import SchedulerUnderTest
 
 LONGEST_S = 60.0
-"""Time for an answer, and for something to be seen; by the clock of the scheduler under test."""
+"""Time for an answer, and for a condition; by the clock of the scheduler under test."""
 
 
 @final
 class SchedulerBench:
-    """One scheduler under test. Raises ``AssertionError`` for what is wrong."""
+    """One scheduler under test. Raises ``AssertionError`` for wrong answers."""
 
     def __init__(self, under_test: SchedulerUnderTest, scheduler: Scheduler) -> None:
         self.under_test, self.scheduler = under_test, scheduler
@@ -58,7 +58,7 @@ class SchedulerBench:
         return array
 
     def done(self, call: str, job: str, *arguments: int) -> None:
-        """Make a call that must be done."""
+        """Make a call that must succeed."""
         getattr(self.scheduler, call)(job, *arguments)
         answer = self.answer()
         assert answer == CallDone(call, job), f"{call} of {job}: {answer}"
@@ -72,7 +72,7 @@ class SchedulerBench:
         return answer.jobs
 
     def until(self, array: str, condition: Callable[[Mapping[int, JobView]], bool], what: str) -> Mapping[int, JobView]:
-        """Look again and again until a condition holds; returns the jobs of that look."""
+        """Look repeatedly until a condition holds; returns the jobs of the last look."""
         until_s = self.under_test.now() + LONGEST_S
         while not condition(jobs := self.look(array)):
             assert self.under_test.now() < until_s, f"not seen in {LONGEST_S:g} s: {what}; the jobs are {jobs}"

@@ -1,4 +1,4 @@
-"""Cluster in virtual time, with nodes, a queue, users and an administrator; nothing happens unless time passes.
+"""Cluster in virtual time, with nodes, a queue, users and an administrator; nothing happens unless time advances.
 
     >>> cluster = FakeCluster(nodes=2)
     >>> array = cluster.submit("#SBATCH --nodes=1", 3, "b1946ac9")
@@ -28,7 +28,7 @@ _PLACED = (*_ACTIVE, JobPhase.ENDING)
 
 
 class FakeRefusedError(Exception):
-    """Raised for what a user may not do; the text is what the scheduler says."""
+    """Raised for forbidden calls; the text is the scheduler's message."""
 
 
 @final
@@ -52,10 +52,10 @@ class _Job:
 class FakeCluster:
     """Nodes ``node1``, ``node2``... and their queue; fields may be changed at any time.
 
-    ``start_s`` passes between the release of a job and its start on an idle node, ``ending_s`` between its end and that
-    of what Slurm does after it. ``most_jobs`` is what a user may have submitted. ``refusals`` are the words with which
-    calls are refused, by name: ``{"submit": "Access/permission denied"}``. One that ``is_away`` does nothing, one that
-    ``is_hanging`` does what it is asked for, and neither answers.
+    ``start_s`` passes between the release of a job and its start on an idle node, ``ending_s`` between its end and the
+    end of Slurm's work after it. ``most_jobs`` limits the submitted jobs of a user. ``refusals`` are the messages of
+    refused calls, by name: ``{"submit": "Access/permission denied"}``. A cluster that ``is_away`` executes nothing, one
+    that ``is_hanging`` executes calls, and neither answers.
     """
 
     nodes: int = 2
@@ -76,7 +76,7 @@ class FakeCluster:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and all that happens in it."""
+        """Advance the time, with all events in it."""
         until_s = self.now_s + seconds
         self._start_jobs()
         while self._events and self._events[0][0] <= until_s:
@@ -86,13 +86,13 @@ class FakeCluster:
         self.now_s = until_s
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Call ``action`` when it is that time."""
+        """Call ``action`` at that time."""
         heapq.heappush(self._events, (max(time_s, self.now_s), next(self._orders), action))
 
     # -- users --------------------------------------------------------------------------------------------------------
 
     def submit(self, script: str, count: int, nonce: str) -> str:
-        """Submit held jobs; returns the number of their array. Of the script, nodes, time and partition count."""
+        """Submit held jobs; returns the number of their array. Only nodes, time and partition of the script count."""
         self._check("submit")
         partition = _option(script, "partition") or self.partitions[0]
         if partition not in self.partitions:
@@ -106,7 +106,7 @@ class FakeCluster:
         return array
 
     def find(self, nonce: str) -> str:
-        """The number of the array with a nonce, as long as one of its jobs is there; "" if there is none."""
+        """The number of the array with a nonce, while one of its jobs exists; "" if there is none."""
         self._check("find")
         found = (job.number for job in self._jobs.values() if job.nonce == nonce and job.phase is not JobPhase.GONE)
         return next(found, "").partition("_")[0]
@@ -123,7 +123,7 @@ class FakeCluster:
         }
 
     def drained(self, nodes: Collection[str]) -> dict[str, str]:
-        """Nodes among these that are being drained, and why."""
+        """Nodes among these that are being drained, and the reasons."""
         self._check("look_at_nodes")
         return {node: reason for node, reason in self._drained.items() if node in nodes}
 
@@ -138,7 +138,7 @@ class FakeCluster:
             self.at(found.eligible_s, lambda: None)
 
     def cancel(self, job: str) -> None:
-        """Cancel a job, or all of an array; those that run end within ``ending_s``."""
+        """Cancel a job, or all jobs of an array; running jobs end within ``ending_s``."""
         self._check("cancel")
         for found in [each for each in self._jobs.values() if job in (each.number, each.number.partition("_")[0])]:
             if found.phase in _ACTIVE:
@@ -147,7 +147,7 @@ class FakeCluster:
                 found.phase = JobPhase.GONE
 
     def set_limit(self, job: str, minutes: int) -> None:
-        """Set the time limit of a job; of one that runs it can only be lowered."""
+        """Set the time limit of a job; of a running job it can only be lowered."""
         self._check("set_limit")
         found = self._present(job)
         if found.phase in _PLACED:
@@ -157,7 +157,7 @@ class FakeCluster:
         found.minutes = minutes
 
     def set_nice(self, job: str, nice: int) -> None:
-        """Lower the priority of a job that waits."""
+        """Lower the priority of a waiting job."""
         self._check("set_nice")
         found = self._present(job)
         if found.phase in (JobPhase.HELD, JobPhase.BARRED):
@@ -167,7 +167,7 @@ class FakeCluster:
     # -- the administrator, and jobs themselves -----------------------------------------------------------------------
 
     def bar(self, job: str) -> None:
-        """Hold a job that waits, so that its user cannot release it."""
+        """Hold a waiting job, so that its user cannot release it."""
         found = self._present(job)
         if found.phase in (JobPhase.HELD, JobPhase.PENDING):
             found.phase = JobPhase.BARRED
@@ -181,7 +181,7 @@ class FakeCluster:
         self._limit(self._present(job), self.now_s + grace_s)
 
     def suspend(self, job: str) -> None:
-        """Stop a job; its time goes on."""
+        """Stop a job; its time limit goes on."""
         self._present(job).phase = JobPhase.SUSPENDED
 
     def resume(self, job: str) -> None:
@@ -189,7 +189,7 @@ class FakeCluster:
         self._present(job).phase = JobPhase.RUNNING
 
     def drain(self, node: str, reason: str = "") -> None:
-        """Start no more jobs on a node, until ``undrain``; those that run there go on."""
+        """Start no more jobs on a node, until ``undrain``; running jobs go on."""
         self._drained[node] = reason
 
     def undrain(self, node: str) -> None:
@@ -206,7 +206,7 @@ class FakeCluster:
         self._start_jobs()
 
     def occupy(self, nodes: int, minutes: int) -> str:
-        """Submit a job of another user; returns its number. It starts as others do."""
+        """Submit a job of another user, which starts like others; returns its number."""
         array = str(next(self._numbers))
         job = _Job(f"{array}_0", "", nodes, minutes, JobPhase.PENDING, 0, next(self._orders), self.now_s)
         self._jobs[job.number] = job
@@ -257,7 +257,7 @@ class FakeCluster:
         self.at(self.now_s + self.ending_s, leave)
 
     def _estimates(self) -> Iterator[tuple[str, float]]:
-        """Pending jobs, and the time at which each starts if all others take the time that they may."""
+        """Pending jobs, and the time at which each starts if all others use their whole time limits."""
         usable = self._usable()
         free = dict.fromkeys(usable, self.now_s)
         for job in self._jobs.values():

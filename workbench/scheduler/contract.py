@@ -1,4 +1,4 @@
-"""The contract of ``Scheduler``, as one suite to run over any implementation.
+"""Contract of ``Scheduler``, as one suite for any implementation.
 
     class MyUnderTest(SchedulerUnderTest): ...
 
@@ -30,13 +30,13 @@ from workbench.scheduler.under_test import SchedulerUnderTest
 Case: TypeAlias = Callable[[SchedulerBench], None]
 
 PATIENCE_S = 20.0
-"""Patience of the scheduler in cases in which nothing is slow."""
+"""Patience of the scheduler in cases without slow calls."""
 SHORT_S = 2.0
-"""Patience in those in which it is."""
+"""Patience in cases with slow calls."""
 
 
 def run_contract(under_test: SchedulerUnderTest, cases: Mapping[str, Case] | None = None) -> dict[str, str]:
-    """Run ``cases`` (default: all); the result maps each to what is wrong ("" for nothing)."""
+    """Run ``cases`` (default: all); the result maps each to its error ("" for none)."""
     return {name: _run(under_test, case) for name, case in (CASES if cases is None else cases).items()}
 
 
@@ -44,7 +44,7 @@ def _run(under_test: SchedulerUnderTest, case: Case) -> str:
     scheduler = under_test.scheduler(SHORT_S if case in _SLOW else PATIENCE_S)
     try:
         case(SchedulerBench(under_test, scheduler))
-    except Exception:  # also what the scheduler raises is a finding
+    except Exception:  # exceptions of the scheduler are findings, too
         return traceback.format_exc()
     finally:
         scheduler.close()
@@ -53,14 +53,14 @@ def _run(under_test: SchedulerUnderTest, case: Case) -> str:
 
 
 def submitted_jobs_are_held(bench: SchedulerBench) -> None:
-    """Submitted jobs are all there, by index, and none of them runs before it is started."""
+    """Submitted jobs all exist, by index, and none of them runs before it is started."""
     array = bench.submitted(4)
     assert phases(bench.look(array)) == dict.fromkeys(range(4), JobPhase.HELD)
     bench.stays(f"{array}_3", JobPhase.HELD)
 
 
 def a_started_job_runs(bench: SchedulerBench) -> None:
-    """A started job runs on a node until a time that is known, and no other does."""
+    """A started job runs on a node until a known time, and no other job runs."""
     array = bench.submitted(3, minutes=7)
     bench.done("start", f"{array}_1")
     view = bench.until(array, lambda jobs: phases(jobs)[1] is JobPhase.RUNNING, "a started job runs")[1]
@@ -70,7 +70,7 @@ def a_started_job_runs(bench: SchedulerBench) -> None:
 
 
 def a_started_job_waits_for_a_node(bench: SchedulerBench) -> None:
-    """A started job for which there is no node is pending, for a reason, and runs when another has ended."""
+    """A started job without a free node is pending, with a reason, and runs when another job has ended."""
     nodes = bench.under_test.nodes
     array = bench.submitted(nodes + 1)
     for index in range(nodes + 1):
@@ -95,7 +95,7 @@ def _reasons(jobs: Mapping[int, object]) -> bool:
 
 
 def cancelled_jobs_are_gone(bench: SchedulerBench) -> None:
-    """Jobs are cancelled wherever they are; to cancel one that is gone is no mistake."""
+    """Jobs are cancelled in any phase; to cancel a job that no longer exists is no error."""
     nodes = bench.under_test.nodes
     array = bench.submitted(nodes + 3)
     for index in range(nodes + 1):
@@ -111,7 +111,7 @@ def cancelled_jobs_are_gone(bench: SchedulerBench) -> None:
 
 
 def what_is_not_there_is_gone(bench: SchedulerBench) -> None:
-    """A look at an array that is not known shows no job, and is no error; nor is it one to cancel a job of it."""
+    """A look at an unknown array shows no job, and is no error; neither is cancelling one of its jobs."""
     assert phases(bench.look("999999")) == {}
     bench.done("cancel", "999999_1")
     bench.scheduler.start("999999_1")
@@ -121,7 +121,7 @@ def what_is_not_there_is_gone(bench: SchedulerBench) -> None:
 
 
 def an_array_is_found_by_its_nonce(bench: SchedulerBench) -> None:
-    """``find`` knows an array by its nonce, held, pending or running, and none by another one."""
+    """``find`` finds an array by its nonce, held, pending or running, and none by another nonce."""
     nonces = [secrets.token_hex(4) for _ in range(3)]
     arrays = []
     for nonce in nonces[:2]:
@@ -138,7 +138,7 @@ def an_array_is_found_by_its_nonce(bench: SchedulerBench) -> None:
 
 
 def a_time_limit_is_set(bench: SchedulerBench) -> None:
-    """A time limit is set of a held job, which stays held, and lowered of one that runs, which then ends earlier."""
+    """A time limit is set of a held job, which stays held, and lowered of a running job, which then ends earlier."""
     array = bench.submitted(2, minutes=30)
     bench.done("set_limit", f"{array}_0", 20)
     bench.stays(f"{array}_0", JobPhase.HELD)
@@ -155,7 +155,7 @@ def a_time_limit_is_set(bench: SchedulerBench) -> None:
 
 
 def a_nice_value_releases_nothing(bench: SchedulerBench) -> None:
-    """The priority of a job that waits can be lowered; a held one stays held, whether that is refused or done."""
+    """The priority of a waiting job can be lowered; a held job stays held, whether the call is refused or done."""
     nodes = bench.under_test.nodes
     array = bench.submitted(nodes + 2)
     bench.scheduler.set_nice(f"{array}_{nodes + 1}", 100)
@@ -171,7 +171,7 @@ def a_nice_value_releases_nothing(bench: SchedulerBench) -> None:
 
 
 def what_an_administrator_holds_stays_so(bench: SchedulerBench) -> None:
-    """A job that an administrator holds is barred, and nothing that its user can ask for releases it."""
+    """A job that an administrator holds is barred, and no call of its user releases it."""
     array = bench.submitted(2)
     job = f"{array}_1"
     bench.under_test.bar(job)
@@ -189,7 +189,7 @@ def what_an_administrator_holds_stays_so(bench: SchedulerBench) -> None:
 
 
 def drained_nodes_are_told(bench: SchedulerBench) -> None:
-    """A node that is being drained is told with the reason, also while a job runs there; no other is, nor later."""
+    """A node that is being drained is reported with the reason, even with a job on it; no other is, nor later."""
     array = bench.started(1)
     (node,) = bench.look(array)[0].nodes
     assert _drained(bench, node) == {}
@@ -212,7 +212,7 @@ def _drained(bench: SchedulerBench, *nodes: str) -> Mapping[str, str]:
 
 
 def refused_submissions_are_told(bench: SchedulerBench) -> None:
-    """A refusal comes with the scheduler's words, and nothing was submitted; the next call is answered."""
+    """A refusal has the scheduler's message, and nothing is submitted; the next call is answered."""
     _is_refused(bench, bench.under_test.impossible_script())
     array = bench.submitted(1)
     bench.under_test.close_queue()
@@ -238,7 +238,7 @@ def _is_refused(bench: SchedulerBench, script: str) -> None:
 
 
 def calls_are_answered_in_their_order(bench: SchedulerBench) -> None:
-    """Each call has one answer, and they come in the order of the calls, without another being waited for."""
+    """Each call has one answer, in the order of the calls, without a wait for another call."""
     array = bench.submitted(2)
     first, second = f"{array}_0", f"{array}_1"
     bench.scheduler.look(array)
@@ -262,7 +262,7 @@ def calls_are_answered_in_their_order(bench: SchedulerBench) -> None:
 
 
 def a_scheduler_that_is_away_says_nothing_of_jobs(bench: SchedulerBench) -> None:
-    """Calls are unanswered while it is away, also looks: no job is taken for gone. Then it answers as before."""
+    """Calls are unanswered while it is away, also looks: no job counts as gone. Then it answers as before."""
     array = bench.submitted(2)
     nonce = secrets.token_hex(4)
     bench.under_test.go_away()
@@ -283,7 +283,7 @@ def a_scheduler_that_is_away_says_nothing_of_jobs(bench: SchedulerBench) -> None
 
 
 def an_unanswered_submission_is_found(bench: SchedulerBench) -> None:
-    """A scheduler that takes too long is given up at the deadline; what it has done nevertheless is found."""
+    """A call that takes too long is given up at the deadline; ``find`` finds what it did nevertheless."""
     nonce = secrets.token_hex(4)
     bench.under_test.hang()
     try:
@@ -319,7 +319,7 @@ def _is_unanswered(bench: SchedulerBench, call: Callable[[], None], of: tuple[st
 
 
 def closing_leaves_nothing(bench: SchedulerBench) -> None:
-    """A scheduler leaves no process, thread or descriptor, whatever it is at; it may be closed again."""
+    """A scheduler leaves no process, thread or descriptor, in any state; it may be closed again."""
     array = bench.submitted(1)
     with no_leaks(SHORT_S):
         for calls in (0, 1, 3):

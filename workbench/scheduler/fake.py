@@ -1,4 +1,4 @@
-"""Scheduler of a ``FakeCluster``, for tests of what uses schedulers: no processes, and no time but the cluster's.
+"""Scheduler of a ``FakeCluster``, for tests of code that uses schedulers: no processes, and only the cluster's time.
 
 >>> cluster = FakeCluster(nodes=2)
 >>> scheduler = FakeScheduler(cluster, delay_s=0.1)
@@ -43,7 +43,7 @@ class _Asked(NamedTuple):
 class FakeScheduler(Scheduler):
     """Scheduler whose calls take ``delay_s`` of the cluster's time each, one after the other.
 
-    A call is given up after ``patience_s`` where the cluster is away or hanging when it begins.
+    A call is given up after ``patience_s`` if the cluster is away or hanging when the call begins.
     """
 
     holds = True
@@ -89,7 +89,7 @@ class FakeScheduler(Scheduler):
         self._do("set_nice", job, lambda: self._cluster.set_nice(job, nice))
 
     def answers(self) -> list[Answer]:
-        """Answers that have come since, in the order of their calls."""
+        """New answers, in the order of their calls."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         answers, self._answers = self._answers, []
@@ -106,7 +106,7 @@ class FakeScheduler(Scheduler):
         return self._cluster.now_s if self._answers else self._due_s
 
     def close(self) -> None:
-        """Forget all calls."""
+        """Drop all calls."""
         self._waiting.clear()
         self._due_s = None
         if self._bell >= 0:
@@ -126,12 +126,12 @@ class FakeScheduler(Scheduler):
             self._begin()
 
     def _begin(self) -> None:
-        """Begin the calls that wait, until one takes time."""
+        """Start the waiting calls, until one takes time."""
         while self._waiting and self._due_s is None:
             asked = self._waiting.popleft()
             if self._cluster.is_away or self._cluster.is_hanging:
                 if not self._cluster.is_away:
-                    _answer(asked)  # and tell nobody
+                    _answer(asked)  # without an answer
                 self._wait(self._patience_s, partial(self._give_up, asked))
             elif self._delay_s:
                 self._wait(self._delay_s, partial(_answer, asked))
@@ -145,7 +145,7 @@ class FakeScheduler(Scheduler):
         due_s = self._due_s = self._cluster.now_s + seconds
 
         def come() -> None:
-            if self._due_s == due_s:  # it has not been closed
+            if self._due_s == due_s:  # not closed meanwhile
                 self._due_s = None
                 self._take(answer())
                 self._begin()

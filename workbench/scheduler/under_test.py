@@ -1,4 +1,4 @@
-"""Hands of everybody around a scheduler under test: of its user, its administrator, and of time."""
+"""Interface between a scheduler and the contract: actions of its user and its administrator, and time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class SchedulerUnderTest(ABC):
 
     @abstractmethod
     def scheduler(self, patience_s: float) -> Scheduler:
-        """Make a scheduler that gives a call up after ``patience_s``; it is closed by who asked for it."""
+        """Make a scheduler that gives up a call after ``patience_s``; the caller closes it."""
 
     @abstractmethod
     def script(self, minutes: int) -> str:
-        """A script of a job which takes a whole node, and runs until its time limit."""
+        """A script of a job that takes a whole node, and runs until its time limit."""
 
     @abstractmethod
     def impossible_script(self) -> str:
-        """A script that is always refused: of a partition which does not exist."""
+        """A script that is always refused, because its partition does not exist."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -39,7 +39,7 @@ class SchedulerUnderTest(ABC):
 
     @abstractmethod
     def close_queue(self) -> None:
-        """Refuse to submit jobs; those that are submitted can be started."""
+        """Refuse new submissions; submitted jobs can still be started."""
 
     @abstractmethod
     def open_queue(self) -> None:
@@ -47,7 +47,7 @@ class SchedulerUnderTest(ABC):
 
     @abstractmethod
     def drain(self, node: str, reason: str) -> None:
-        """Have no more jobs start on a node; those that run there go on."""
+        """Start no more jobs on a node; running jobs go on."""
 
     @abstractmethod
     def undrain(self, node: str) -> None:
@@ -57,11 +57,11 @@ class SchedulerUnderTest(ABC):
 
     @abstractmethod
     def go_away(self) -> None:
-        """End the scheduler's process: nothing that is asked for is done."""
+        """End the scheduler's process: no call is executed."""
 
     @abstractmethod
     def hang(self) -> None:
-        """Let the scheduler take calls, and answer none; it does what they ask for, now or after ``come_back``."""
+        """Let the scheduler accept calls without answers; it executes them, now or after ``come_back``."""
 
     @abstractmethod
     def come_back(self) -> None:
@@ -75,8 +75,8 @@ class SchedulerUnderTest(ABC):
 
     @abstractmethod
     def wait(self, scheduler: Scheduler) -> None:
-        """Wait until a descriptor of the scheduler is readable, or its deadline has come."""
+        """Wait until a descriptor of the scheduler is readable, or its deadline has passed."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Let a moment pass between two looks."""
+        """Let some time pass between two looks."""

@@ -1,11 +1,11 @@
 """``python -m workbench.stress``: play loops under load until the time is up, or one fails."""
 
-# Processes: this one starts the burners and then one loop after the other, and has no threads. The processes of a loop
-# are all prepared by ``site/sitecustomize.py`` on their ``PYTHONPATH``: they stall, and answer two signals (see
-# ``process``).
+# Processes: this one starts the burners and then one loop after the other, and has no threads. The file
+# ``site/sitecustomize.py`` on their ``PYTHONPATH`` prepares all processes of a loop: they stall, and handle two signals
+# (see ``process``).
 #
-# A loop that does not end in time is a finding, and its processes are the evidence: they are asked where they are, and
-# answer into the loop's folder, before they are killed.
+# A loop that does not end in time is a finding, and its processes are the evidence: they write their stacks and lanes
+# into the loop's folder on request, before they are killed.
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ STALLS = Stalls(0, share=0.02, longest_s=0.02)
 LONGEST_OUTPUT = 20_000
 
 ANSWER_S = 3.0
-"""Time that processes that hang have to say where they are."""
+"""Time that hanging processes have to write their stacks and lanes."""
 
 Command: TypeAlias = Callable[[random.Random], Sequence[str]]
 
 
 class StressLoop(NamedTuple):
-    """Command that is run again and again; ``deadline_s`` is far beyond what it takes under load."""
+    """Command that is run repeatedly; ``deadline_s`` is far beyond its time under load."""
 
     title: str
     command: Command
@@ -92,7 +92,7 @@ LOOPS = (
 
 
 def main() -> None:
-    """Do what the command line says; exit status 1 if something went wrong."""
+    """Run the command line; exit status 1 if something failed."""
     parser = argparse.ArgumentParser(prog="python -m workbench.stress", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1800.0, help="how long (default: 1800)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of loops, traffic and stalls")
@@ -101,7 +101,7 @@ def main() -> None:
     loops = [loop for loop in LOOPS if asked.only in loop.title]
     if not loops:
         parser.error(f"--only {asked.only}: the loops are {', '.join(dict.fromkeys(loop.title for loop in LOOPS))}")
-    # Else what it has started would go on: SystemExit runs ``finally`` in ``Play.run`` and ends the burners.
+    # SystemExit runs ``finally`` in ``Play.run`` and ends the burners; otherwise these processes would go on.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     print(f"seed {asked.seed}, {asked.seconds:g} s", flush=True)
     with burners():
@@ -137,9 +137,9 @@ class Play:
         self._told = {VARIABLE: STALLS.text(seed), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def run(self) -> str:
-        """Run the loop; returns what went wrong, with the command that repeats it, or ""."""
+        """Run the loop; returns the error, with the command that repeats it, or ""."""
         environment = {**os.environ, **self._told, FOLDER: str(self._folder)}
-        # A file and no pipe: nobody reads while the loop runs, and a full pipe would make it hang.
+        # A file and no pipe: no process reads while the loop runs, and a full pipe would block the loop.
         with open(self._folder / "output", "w+b") as output:
             process = subprocess.Popen(
                 self._command,
@@ -164,8 +164,8 @@ class Play:
             return f"{why}\n{output.read()[-20_000:].decode(errors='replace')}\n{where}\nagain, under load: {again}"
 
     def _ask(self, root: int) -> str:
-        """Ask for stacks and lanes of all processes that ``root`` has started, directly or not."""
-        # Only those that have installed the handlers: these signals end a process that has none.
+        """Request stacks and lanes of all descendants of ``root``."""
+        # Only those that have installed the handlers: these signals kill a process that has none.
         asked = [pid for pid in descendants(root) if (self._folder / f"{pid}.stacks").exists()]
         for number in (LANES, STACKS):
             for pid in asked:
@@ -201,7 +201,7 @@ def descendants(pid: int) -> Iterator[int]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and its descendants, if it still runs."""
     if process.poll() is None:
-        # The whole list before the first is killed: what a dead process had started is no longer found below it.
+        # The whole list before the first kill: children of a dead process are no longer found below it.
         for pid in list(descendants(process.pid)):
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Load on every core, with gaps in which processes of idle priority come to run."""
+"""Load on every core, with gaps for processes of idle priority."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 
 BUSY_S, PAUSE_S = 0.1, 0.05
-"""Longest time that a burner is busy, and that it pauses."""
+"""Longest time that a burner is busy, and its longest pause."""
 
 
 @contextlib.contextmanager
 def burners(number: int | None = None) -> Iterator[None]:
-    """Keep ``number`` cores busy inside; all of them if it is not said how many."""
+    """Keep ``number`` cores busy during the block; default: all of them."""
     command = [sys.executable, "-S", "-c", _BURNER, str(os.getpid())]
     running = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(number or os.cpu_count() or 1)]
     try:

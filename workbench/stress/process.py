@@ -1,9 +1,9 @@
-"""A process under stress: its stalls and priority, and what it says when it is asked where it is.
+"""A process under stress: its stalls and priority, and its reports of stacks and lanes.
 
-Two signals ask, since neither tells all. ``STACKS`` is answered by ``faulthandler`` in the signal handler itself, also
-by a process that is stuck in native code with the interpreter's lock held; but it knows only stacks. ``LANES`` is
-answered in Python, for which the main thread must come back to the interpreter; but it knows the session. Both are
-real-time signals far below the one that a session takes for stacks, which is the highest that is free.
+Two signals request reports, because neither shows everything. ``faulthandler`` answers ``STACKS`` in the signal handler
+itself, even in a process that is stuck in native code with the GIL held; but it knows only stacks. ``LANES`` is
+answered in Python, for which the main thread must return to the interpreter; but it knows the session. Both are
+real-time signals far below the one that a session uses for stacks, which is the highest free one.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from types import FrameType
 from workbench.stress.stalls import VARIABLE, Stalls, install
 
 FOLDER = "STRESS_FOLDER"
-"""Variable that names the folder in which processes answer."""
+"""Variable that names the folder of the reports."""
 
 STACKS = signal.SIGRTMIN + 7
 LANES = signal.SIGRTMIN + 8
 
 IDLE_SHARE = 0.25
-"""Share of the processes that run only when nobody else wants to."""
+"""Share of the processes that run only when no other process wants to."""
 
 
 def prepare() -> None:
-    """Install stalls, priority and signal handlers as the environment says; the first thing in a process."""
+    """Install stalls, priority and signal handlers from the environment; the first call in a process."""
     install(Stalls.from_text(os.environ[VARIABLE]))
     if random.random() < IDLE_SHARE:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     folder = os.environ.get(FOLDER)
     if folder:
         file = os.open(Path(folder) / f"{os.getpid()}.stacks", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        # All threads, as any may hang; one that runs on meanwhile can end the process by a SIGSEGV here (see
-        # ``runtime.session.stacks``), which is no loss: who is asked is killed next, and what was written stays.
+        # All threads, because any may hang; a thread that runs on meanwhile can cause a SIGSEGV here (see
+        # ``runtime.session.stacks``), which is no loss: the process is killed next, and what was written stays.
         # A bare descriptor, opened now and never closed: the handler can open nothing, and a file object would be
         # closed when it is collected.
         faulthandler.register(STACKS, file, all_threads=True)
@@ -45,11 +45,11 @@ def prepare() -> None:
 
 
 def _tell(_number: int, _frame: FrameType | None) -> None:
-    """Write what each lane waits for; in the main thread, so a process that is stuck in native code says nothing."""
+    """Write what each lane waits for; runs in the main thread, so a process stuck in native code writes nothing."""
     module = sys.modules.get("farandole.runtime.session.init")
     if module is None or not module.is_initialized():
         return
-    # No lock is taken: this runs in the middle of whatever the main thread does, and that may hold any of them.
+    # No lock is taken: this interrupts the main thread anywhere, and that may hold any of them.
     session = module.current()
     inside = session._active.now() or "no planned or direct collective"
     submissions = getattr(session._lane, "_submissions", None)  # the lane of a job of one has none

@@ -1,11 +1,11 @@
-"""Random stalls where threads and processes meet: locks and conditions that Farandole makes, sockets that it uses.
+"""Random stalls where threads and processes synchronize: locks and conditions of Farandole, sockets that it uses.
 
     STRESS_STALLS=7:0.02:0.02           # seed, share of the operations that stall, longest stall in seconds
 
-A stall only ever lies between two operations that any scheduler may separate, so what goes wrong under it can go wrong
-without it. Locks are wrapped where modules of ``farandole`` make them: those of the interpreter and of libraries stay.
+A stall lies only between two operations that any scheduler may separate, so a failure under stalls can happen without
+them. Locks are wrapped if modules of ``farandole`` make them: locks of the interpreter and of libraries stay.
 
-Stalls come before and after: after a lock was taken, which makes critical sections long, and after it was given back,
+Stalls come before and after: after a lock was taken, which makes critical sections long, and after it was released,
 which lets others overtake the thread.
 """
 
@@ -28,7 +28,7 @@ VARIABLE = "STRESS_STALLS"
 
 @final
 class Stalls:
-    """Draws of who stalls, and for how long. ``Random`` is thread-safe enough: any number will do."""
+    """Draws which operations stall, and for how long. ``Random`` is thread-safe enough: any number will do."""
 
     def __init__(self, seed: int, share: float, longest_s: float) -> None:
         self._random = random.Random(seed * 1_000_003 + os.getpid())  # else all ranks would stall in step
@@ -92,7 +92,7 @@ def _before(function: Callable[..., Any], stalls: Stalls) -> Callable[..., Any]:
 
 @final
 class _Stalling:
-    """A lock or condition that stalls before and after what it does."""
+    """A lock or condition that stalls before and after its operations."""
 
     def __init__(self, inner: Any, stalls: Stalls, names: tuple[str, ...]) -> None:
         self._inner, self._stalls = inner, stalls

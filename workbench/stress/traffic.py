@@ -1,15 +1,15 @@
 """One rank of random traffic: ``farandole run -np 3 python -m workbench.stress.traffic SEED SECONDS``.
 
 Several threads reduce under names in both lanes, in process sets, small and large, known and new, some of them dropped;
-ranks join unevenly, leave and come back. All ranks draw the same plan from the seed, and every result is checked.
+ranks join unevenly, leave and return. All ranks draw the same plan from the seed, and check every result.
 """
 
-# Threads: in each round up to four reduce under names, each with names of its own, and one has the planned lane; all in
-# one session, and in whatever order the scheduler likes. Ranks agree on what is done, and not on when.
+# Threads: in each round up to four threads reduce under names of their own, and one uses the planned lane; all in one
+# session, in any order. Ranks agree on what is done, and not on when.
 #
-# So two kinds of draws are kept apart. ``_plan`` is drawn from by the main thread only, in the same order on all ranks;
-# a thread draws from a generator of its own, with a seed out of the plan. Threads that shared one would draw in the
-# order in which they run, and ranks would differ in what they do. ``_own`` is for what ranks may differ in (whether a
+# So two kinds of draws are kept apart. Only the main thread draws from ``_plan``, in the same order on all ranks; a
+# thread draws from a generator of its own, with a seed from the plan. Threads that shared a generator would draw in
+# the order in which they run, and ranks would do different things. ``_own`` is for what ranks may differ in (whether a
 # collective is driven in the background), and may be shared: each draw is one call.
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 from workbench.jobs import NumpyCalls
 
 SIZES = (1, 4, 8, 9, 300, 70_000)
-"""In elements of eight bytes: what travels from rank to rank, with the announcement, and through an engine."""
+"""In elements of eight bytes: sent from rank to rank, with the announcement, and through an engine."""
 
 
 @final
@@ -44,7 +44,7 @@ class Round:
         self._own = random.Random(plan.random() + self._rank)
 
     def run(self) -> None:
-        """Play all parts of the round, one after the other."""
+        """Play all parts of the round in sequence."""
         sets = [global_process_set, *self._make_sets()]
         self._threads(sets)
         for process_set in sets[1:]:
@@ -59,14 +59,14 @@ class Round:
         return [current().add_process_set(ranks)]
 
     def _threads(self, sets: list[ProcessSet]) -> None:
-        """Run threads that have names, sizes and a process set of their own, and one that has the planned lane."""
+        """Run threads with their own names, sizes and process set, and one thread with the planned lane."""
         plans = [(i, self._plan.choice(sets), self._plan.random()) for i in range(self._plan.randint(1, 4))]
         # A worker for each, so that all are in the session at the same time.
         with ThreadPoolExecutor(len(plans) + 1) as pool:
             done = [pool.submit(self._named, *plan) for plan in plans]
             done.append(pool.submit(self._planned, self._plan.randint(0, 12)))
             for each in done:
-                each.result()  # else what a thread raises would be lost with it
+                each.result()  # else errors of the threads would be lost
 
     def _named(self, thread: int, process_set: ProcessSet, seed: float) -> None:
         plan = random.Random(seed)
@@ -98,7 +98,7 @@ class Round:
         lane.close()
 
     def _join(self) -> None:
-        """Do more or fewer all-reduces per rank; those that have joined contribute zeros, and rank 0 joins last."""
+        """Do different numbers of all-reduces per rank; joined ranks contribute zeros, and rank 0 joins last."""
         turns = [self._plan.randint(0, 6) for _ in range(self._size)]
         turns[0] = max(turns) + 1
         do = NumpyCalls()
@@ -112,7 +112,7 @@ class Round:
 
 
 def main() -> None:
-    """Play rounds for as long as rank 0 says."""
+    """Play rounds until rank 0 ends them."""
     seed, seconds = int(sys.argv[1]), float(sys.argv[2])
     end_s = time.monotonic() + seconds
     number, goes_on = 0, np.ones(1, np.int64)
@@ -121,7 +121,7 @@ def main() -> None:
         Round(random.Random(seed * 1000 + number), number).run()
         number += 1
         goes_on[0] = time.monotonic() < end_s
-        # One clock decides: by clocks of their own, ranks would end after different rounds.
+        # One clock decides: with clocks of their own, ranks would end after different rounds.
         NumpyCalls().broadcast("goes on", goes_on, 0)
         rank = current().topology.rank
         shutdown()

@@ -1,4 +1,4 @@
-"""The rows and phases of the table of faults: what they are made of, and those on one host."""
+"""Rows and phases of the table of faults: their building blocks, and the faults on one host."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Do: TypeAlias = Callable[[TraineeJob, int], object]
 
 @final
 class FaultCase(NamedTuple):
-    """One row: ``faults`` in the workers, and what is ``done`` from outside once the first of them have happened.
+    """One row: ``faults`` in the workers, and what is ``done`` from outside after the first of them have happened.
 
-    ``harmless``: nobody may be lost, and no generation end. ``after`` is done when the others train again. ``lost``:
-    the hosts that were lost with all that ran there. ``status``: that with which the job ends, if this is the last.
-    ``quick``: among those that run with every change of the code.
+    ``harmless``: no worker may be lost, and no generation end. ``after`` runs when the others train again. ``lost``:
+    the hosts that were lost with everything on them. ``status``: exit status of the job, if this row is the last.
+    ``quick``: played with every change of the code.
     """
 
     fault: str
@@ -54,12 +54,12 @@ def again(phase: str, rank: int, quick: bool = False) -> FaultCase:
 
 
 def controller(phase: str, quick: bool = False) -> FaultCase:
-    """The controller is killed when rank 0 comes to a phase, which waits for that."""
+    """The controller is killed when rank 0 reaches a phase, in which rank 0 waits for that."""
     return FaultCase("SIGKILL of the controller", phase, [ScheduledFault(phase, 0, "call")], _controller, quick=quick)
 
 
 def controller_again(phase: str, quick: bool = False) -> FaultCase:
-    """The controller is killed while the others re-form without rank 3, and the next one at once."""
+    """The controller is killed while the others re-form without rank 3, and its successor at once."""
     faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, 0, "call", later=True)]
     return FaultCase(
         "SIGKILL of rank 3, then of two controllers", f"reduce, then {phase}", faults, _controllers, quick=quick
@@ -82,20 +82,20 @@ def other(action: str, phase: str, rank: int, name: str, quick: bool = False) ->
 
 
 def newcomer(name: str, phase: str, action: str, quick: bool = False) -> FaultCase:
-    """The worker that comes in place of a killed one fails."""
+    """The worker that replaces a killed one fails."""
     faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, NEWCOMER, action, later=True)]  # type: ignore[arg-type]
     return FaultCase(name, phase, faults, quick=quick)
 
 
 def notice(job: TraineeJob, _number: int) -> None:
-    """A worker is told to end."""
+    """A worker gets SIGTERM."""
     members = job.generation()
     os.kill(members[1].pid, signal.SIGTERM)
     job.until_whole(after=members[0].generation)
 
 
 def _wrong_key(job: TraineeJob, _number: int) -> None:
-    """A process that has all of a worker's variables but its key says hello as one."""
+    """A process with all of a worker's variables except its key connects as one."""
     pid = job.generation()[0].pid
     words = dict(line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in line)
     words = {name: "0" * len(text) if "KEY" in name else text for name, text in words.items()}
@@ -109,12 +109,12 @@ def _wrong_key(job: TraineeJob, _number: int) -> None:
 
 
 def _noise(job: TraineeJob, _number: int) -> None:
-    """Random bytes, many of them, for every port that the job listens at."""
+    """Random bytes, many of them, for every port on which the job listens."""
     ports = listening({job.process.pid, job.controller(), *(each.pid for each in job.generation())})
     assert ports, "the job listens nowhere"
     for port, size in itertools.product(ports, (1, 100, 100_000)):
         with socket.create_connection(("127.0.0.1", port), 5) as peer, contextlib.suppress(OSError):
-            peer.sendall(os.urandom(size))  # or it has hung up, which is as good
+            peer.sendall(os.urandom(size))  # or it has closed the connection, which is right, too
 
 
 ONE_HOST = (
@@ -153,7 +153,7 @@ ONE_HOST = (
     FaultCase("random bytes at every port", "any", done=_noise, harmless=True, quick=True),
     FaultCase("SIGTERM of rank 1", "any", done=notice, planned=True, quick=True),
 )
-"""On one host with four slots."""
+"""Faults on one host with four slots."""
 
 LAST = (FaultCase("exit 0 of rank 1 early", "backward", [ScheduledFault("backward", 1, "exit")], quick=True),)
-"""After this no worker comes any more."""
+"""After this fault no worker is started any more."""

@@ -41,7 +41,7 @@ COUNTED = (
     FaultCase("fewer slots than --min-np, then all again", "any", done=below_and_back, planned=True),
     more(2),
 )
-"""On one host with four slots."""
+"""Faults on one host with four slots."""
 
 LAST = (FaultCase("exit 0 of rank 1 early", "forward", [ScheduledFault("forward", 1, "exit")]),)
-"""After this no worker comes any more."""
+"""After this fault no worker is started any more."""

@@ -1,4 +1,4 @@
-"""The rows and phases of the table of faults between two hosts: hosts, agents and networks fail, and others intrude."""
+"""Rows and phases of the table of faults between two hosts: failures of hosts, agents and networks, and intruders."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def _hosts(job: TraineeJob) -> Cluster:
 
 
 def _called(phase: str) -> list[ScheduledFault]:
-    """A fault by which rank 0 waits in a phase until something was done from outside."""
+    """A fault at which rank 0 waits in a phase until the action from outside is done."""
     return [ScheduledFault(phase, 0, "call")]
 
 
 def host(what: str, undo: str, phase: str, name: str, quick: bool = False) -> FaultCase:
-    """Something happens to node2, where rank 2 is, while rank 0 is in a phase; and is undone."""
+    """Something happens to node2, the host of rank 2, while rank 0 is in a phase; and is undone."""
     return FaultCase(
         name, phase, _called(phase), _cluster(what, "node2"), _cluster(undo, "node2"), lost="node2", quick=quick
     )
 
 
 def vanishes(phase: str) -> FaultCase:
-    """A host loses power while the workers re-form, because one of its own was killed."""
+    """A host loses power while the workers re-form, because a worker on that host was killed."""
     faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, 0, "call", later=True)]
     do, undo = _cluster("kill", "node2"), _cluster("boot", "node2")
     name = "SIGKILL of rank 3, then its host loses power"
@@ -58,7 +58,7 @@ def _kill_agent(job: TraineeJob, _number: int) -> None:
 
 
 def _swap(job: TraineeJob, _number: int) -> None:
-    """One worker joins where another one leaves."""
+    """One worker joins while another one leaves."""
     last = job.generation()[0].generation
     names = list(job.hosts)
     job.offer({names[0]: job.hosts[names[0]] + 1, names[1]: job.hosts[names[1]] - 1})
@@ -71,7 +71,7 @@ def _swap(job: TraineeJob, _number: int) -> None:
 
 
 def _rule(flag: str, rule: str) -> Do:
-    """``iptables -A`` or ``-D`` on node2, for both families of addresses; NODE1 is that of node1."""
+    """``iptables -A`` or ``-D`` on node2, for both families of addresses; NODE1 is the address of node1."""
 
     def do(job: TraineeJob, _number: int) -> None:
         node1 = _hosts(job).address("node1")
@@ -82,7 +82,7 @@ def _rule(flag: str, rule: str) -> Do:
 
 
 def slow(do: Do, undo: Do, name: str) -> FaultCase:
-    """The network of a host is bad, and no host or rank may count as lost for that."""
+    """The network of a host is bad, and no host or rank may count as lost for that reason."""
     return FaultCase(name, "any", done=do, after=undo, harmless=True)
 
 
@@ -93,7 +93,7 @@ def silent(chain: str, name: str, phase: str) -> FaultCase:
 
 
 def parted(phase: str, name: str, one_way: bool = False) -> FaultCase:
-    """The two hosts cannot reach each other, and the launcher reaches both: the younger one has to go."""
+    """The two hosts cannot reach each other, and the launcher reaches both: the younger host has to leave."""
 
     def do(job: TraineeJob, _number: int) -> None:
         _hosts(job).cut("node2", "node1", one_way=one_way)
@@ -102,7 +102,7 @@ def parted(phase: str, name: str, one_way: bool = False) -> FaultCase:
 
 
 def resets(whose: str, name: str, lost: str = "", quick: bool = False) -> FaultCase:
-    """Answer packets to node2 by RST, which ends the connection at its other end, until that is noticed."""
+    """Answer packets to node2 by RST, which closes the connection at its other end, until the job notices."""
     rule = f"INPUT -i eth0 {whose} -p tcp -j REJECT --reject-with tcp-reset"
 
     def do(job: TraineeJob, number: int) -> None:
@@ -115,7 +115,7 @@ def resets(whose: str, name: str, lost: str = "", quick: bool = False) -> FaultC
 
 
 def _ends(job: TraineeJob) -> int:
-    """Ends and beginnings of generations, counted: where a host is lost, an end may not be written down by itself."""
+    """Count of ends and beginnings of generations: if a host is lost, an end may have no record of its own."""
     journal = (job.folder / "journal").read_text()
     return journal.count('"type":"GenerationEnded"') + journal.count('"type":"Form"')
 
@@ -130,7 +130,7 @@ def _reboot(job: TraineeJob, _number: int) -> None:
 
 
 def _intrude(job: TraineeJob, words: Sequence[str], host: str, targets: Sequence[str]) -> None:
-    """From a host, say something to every port of the targets where something of the job listens."""
+    """From a host, send data to every port of the targets on which the job listens."""
     for target in targets:
         ports = listening(_hosts(job), target)
         assert ports or target != HEAD, f"the job listens nowhere on {target}"
@@ -139,7 +139,7 @@ def _intrude(job: TraineeJob, words: Sequence[str], host: str, targets: Sequence
 
 
 def listening(cluster: Cluster, host: str) -> list[int]:
-    """Ports at which something listens on a host, except its ssh server's."""
+    """Ports on which a host listens, except its ssh server's."""
     tables = [cluster.path(host, f"/proc/1/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table]
     return sorted({int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTENS} - {SSH})
@@ -150,7 +150,7 @@ def _malformed(job: TraineeJob, _number: int) -> None:
 
 
 def _replay(job: TraineeJob, _number: int) -> None:
-    """Replay to the head and node1 what they heard while a worker joined: in that generation, and in the next one."""
+    """Replay to the head and node1 what they received while a worker joined: in that generation, and in the next."""
     last = job.generation()[0].generation
     taps = {host: _Tap(job, host) for host in (HEAD, "node1")}
     job.offer({**job.hosts, "node2": job.hosts["node2"] + 1})
@@ -167,7 +167,7 @@ def _replay(job: TraineeJob, _number: int) -> None:
 
 @final
 class _Tap:
-    """Records what a host hears until ``end``, which returns the file."""
+    """Records what a host receives until ``end``, which returns the file."""
 
     def __init__(self, job: TraineeJob, host: str) -> None:
         self._file = job.folder / f"heard-on-{host}"
@@ -215,4 +215,4 @@ TWO_HOSTS = (
     FaultCase("malformed and oversized messages at every port", "any", done=_malformed, harmless=True),
     FaultCase("recorded messages and frames, said again at every port", "any", done=_replay, planned=True),
 )
-"""On two hosts with two slots each."""
+"""Faults on two hosts with two slots each."""

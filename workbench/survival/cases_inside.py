@@ -1,4 +1,4 @@
-"""Rows and phases of the table of faults inside one host: engines, memory, newcomers, and what the script computes."""
+"""Rows and phases of the table of faults inside one host: engines, memory, newcomers, and the script's results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ OPTIONS = (
     *("--elastic-timeout", "10", "--elastic-journal", "/dev/full"),
     *("--stall-check-shutdown-time-seconds", "10"),
 )
-"""Ten seconds for a newcomer to build its model, and a journal on a disk that is full. Ten seconds, too, until a worker
-is given up that does something of its own: by default ten minutes, as an endless loop looks like a long validation.
+"""Ten seconds for a newcomer to build its model, and a journal on a full disk. Ten seconds, too, until a worker that
+does something else is given up: by default ten minutes, because an endless loop looks like a long validation.
 """
 
 
 def chunk(which: Chunk, rank: int, quick: bool = False) -> FaultCase:
-    """A rank ends in the engine, with a part of its gradients reduced in everybody's memory."""
+    """A rank ends in the engine, with a part of its gradients reduced in the memory of all ranks."""
     return FaultCase(
         f"end of rank {rank} in the all-reduce",
         f"reduce, {which}",
@@ -33,13 +33,13 @@ def chunk(which: Chunk, rank: int, quick: bool = False) -> FaultCase:
 
 
 def newcomer(name: str, phase: str, action: FaultAction, after: Do, quick: bool = False) -> FaultCase:
-    """Something is wrong with the worker that comes in place of a killed one."""
+    """The worker that replaces a killed one is faulty."""
     faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, NEWCOMER, action, later=True)]
     return FaultCase(name, phase, faults, after=after, quick=quick)
 
 
 def slow(action: FaultAction, after: Do | None = None, quick: bool = False) -> FaultCase:
-    """A few steps of a rank take longer, for which it must not be given up."""
+    """A few steps of a rank take longer; it must not be given up for that."""
     return FaultCase(
         f"rank 1 is {action}",
         "forward",
@@ -51,7 +51,7 @@ def slow(action: FaultAction, after: Do | None = None, quick: bool = False) -> F
 
 
 def said(text: str) -> Do:
-    """Wait until the launcher or a worker says ``text``."""
+    """Wait until the launcher or a worker prints ``text``."""
     return lambda job, _: job.until(lambda: text in job.errors, f"{text!r} in what the job says")
 
 
@@ -66,7 +66,7 @@ def skipped(action: FaultAction, quick: bool = False) -> FaultCase:
 def _all_skipped(job: TraineeJob, number: int) -> None:
     """All ranks skip the same step, and have the same parameters and the same scale afterwards.
 
-    Where the step that was hit is an epoch's last, it is the one after: ``Trainee`` spoils none of those.
+    If the step that was hit is an epoch's last, the next step is skipped: ``Trainee`` spoils no last step.
     """
     [hit] = injected(job.folder, number)
 
@@ -80,7 +80,7 @@ def _all_skipped(job: TraineeJob, number: int) -> None:
 
 
 def _trains_without(job: TraineeJob, number: int) -> None:
-    """A newcomer has begun and never gets ready: the others train, until it is given up and another one comes."""
+    """A newcomer starts and never gets ready: the others train, until it is given up and replaced."""
     job.until(lambda: len(injected(job.folder, number)) == 2, "a newcomer")
     last = job.generation()[0].generation
     job.until_steps(3)
@@ -91,7 +91,7 @@ def _trains_without(job: TraineeJob, number: int) -> None:
 
 
 def _refused(job: TraineeJob, number: int) -> None:
-    """A newcomer is refused, and no generation is tried with it: the next one is that with its replacement."""
+    """A newcomer is refused, and no generation is tried with it: the next one has its replacement."""
     last = job.generation()[0].generation
     said("the ranks differ in what they train")(job, number)
     whole = job.until_whole(after=last)
@@ -109,7 +109,7 @@ def join_and_leave(job: TraineeJob, _number: int) -> None:
 
 
 def below_and_back(job: TraineeJob, _number: int) -> None:
-    """Slots go until too few are left, and come again: nothing is lost, and no worker that could stay has ended."""
+    """Slots are withdrawn until too few are left, then offered again: nothing is lost, and workers that can stay do."""
     (host, slots), *_ = job.hosts.items()
     before, dismissed = job.generation(), job.decided("Dismiss")
     job.offer({host: 1})
@@ -164,14 +164,14 @@ INSIDE = (
     FaultCase("fewer slots than --min-np, then all again", "any", done=below_and_back, planned=True),
     more(10),
 )
-"""On one host with four slots, like ``ONE_HOST``, with this ``PLAN``."""
+"""Faults on one host with four slots, like ``ONE_HOST``, with this ``PLAN``."""
 
 LACKING = (
     FaultCase("no memory to share on rank 1", "reduce, then connect", NO_ROOM),
     newcomer("a newcomer never gets ready", "building", "stop", _trains_without),
     other("loop", "vote", 3, "an endless loop"),
 )
-"""On one host that lacks memory, disk and patience: with these ``OPTIONS``."""
+"""Faults on one host that lacks memory, disk and patience: with these ``OPTIONS``."""
 
 LAST = (
     FaultCase(
@@ -183,4 +183,4 @@ LAST = (
         status=KILLED,
     ),
 )
-"""The others end well; the job exits with the status of the one that was killed."""
+"""The others end well; the job exits with the status of the killed worker."""

@@ -1,4 +1,4 @@
-"""The rows of the table of faults inside a Slurm allocation: what the scheduler does to its nodes and job steps."""
+"""Rows of the table of faults inside a Slurm allocation: actions of the scheduler on nodes and job steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SALLOC = ("salloc", "-N2", "-n4", "--ntasks-per-node=2", "--no-kill", "--quiet")
 
 def _slurm(job: TraineeJob, *command: str) -> str:
     assert isinstance(job.cluster, Cluster)
-    return job.cluster.run(HEAD, command, check=False).stdout  # scancel fails where the step has ended since
+    return job.cluster.run(HEAD, command, check=False).stdout  # scancel fails if the step has ended since
 
 
 def _step(job: TraineeJob) -> str:
-    """The last job step on node2, which is its agent's."""
+    """The last job step on node2, which is the step of its agent."""
     steps = [line.split() for line in _slurm(job, "squeue", "--steps", "-h", "-o", "%i %N").splitlines()]
     return max((name for name, node in steps if node == "node2"), key=lambda name: int(name.rpartition(".")[2]))
 
@@ -35,7 +35,7 @@ def _power(job: TraineeJob, _number: int) -> None:
 
 
 def _notice(job: TraineeJob, number: int) -> None:
-    """SIGTERM to all that runs on a host, as before a preemption: the others take over between two steps."""
+    """SIGTERM to all processes on a host, as before a preemption: the others take over between two steps."""
     last = job.generation()[0].generation
     _scancel("--signal=TERM")(job, number)
     job.until_whole(after=last)
@@ -46,7 +46,7 @@ SLURM = (
     FaultCase("scancel of a host's job step", "any", done=_scancel(), lost="node2", quick=True),
     FaultCase("scontrol drains a node", "any", done=_node("drain"), after=_node("resume"), harmless=True),
 )
-"""On two nodes with two tasks each."""
+"""Faults on two nodes with two tasks each."""
 
 LAST = (FaultCase("a node of the allocation loses power", "any", done=_power, lost="node2"),)
 """Played last: Slurm does not give the job its node back."""

@@ -29,7 +29,7 @@ COUNTED = TrainingPlan(framework="jax", step_s=0.02)
 
 
 def main() -> None:
-    """Do what the command line says; exit status 1 if a promise was not kept."""
+    """Run the command line; exit status 1 if a promise was not kept."""
     parser = argparse.ArgumentParser(prog="python -m workbench.survival", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     faults = commands.add_parser("faults", help="all rows and phases of the table of faults")

@@ -1,14 +1,14 @@
-"""Training under faults whose weights count: each sample takes one from a weight of its own, every time it is applied.
+"""Training under faults whose weights count: each sample subtracts one from its own weight whenever it is applied.
 
-A row is a sample's place among all of them (one-hot), the loss is the mean of what the weights give for the rows of a
-batch, and the rate is the global batch: so a step takes exactly one from the weight of each of its samples, whatever
-the number of ranks. After an epoch each weight is one less. What is lost or comes twice stays visible until the end, in
-the weights themselves and not only in the ledger.
+A row is the one-hot vector of a sample's place among all samples, the loss is the mean of the weights' outputs for the
+rows of a batch, and the rate is the global batch: so a step subtracts exactly one from the weight of each of its
+samples, for any number of ranks. After an epoch each weight is one less. Lost or repeated samples stay visible until
+the end, in the weights themselves and not only in the ledger.
 
 Such a training commits every few batches, and a fault goes back to the last commit. ``jax_training`` and
 ``keras_training`` are two of them.
 
-Threads: the one that trains, and those of the framework that run a step's reduction, for which the first one waits.
+Threads: the training thread, and threads of the framework that run a step's reduction, for which the first one waits.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from workbench.survival.records import (
 )
 
 GLOBAL_BATCH, COMMIT_EVERY = 12, 2
-"""Rows of a step, which any number of ranks up to four can share evenly, as any number of whole steps leaves them."""
+"""Rows of a step: up to four ranks share them evenly, and also the rest after any number of whole steps."""
 ROWS: npt.NDArray[np.float32] = np.eye(COUNTED_LENGTH, dtype=np.float32)
 
 
 class CountedTraining(ABC):
-    """Training loop of one worker; a framework says how an epoch is trained, and what the weights are."""
+    """Training loop of one worker; a framework implements the training of an epoch, and the weights."""
 
     def __init__(self, folder: Path, plan: TrainingPlan) -> None:
         self._folder, self._plan = folder, plan
@@ -61,11 +61,11 @@ class CountedTraining(ABC):
 
     @abstractmethod
     def epoch(self) -> None:
-        """Train what is left of an epoch, count it in ``state.epoch``, and commit."""
+        """Train the rest of an epoch, count it in ``state.epoch``, and commit."""
 
     @abstractmethod
     def weights(self) -> npt.NDArray[np.float32]:
-        """One for each sample."""
+        """One weight for each sample."""
 
     def train(self, state: Any) -> None:
         """Train until the end of the epoch in which the file ``end`` appears."""
@@ -75,7 +75,7 @@ class CountedTraining(ABC):
             if len(state.sampler.remaining_indices):
                 self.epoch()
             self.faults.reach("epoch end")
-            # Of all ranks: the file may appear between the looks of two of them, and they must end alike.
+            # Of all ranks: the file may appear between the checks of two of them, and they must end alike.
             if any(hvd.allgather_object((self._folder / "end").exists(), name="end")):
                 return
 
@@ -92,12 +92,12 @@ class CountedTraining(ABC):
         self.faults.reach("applied")
 
     def _note(self, event: events.Event) -> None:
-        """Write down a step that is committed."""
+        """Record a committed step."""
         if isinstance(event, events.Milestone) and event.phase == "commit":
             write_record(self._folder, "curve", Point(event.step, 0.0, ""))
 
     def finish(self) -> None:
-        """Say how often each sample was applied, and shut down in order."""
+        """Record how often each sample was applied, and shut down in order."""
         self.faults.reach("shutdown")
         counts = [int(count) for count in np.rint(-self.weights())]
         write_record(self._folder, "applied", Applied(who(), self.state.epoch, counts))
@@ -108,7 +108,7 @@ class CountedTraining(ABC):
 
 
 def _reach_before_reductions(faults: FaultInjection) -> None:
-    """Let a worker come to the phases ``reduce`` and ``reduced``, inside of a compiled step, too."""
+    """Let a worker reach the phases ``reduce`` and ``reduced``, also inside of a compiled step."""
     reduce = GraphGradients.reduce
 
     def reduced(*given: Any, **named: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Faults that a worker inflicts on itself, as no signal can: each happens in the process of its victim, once.
+"""Faults that a worker inflicts on itself, because no signal can: each happens once, in the process of its victim.
 
     faults = FaultInjection(folder, on={"damage": damage, "middle chunk": lambda: take_away(0.5)})
 
-None of them waits for anything, so that ``fault_injection`` can have them happen at a phase.
+None of them waits, so ``fault_injection`` can trigger them at a phase.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from farandole.runtime.session.init import current
 
 PROTECT_NONE = 0
 LEAST_BYTES = 2**18
-"""Of an array that the engine reduces in several chunks."""
+"""Size of an array that the engine reduces in several chunks."""
 
 NO_ROOM_BYTES = 2**16
 
 
 def take_away(share: float) -> None:
-    """Let the next long all-reduce of this process end it, in the engine: once it comes to this ``share`` of its work.
+    """Let the next long all-reduce of this process kill it, in the engine, after this ``share`` of its work.
 
-    The memory there can be touched no more. What was before it has been reduced, and is in the memory of the others.
+    The memory there becomes inaccessible. Everything before it is reduced, and is in the memory of the others.
     """
     reduce = ShmEngine.allreduce
 
     def torn(engine: ShmEngine, array: Array, how: Reduction) -> None:
         if array.nbytes >= LEAST_BYTES:
-            part = array.nbytes // engine.group.size  # which is for this rank to reduce
+            part = array.nbytes // engine.group.size  # this rank's part
             first = array.address + engine.group.rank * part
             # Rounded down: mprotect takes whole pages, and the last one must not reach beyond the part.
             page = (first + int(share * (part - mmap.PAGESIZE))) // mmap.PAGESIZE * mmap.PAGESIZE
             _protect(page)
         reduce(engine, array, how)
 
-    # In the class: the engine that comes to reduce is of whichever lane, and perhaps of a later generation.
+    # In the class: the engine that reduces may belong to any lane, and to a later generation.
     ShmEngine.allreduce = torn  # type: ignore[method-assign, assignment]
 
 
@@ -52,7 +52,7 @@ def _protect(page: int) -> None:
 
 
 def damage() -> None:
-    """Turn a bit of the next stripe of state that this process sends, after its checksum was taken."""
+    """Flip a bit of the next stripe of state that this process sends, after its checksum was taken."""
     exchange = transfer._exchange
 
     def damaged(name: str, mine: Array, room: Any) -> int:
@@ -66,7 +66,7 @@ def damage() -> None:
 
 
 def speak_of_the_past() -> None:
-    """Say again, and now, what would have ended the generation before this one, or held it up."""
+    """Resend messages that would have ended or delayed the previous generation."""
     session = current()
     link, past, ranks = session._link, session.generation - 1, list(range(session.topology.size))
     assert link is not None

@@ -1,16 +1,16 @@
-"""Fault injection while a job runs: the test says what is to happen next, the workers do it.
+"""Fault injection in a running job: the test schedules faults, the workers inject them.
 
     faults = FaultInjection(folder, on={})                  # in every worker, before it trains
     fault(folder, 7, [ScheduledFault("vote", rank=1)])      # in the test: rank 1 is killed when it comes to its vote
     injected(folder, 7)                                     # [InjectedFault(fault=0, action="kill", step=612, ...)]
 
-A fault that has happened, and when, is left in a file: so it happens once, and what follows can be timed.
+A fault that has happened leaves a file with its time: so it happens once, and the recovery can be timed.
 
-Processes: one test and many workers, on several hosts, and nothing between them but files in a folder: ``case``, a mark
-for each fault that has happened, and an ``answer``. Each file is written once, or replaced as a whole, by ``put``; so
-nothing is locked, and readers may look at any time. Who finds no mark makes it and acts, which is safe as long as only
-one worker at a time has the rank of a fault. In a worker everything runs in the thread that trains: it emits the events
-that are looked at here, and other threads' events end at the first two lines of ``_note``.
+Processes: one test and many workers, on several hosts, connected only by files in a folder: ``case``, a mark for each
+fault that has happened, and an ``answer``. Each file is written once, or replaced as a whole, by ``put``; so nothing is
+locked, and readers may read at any time. A worker that finds no mark makes it and acts, which is safe because only one
+worker at a time has the rank of a fault. In a worker everything runs in the training thread: it emits the events that
+are processed here, and events of other threads end at the first two lines of ``_note``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LETHAL = (
 """Actions that end the worker, sooner or later."""
 
 NEWCOMER = -1
-"""The rank, in a ``ScheduledFault``, of a worker that has no state of the job yet."""
+"""Rank, in a ``ScheduledFault``, of a worker that has no state of the job yet."""
 
 PATIENCE_S = 60.0
 
@@ -57,8 +57,8 @@ PATIENCE_S = 60.0
 class ScheduledFault(msgspec.Struct, frozen=True):
     """A fault of ``rank`` at its next ``phase``; ``later``: not before all faults that precede it in the list.
 
-    ``call`` waits until the test has done something from outside. Actions that are ``Slow`` or ``Scripted``, and the
-    end in a ``Chunk`` of a reduction, are for the script to do.
+    ``call`` waits until the test has acted from outside. The script itself implements actions that are ``Slow`` or
+    ``Scripted``, and the end in a ``Chunk`` of a reduction.
     """
 
     phase: str
@@ -87,7 +87,7 @@ class _Case(msgspec.Struct, frozen=True):
 
 
 def fault(folder: Path, number: int, faults: Sequence[ScheduledFault]) -> None:
-    """Schedule ``faults`` as case ``number``; those of the case before are void."""
+    """Schedule ``faults`` as case ``number``; faults of the previous case are void."""
     put(folder / "case", msgspec.json.encode(_Case(number, list(faults))))
 
 
@@ -98,12 +98,12 @@ def injected(folder: Path, number: int) -> list[InjectedFault]:
 
 
 def answer(folder: Path, number: int) -> None:
-    """Let workers go on that wait in a ``call`` of case ``number``."""
+    """Release workers that wait in a ``call`` of case ``number``."""
     put(folder / f"answer-{number}", b"")
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file in one piece: others see all of it, or nothing."""
+    """Write a file atomically: others see all of it, or nothing."""
     new = path.with_name(f"{path.name}.{who()}.new")  # of this process only, should two write the same file
     new.write_bytes(content)
     new.rename(path)
@@ -111,7 +111,7 @@ def put(path: Path, content: bytes) -> None:
 
 @final
 class FaultInjection:
-    """Faults of one worker, done when their turn comes. ``on`` has the actions that only the script can do."""
+    """Faults of one worker, injected in their turn. ``on`` has the actions that only the script can do."""
 
     def __init__(self, folder: Path, on: Mapping[str, Callable[[], object]]) -> None:
         self._folder, self._on = folder, on
@@ -120,7 +120,7 @@ class FaultInjection:
         self.cancel = events.subscribe(self._note)
 
     def reach(self, phase: str) -> None:
-        """Do what is due at ``phase``, to which the worker comes."""
+        """Do what is due at ``phase``, which the worker has reached."""
         self._read()
         for index, each in enumerate(self._case.faults):
             whose = NEWCOMER if self._is_new else self._rank
@@ -134,17 +134,17 @@ class FaultInjection:
         elif isinstance(event, events.Milestone):
             self._rank, self._generation, self._step = event.rank, event.generation, event.step
             self.reach(event.phase)
-            # Afterwards: at ``synced`` itself it is the newcomer still.
+            # Afterwards: at ``synced`` itself it is still the newcomer.
             self._is_new = self._is_new and event.phase != "synced"
 
     def _read(self) -> None:
-        """Take in a case that is new to this worker; to look at the file's time is all that it costs otherwise."""
+        """Read a case that is new to this worker; otherwise this costs only one ``stat`` of the file."""
         try:
             changed = os.stat(self._folder / "case").st_mtime_ns
         except FileNotFoundError:
             return
         if changed != self._seen:
-            self._seen = changed  # from before reading: a case that comes in between is read now, and once more
+            self._seen = changed  # from before reading: a case that is written in between is read now, and once more
             self._case = msgspec.json.decode((self._folder / "case").read_bytes(), type=_Case)
 
     def _may(self, index: int, each: ScheduledFault) -> bool:
@@ -157,7 +157,7 @@ class FaultInjection:
 
     def _inject(self, index: int, each: ScheduledFault) -> None:
         mine = InjectedFault(index, each.action, who(), self._rank, self._generation, self._step, time.monotonic())
-        put(self._mark(index), msgspec.json.encode(mine))  # first: most actions leave nobody who could
+        put(self._mark(index), msgspec.json.encode(mine))  # first: most actions end the process
         if each.action == "call":
             deadline = time.monotonic() + PATIENCE_S  # should the test have failed, the job is not to hang as well
             while not (self._folder / f"answer-{self._case.number}").exists() and time.monotonic() < deadline:

@@ -1,9 +1,9 @@
-"""Intruder that has no key: what was said on a host's network is recorded, and said again.
+"""Intruder without a key: records the traffic of a host's network, and replays it.
 
     python -m workbench.survival.intruder record FILE            # until standard input ends
     python -m workbench.survival.intruder say FILE ADDRESS PORT...
 
-Recorded is what comes in by connections that are opened meanwhile, by connection. It is said to each port anew.
+It records the received data of connections that are opened meanwhile, by connection, and replays it to each port.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MALFORMED = (
     GREETING + b"\x04\xff\x05HELLO" + bytes(249),
     (2**63 - 1).to_bytes(8, "little") * 8,
 )
-"""Bytes that are no message, or much too long for one."""
+"""Bytes that are no message, or far too long for one."""
 
 
 @final
 class Segment(NamedTuple):
-    """Segment of a TCP connection: who speaks to whom, and what."""
+    """Segment of a TCP connection: the two ends of the connection, and the payload."""
 
     connection: tuple[bytes, bytes]
     opens: bool
@@ -63,10 +63,10 @@ def parse(packet: bytes) -> Segment | None:
 
 
 def record(file: Path) -> None:
-    """Write down what comes in, until standard input ends."""
+    """Record received packets, until standard input ends."""
     streams: dict[tuple[bytes, bytes], bytearray] = {}
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ALL_PROTOCOLS)) as tap:
-        print("ready", flush=True)  # not before the socket is there, which takes in packets from now on
+        print("ready", flush=True)  # not before the socket is open, which receives packets from now on
         while True:
             readable, _, _ = select.select([0, tap.fileno()], [], [])
             if 0 in readable:
@@ -91,7 +91,7 @@ def say(streams: Iterable[bytes], address: str, ports: Iterable[int]) -> None:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     what, file, *where = sys.argv[1:]
     if what == "record":
         record(Path(file))

@@ -15,7 +15,7 @@ from farandole.jax.elastic import ElasticSampler, JaxState, run
 from workbench.survival.counted_training import COMMIT_EVERY, GLOBAL_BATCH, ROWS, CountedTraining, plan_of_command
 
 OPTIMIZER = hvd.DistributedOptimizer(optax.chain(optax.scale_by_schedule(lambda _: 1.0), optax.sgd(GLOBAL_BATCH)))
-"""Of this rate, with a state that counts the steps."""
+"""Optimizer with this rate, whose state counts the steps."""
 
 
 @jax.jit

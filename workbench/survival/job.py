@@ -1,4 +1,4 @@
-"""Elastic job of the training script, as the test that runs it sees it.
+"""Elastic job of the training script, on the side of the test that runs it.
 
 with TraineeJob(folder, {"localhost": 4}, TrainingPlan()) as job:
     job.until_whole()
@@ -6,8 +6,8 @@ with TraineeJob(folder, {"localhost": 4}, TrainingPlan()) as job:
     assert job.finish() == 0
 
 Processes: the test, with one thread; its child, the launcher; and the controller and workers below it, perhaps on
-other hosts. The test learns of them by files in one folder that all share, and by the launcher's exit. So whatever it
-knows is of the past: between two looks workers may end, and the next generation begin.
+other hosts. The test gets its information from files in one folder that all share, and from the launcher's exit. So all
+of it is of the past: between two reads workers may exit, and the next generation begin.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JobLostError(Exception):
 class TraineeJob:
     """``farandole run`` of the trainee on ``hosts``, here or, given a ``cluster``, from its head.
 
-    ``inside`` of what this command gets from Slurm, ``hosts`` are those of the allocation.
+    With ``inside``, a command that gets an allocation from Slurm, ``hosts`` are the hosts of the allocation.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TraineeJob:
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)  # not SIGKILL yet: the launcher is to end its agents and workers
+            self.process.send_signal(signal.SIGTERM)  # not SIGKILL yet: the launcher has to end its agents and workers
             try:
                 self.process.wait(20)
             except subprocess.TimeoutExpired:
@@ -95,10 +95,10 @@ class TraineeJob:
         new.write_text("".join(f"{host} slots={number}\n" for host, number in hosts.items()))
         new.rename(self.folder / "hosts")  # the launcher may read it at any moment, and must not see half of it
 
-    # -- what is known of it -------------------------------------------------------------------------------------------
+    # -- state of the job ----------------------------------------------------------------------------------------------
 
     def generation_records(self) -> list[GenerationRecord]:
-        """Workers that have begun to train: a record for each generation of each."""
+        """Workers that have begun to train: one record for each worker and generation."""
         return self._generations.read()
 
     def generation(self) -> list[GenerationRecord]:
@@ -113,7 +113,7 @@ class TraineeJob:
         return self._skipped.read()
 
     def decided(self, action: str) -> int:
-        """Number of the membership's decisions for this action, by its journal."""
+        """Number of decisions of the membership for this action, by its journal."""
         return (self.folder / "journal").read_text().count(f'"type":"{action}"')
 
     def controller(self) -> int:
@@ -121,7 +121,7 @@ class TraineeJob:
         return controller_of(self.process.pid)
 
     def kill_controller(self) -> None:
-        """Kill the controller without a word, and not one that was killed before; another one takes over."""
+        """Kill the controller, but not one that was killed before; another one takes over."""
         self.until(self._killed_another, "a controller")
 
     def until_controller(self) -> None:
@@ -129,10 +129,10 @@ class TraineeJob:
         self.until(lambda: self.controller() not in (0, self._killed), "another controller")
 
     def _killed_another(self) -> bool:
-        """True if a controller was there, which is killed then: none is while the launcher replaces one."""
+        """True if a controller existed, and was killed: there is none while the launcher replaces one."""
         pid = self.controller()
         if pid in (0, self._killed) or not kill_controller_of(self.process.pid, pid):
-            return False  # the one killed last is found until the kernel is through with it
+            return False  # the one killed last is found until the kernel has removed it
         self._killed = pid
         return True
 
@@ -141,21 +141,21 @@ class TraineeJob:
         """Standard error of the launcher and the workers until now."""
         return (self.folder / "err.txt").read_text()
 
-    # -- what is waited for --------------------------------------------------------------------------------------------
+    # -- waits ---------------------------------------------------------------------------------------------------------
 
     def until(self, condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
         """Wait for ``condition``; raise ``JobLostError`` if that takes too long, or the job ends before."""
         deadline = time.monotonic() + deadline_s
         while not condition():
             is_over = self.process.poll() is not None
-            # A second look after the end: the last thing that the job did may have come after the first look.
+            # Check again after the end: the last action of the job may have followed the first check.
             if (is_over and not condition()) or time.monotonic() > deadline:
                 ending = f"it ended with {self.process.returncode}" if is_over else f"not in {deadline_s:g} s"
                 raise JobLostError(f"{what}: {ending}\n{self.errors[-3000:]}")
             time.sleep(0.01)  # files are all that reaches other hosts
 
     def until_whole(self, size: int = 0, after: int = 0) -> list[GenerationRecord]:
-        """Wait for a generation of so many ranks (else: all slots), later than ``after``; it is returned."""
+        """Wait for a generation of so many ranks (default: all slots), later than ``after``; returns it."""
         size = size or sum(self.hosts.values())
         found: list[GenerationRecord] = []
 
@@ -167,28 +167,28 @@ class TraineeJob:
         return list(found)
 
     def until_steps(self, number: int) -> None:
-        """Wait until so many more points of the curve are there."""
+        """Wait for so many more points of the curve."""
         size = self.curve_bytes()
         self.until(lambda: self.curve_bytes() > size + 40 * number, "more steps")
 
     def curve_bytes(self) -> int:
-        """Size of what the workers have written of the loss curve."""
+        """Size of the workers' files of the loss curve."""
         return sum(path.stat().st_size for path in self.folder.glob("curve-*"))
 
     def finish(self) -> int:
-        """Let it end with this epoch; returns its exit status."""
+        """Let the job end with this epoch; returns its exit status."""
         (self.folder / "end").touch()
         self.until(lambda: self.process.poll() is not None, "the end")
         code = int(self.process.returncode)
         return code if code >= 0 else 128 - code
 
     def applied(self) -> list[Applied]:
-        """Records of how often each sample was applied, of the workers that came to the end."""
+        """Records of how often each sample was applied, from the workers that reached the end."""
         found: list[Applied] = _Tail(self.folder, "applied", Applied).read()
         return found
 
     def curve(self) -> dict[int, set[Point]]:
-        """Points of the loss curve, by step: a single one where the workers agree."""
+        """Points of the loss curve, by step: a single one if the workers agree."""
         found: dict[int, set[Point]] = {}
         for point in _Tail(self.folder, "curve", Point).read():
             found.setdefault(point.step, set()).add(point)
@@ -210,7 +210,7 @@ class _Tail:
             offset = self._offsets.get(path, 0)
             with path.open("rb") as file:
                 file.seek(offset)
-                whole = file.read().rpartition(b"\n")[0]  # a line may be on its way, or cut off by its writer's end
+                whole = file.read().rpartition(b"\n")[0]  # a line may be incomplete, or cut off by its writer's death
             if whole:
                 self._offsets[path] = offset + len(whole) + 1
                 self._found += [self._decode(line) for line in whole.splitlines()]

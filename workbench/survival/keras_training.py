@@ -1,6 +1,6 @@
 """Training under faults with ``fit``: ``python -m workbench.survival.keras_training FOLDER PLAN`` is one worker.
 
-The backend is the one that ``KERAS_BACKEND`` names, PyTorch where it names none.
+The backend is the one that ``KERAS_BACKEND`` names, by default PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workbench.survival.counted_training import COMMIT_EVERY, GLOBAL_BATCH, ROWS
 
 @final
 class _PhasesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells the training of each batch."""
+    """Reports each batch to the training."""
 
     def __init__(self, training: KerasTraining, batches: Any) -> None:
         super().__init__()

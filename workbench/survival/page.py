@@ -35,15 +35,15 @@ its weights how often each sample was applied; in the end all weights say the nu
 """
 
 QUIET = 1.0
-"""Load of a machine that runs nothing else, as it may be right after a build."""
+"""Load of a machine that runs nothing else; a build that has just ended still counts."""
 
 HEAD = "| fault | phase | detect | re-form | first step | together | |\n|---|---|---|---|---|---|---|\n"
 
 
 def page(jobs: Mapping[str, Sequence[CaseResult]], before: str = "", load: float = 0.0) -> str:
-    """The whole page: a table for each job, under its title, and those of the page ``before`` under other titles.
+    """The whole page: a table for each job, under its title, and tables of the page ``before`` under other titles.
 
-    ``load``: that of the machine when the jobs began.
+    ``load``: load of the machine when the jobs began.
     """
     beside = f"Measured beside other work, a load of {load:.0f}.\n\n" if load > QUIET else ""
     machine = f"Measured on a machine with {os.cpu_count()} cores ({platform.machine()}, Linux)"

@@ -1,4 +1,4 @@
-"""Plan and records of a training under faults: what it is told, and what it leaves in files."""
+"""Plan and records of a training under faults: its arguments, and its files."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ SCRIPTS = {
     "jax": "workbench.survival.jax_training",
     "keras": "workbench.survival.keras_training",
 }
-"""Modules that are a worker's script: ``python -m MODULE FOLDER PLAN``."""
+"""Modules with a worker's script: ``python -m MODULE FOLDER PLAN``."""
 
 KERAS_BACKENDS = ("torch", "tensorflow", "jax")
 LENGTH, COUNTED_LENGTH = 100, 96
-"""Samples of an epoch: of a training whose optimizers vote, and of one that counts by commits."""
+"""Samples of an epoch: in a training whose optimizers vote, and in a training that counts by commits."""
 
 
 @final
 class TrainingPlan(msgspec.Struct, frozen=True):
-    """``framework``: whose training it is, a key of ``SCRIPTS``; the ``backend`` of Keras; ``virtual`` workers, or 0;
-    ``step_s``: what a step waits, as if it computed; the end: at ``steps`` or, if that is 0, at the end of the epoch
-    in which the file ``end`` appears. ``reform_every``: so often workers re-form. ``hidden`` units make 48 bytes of
-    gradients each. A training that counts by commits knows ``step_s`` alone.
+    """``framework``: a key of ``SCRIPTS``; the ``backend`` of Keras; ``virtual`` workers, or 0; ``step_s``: pause of a
+    step, in place of computation; the end: at ``steps`` or, if that is 0, at the end of the epoch in which the file
+    ``end`` appears. ``reform_every``: interval of re-forming, in steps. ``hidden`` units make 48 bytes of gradients
+    each. A training that counts by commits uses ``step_s`` alone.
     """  # noqa: D205 (names first)
 
     framework: str = "torch"
@@ -48,7 +48,7 @@ class TrainingPlan(msgspec.Struct, frozen=True):
 
 @final
 class GenerationRecord(msgspec.Struct, frozen=True):
-    """Record that a worker trains in a generation, and of what it holds then."""
+    """Record of a worker's training in a generation, and of its resources at that time."""
 
     worker: str
     worker_id: int
@@ -74,7 +74,7 @@ class Point(msgspec.Struct, frozen=True):
 
 @final
 class Skipped(msgspec.Struct, frozen=True):
-    """Record of a step that was skipped, as its gradients were not finite; ``digest`` is of all parameters after it."""
+    """Record of a skipped step, whose gradients were not finite; ``digest`` is of all parameters after it."""
 
     worker: str
     step: int
@@ -84,7 +84,7 @@ class Skipped(msgspec.Struct, frozen=True):
 
 @final
 class Applied(msgspec.Struct, frozen=True):
-    """Record of a training that is over: how often each sample was applied, by the weights, in so many epochs."""
+    """Record at the end of a training: how often each sample was applied, by the weights, in so many epochs."""
 
     worker: str
     epochs: int
@@ -92,7 +92,7 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 def generation_record(state: Any) -> GenerationRecord:
-    """Record of this worker as it is now; ``state`` is that of its training."""
+    """Record of this worker's present state; ``state`` is the state of its training."""
     status, session = Path("/proc/self/status").read_text(), current()
     return GenerationRecord(
         worker=who(),
@@ -111,6 +111,6 @@ def generation_record(state: Any) -> GenerationRecord:
 
 def write_record(folder: Path, what: str, record: msgspec.Struct) -> None:
     """Append a record to this worker's file of its kind."""
-    # Unbuffered, and in one write: what a killed worker has done is known, but for one line cut off at the end.
+    # Unbuffered, and in one write: the actions of a killed worker are known, except one line cut off at the end.
     with (folder / f"{what}-{who()}.jsonl").open("ab", buffering=0) as file:
         file.write(msgspec.json.encode(record) + b"\n")

@@ -1,15 +1,15 @@
-"""Random faults for minutes, and many changes of the workers: nothing may be lost, and nothing may grow.
+"""Random faults for minutes, and many changes of the workers: nothing may be lost, and no use of resources may grow.
 
     report = soak(folder, seconds=120, seed=1, virtual=6)
     assert not report.wrong
 
-What happens, and when, follows from the seed. Afterwards one process trains alone for as many steps: the loss curve is
+The seed decides the faults and their times. Afterwards one process trains alone for as many steps: the loss curve is
 the same, to the bit with virtual workers.
 
-Processes: this one, with one thread, disturbs a job that goes on by itself. Nothing stops between a look at the job
-and a fault that follows from it: its victim may have ended, or the next generation begun. So a fault that finds its
-victim gone does nothing; a victim is noted before its signal is sent; and a fault is drawn only when all members of the
-latest generation train, none of them hit before, as somebody must be left who has the state of the job.
+Processes: this one, with one thread, disturbs a job that runs by itself. The job goes on between an observation and the
+fault that follows from it: the victim may have exited, or the next generation begun. So a fault whose victim has exited
+does nothing; a victim is noted before its signal is sent; and a fault is drawn only when all members of the latest
+generation train, and none of them was hit before, because one worker with the state of the job must be left.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from workbench.survival.records import LENGTH, GenerationRecord, Point, Training
 
 EVERY_S = 5.0
 LONGEST_S = 90.0
-"""Limit of the time without a fault; most of what a job takes to survive one it waits for new workers."""
+"""Limit of the time without a fault; most of a job's recovery is the wait for new workers."""
 
 HOSTS = {"node1": 2, "node2": 2}
 LOST_HOST, OF_HOSTS = "node2", ("cable", "power", "freeze")
-"""The host that is hit as a whole, and the kinds of faults that do that."""
+"""The host that is hit as a whole, and the kinds of faults that do so."""
 ALONE_S = 900.0
 _SIGNAL = """
 import os, signal, sys
@@ -53,7 +53,7 @@ if folder not in open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0"):
     sys.exit(f"process {pid} is no worker any more")
 signal.pidfd_send_signal(held, number)
 """
-"""Program that sends a signal to a worker of this job on its host, and to no process that has got its number."""
+"""Program that signals a worker of this job on its host, and no process that reuses its number."""
 
 _TOTAL_S: Callable[[Recovery], float] = attrgetter("total_s")
 
@@ -72,7 +72,7 @@ class SoakReport:
     slowest: str = ""
 
     def text(self) -> str:
-        """The report in a few lines, for people."""
+        """The report in a few readable lines."""
         lines = [
             f"{self.seconds:.0f} s: {self.steps} steps in {self.generations} generations",
             "faults: " + (", ".join(f"{number} {what}" for what, number in self.faults.most_common()) or "none"),
@@ -95,7 +95,7 @@ class _Chaos:
         self.victims: set[str] = set()
         """Workers that a fault has hit, by ``who()``."""
         self.released: Counter[str] = Counter()
-        """Slots that were taken away, by host: so many workers had to leave, as well."""
+        """Slots that were taken away, by host: so many workers had to leave, too."""
         self._offered = dict(HOSTS)
         self._undo: list[tuple[float, Callable[[], object]]] = []
         self._kinds: dict[str, tuple[int, Callable[[], object]]] = {
@@ -112,7 +112,7 @@ class _Chaos:
         }
 
     def go_on(self, seconds: float) -> None:
-        """Inject a fault about every ``EVERY_S``, and none before the last is survived; undo everything in the end."""
+        """Inject a fault about every ``EVERY_S``, but not before recovery from the last; undo everything in the end."""
         next_s = last_s = time.monotonic()
         end_s = last_s + seconds
         while (now := time.monotonic()) < end_s:
@@ -120,7 +120,7 @@ class _Chaos:
                 last_s, next_s = now, now + self._random.expovariate(1 / EVERY_S)
                 [name] = self._random.choices(*self._choice(holders))
                 self.faults[name] += 1
-                with contextlib.suppress(ClusterError, ProcessLookupError):  # its victim has just gone
+                with contextlib.suppress(ClusterError, ProcessLookupError):  # its victim has just exited
                     self._kinds[name][1]()
             self._undo_due(now)
             if now > last_s + LONGEST_S:
@@ -134,9 +134,9 @@ class _Chaos:
         self._offer(HOSTS)
 
     def _holders(self) -> list[GenerationRecord]:
-        """Members that have the state and stay, if none is missing; else [], as those left may be all that have it."""
+        """Members that have the state and stay, if none is missing; else [], because others may be its only holders."""
         members = self._job.generation()
-        # A generation with a victim in it does not count, though all of it have begun: its end may be on its way.
+        # A generation with a victim in it does not count, even if all of it have begun: its end may be under way.
         last_fault = max(
             (each.generation for each in self._job.generation_records() if each.worker in self.victims), default=0
         )
@@ -145,7 +145,7 @@ class _Chaos:
         return members if is_settled and members and members[0].generation > last_fault else []
 
     def _choice(self, holders: list[GenerationRecord]) -> tuple[list[str], list[int]]:
-        """The kinds of faults that leave one of the holders, and how likely each is."""
+        """The kinds of faults that leave one of the holders, with their weights."""
         is_spread = any(_host_of(each.worker) != LOST_HOST for each in holders)
         names = [name for name in self._kinds if is_spread or name not in OF_HOSTS]
         return names, [self._kinds[name][0] for name in names]
@@ -158,9 +158,9 @@ class _Chaos:
     def _signal(self, number: int, count: int) -> None:
         members = self._job.generation()
         for victim in self._random.sample(members, min(count, len(members) - 1)):
-            self.victims.add(victim.worker)  # before: a signal that fails may yet have come
-            # Not by ``kill``: the victim may have ended, and its number be another's. What the number stands for is
-            # looked at when it is held, and only a process of the training script is hit.
+            self.victims.add(victim.worker)  # before: a signal whose command fails may have arrived
+            # Not by ``kill``: the victim may have exited, and its number be reused. The number is checked while its
+            # pidfd is held, and only a process of the training script is hit.
             command = [
                 sys.executable,
                 "-I",
@@ -185,16 +185,16 @@ class _Chaos:
 
     def _host(self, do: Callable[[str], object], undo: Callable[[str], object]) -> None:
         do(LOST_HOST)
-        self._inject_host(LOST_HOST)  # after it: a worker that began before the host was hit is among those it has hit
+        self._inject_host(LOST_HOST)  # after it: a worker that began before is hit, too
         until_s = time.monotonic() + self._random.uniform(1, 10)
         self._undo.append((until_s, lambda: self._restore(LOST_HOST, undo)))
 
     def _restore(self, host: str, undo: Callable[[str], object]) -> None:
-        self._inject_host(host)  # once more, for those whose records have come since; before any can begin anew
+        self._inject_host(host)  # again, for records that arrived since; before any worker can start anew
         undo(host)
 
     def _inject_host(self, host: str) -> None:
-        """Note all workers as hit that have begun on a host until now."""
+        """Note all workers as hit that have started on a host so far."""
         self.victims |= {each.worker for each in self._job.generation_records() if _host_of(each.worker) == host}
 
 
@@ -225,7 +225,7 @@ def soak(folder: Path, seconds: float, seed: int, virtual: int) -> SoakReport:
 
 
 def reforms(folder: Path, number: int) -> SoakReport:
-    """Have four workers of one host re-form ``number`` times, with nobody lost."""
+    """Have four workers of one host re-form ``number`` times, without a loss."""
     begin_s = time.monotonic()
     report = SoakReport()
     with TraineeJob(folder, {"localhost": 4}, TrainingPlan(step_s=0, reform_every=3)) as job:
@@ -284,7 +284,7 @@ def strangers(records: Sequence[GenerationRecord], victims: set[str], released: 
 
 
 def growth(records: Sequence[GenerationRecord]) -> list[str]:
-    """Breaches of P7: a worker that was there for long holds more at the end than in its second quarter."""
+    """Breaches of P7: a long-lived worker holds more at the end than in its second quarter."""
     found = []
     for worker in {each.worker for each in records}:
         own = sorted((each for each in records if each.worker == worker), key=lambda each: each.generation)

@@ -1,4 +1,4 @@
-"""Runs the cases one after the other in one job, and says what each has cost.
+"""Runs the cases one after the other in one job, and records the cost of each.
 
 results = run(folder, {"localhost": 4}, ONE_HOST)
 assert not [result for result in results if result.wrong]
@@ -39,7 +39,7 @@ class CaseResult:
     before: list[GenerationRecord] = field(default_factory=list)
     injected: list[InjectedFault] = field(default_factory=list)
     left: int = 0
-    """The latest generation when it was over."""
+    """The latest generation at the end of the case."""
 
 
 @final
@@ -51,7 +51,7 @@ class _Run:
         self.results: list[CaseResult] = []
 
     def play(self, number: int, case: FaultCase, comes_back: bool = True) -> None:
-        """Let a case happen, and wait until the job is as it was."""
+        """Let a case happen, and wait until the job has recovered."""
         job = self._job
         result = CaseResult(case)
         self.results.append(result)
@@ -64,7 +64,7 @@ class _Run:
             job.until(lambda: len(injected(self._folder, number)) >= len(first), f"{case.fault} in {case.phase}")
             if case.done is not None:
                 case.done(job, number)
-            answer(self._folder, number)  # after what was done: until then the workers that called wait in their phase
+            answer(self._folder, number)  # workers in a ``call`` wait in their phase until now
             self._settle(case, number, last, comes_back)
         except (JobLostError, AssertionError) as error:
             result.wrong.append(str(error))
@@ -98,7 +98,7 @@ def run(
     plan: TrainingPlan = PLAN,
     options: Sequence[str] = (),
 ) -> list[CaseResult]:
-    """Play ``cases``, then ``last``, in one job; ``JobLostError`` if it does not even end. ``tell`` hears of each."""
+    """Play ``cases``, then ``last``, in one job; ``JobLostError`` if it does not end. ``tell`` gets each result."""
     with TraineeJob(folder, hosts, plan, cluster, inside, options) as job:
         playing = _Run(folder, job)
         for number, case in enumerate((*cases, *last)):
@@ -123,7 +123,7 @@ def _latest(job: TraineeJob) -> int:
 
 
 def _miscounted(job: TraineeJob, plan: TrainingPlan) -> list[str]:
-    """List the workers at whose end a sample had not been applied once in each epoch, where weights count that."""
+    """List the workers that did not apply each sample once in each epoch, if their weights count that."""
     records = job.applied()
     found = [] if records or plan.framework == "torch" else ["no worker has said how often samples were applied"]
     for each in records:
@@ -152,7 +152,7 @@ def _judge(result: CaseResult, history: History) -> None:
                 result.wrong.append(f"{worker} was not in generation {result.left}")
     later = {generation: begun for generation, begun in history.begun.items() if last < generation <= result.left}
     tried = [r.step for r in history.records if isinstance(r, Brought) and r.generation == last]
-    kept = max(tried, default=0) + result.case.planned  # nothing is lost where everybody knew
+    kept = max(tried, default=0) + result.case.planned  # nothing is lost if the change was announced
     if later and tried and min(later.values(), key=lambda b: b[0].generation)[0].step < kept:
         result.wrong.append(f"step {max(tried)} was under way, and generation {min(later)} began before step {kept}")
     first = next((g for g in sorted(history.recovered) if last < g <= result.left), 0)
@@ -170,7 +170,7 @@ def _is_first_step(record: Record, generation: int) -> bool:
 
 
 def _time(result: CaseResult, recovered: Sequence[Recovery], voted: Sequence[Record]) -> None:
-    """Take the times, from the first fault of a member to the first step that all voted for."""
+    """Take the times, from the first fault of a member to the first step with a complete vote."""
     primary = [each for each in result.injected if each.rank != NEWCOMER]
     slowest = max(recovered, key=lambda r: r.form_s + r.agree_s + r.transfer_s + r.first_step_s)
     back_s = min(record.time_s for record in voted if isinstance(record, Voted))

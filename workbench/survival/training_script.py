@@ -1,7 +1,7 @@
 """Training under faults: ``python -m workbench.survival.training_script FOLDER PLAN`` is one of its workers.
 
-Its global batches do not depend on who is there, and nothing in it is random: with virtual workers the parameters after
-every step are the same bits as those of one process that trains alone.
+Its global batches do not depend on the workers, and nothing in it is random: with virtual workers the parameters after
+every step have the same bits as in one process that trains alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workbench.survival.records import LENGTH, Point, Skipped, TrainingPlan, gen
 GLOBAL_BATCH = 16
 CURVE_EVERY = 25
 STEP_S, SLOW_STEPS = 0.01, 3
-"""About the time of a step, and the number of steps that one fault of slowness lasts."""
+"""About the time of a step, and the number of slow steps of one fault."""
 
 
 class Samples(torch.utils.data.Dataset[Any]):
@@ -45,7 +45,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 class Descent(torch.optim.Optimizer):
-    """Gradient descent with momentum. What torch has of it imports its compiler, for which a worker takes a second."""
+    """Gradient descent with momentum. PyTorch's version imports its compiler, which takes a worker a second."""
 
     for _name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         locals()[_name] = getattr(torch.optim.Optimizer, _name).__wrapped__
@@ -106,7 +106,7 @@ class Trainee:
         )
 
     def train(self, state: Any) -> None:
-        """Train until the end that the plan names."""
+        """Train until the end that the plan defines."""
         self._write("generations", generation_record(state))
         while True:
             self._sampler.set_epoch(state.epoch)
@@ -117,7 +117,7 @@ class Trainee:
                 self._ask_to_reform(state._step_vote.step)
                 state.commit()
             self.faults.reach("epoch end")
-            # Of all ranks: the file may appear between the looks of two of them, and they must end alike.
+            # Of all ranks: the file may appear between the checks of two of them, and they must end alike.
             is_end = any(hvd.allgather_object((self._folder / "end").exists(), name="end"))
             state.epoch += 1
             if is_end:
@@ -185,7 +185,7 @@ class Trainee:
 
 
 def _lose_loader() -> None:
-    """A process that loads data is killed, as by a full memory: torch raises where the next batch is taken."""
+    """A data-loading process is killed, as when memory is full: torch raises at the next batch."""
     loader = torch.utils.data.DataLoader(Samples(), batch_size=2, num_workers=1)
     batches: Any = iter(loader)
     next(batches)

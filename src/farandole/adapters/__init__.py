@@ -1,1 +1,1 @@
-"""Adapters of frameworks: tensors as memory. Each module imports its own framework, and nothing that stands above."""
+"""Adapters of frameworks: tensors as memory. Each module imports its own framework, and nothing of higher floors."""

@@ -1,11 +1,11 @@
-"""JAX's arrays as memory for the runtime: host memory, which results are written to before anybody sees them.
+"""JAX arrays as memory for the runtime: host memory, written to only before the script gets the array.
 
 verbs.allreduce([jnp.ones(3)], "ones", Reduction(), global_process_set).run()
 
-An array of JAX never changes. So what an engine writes to is always memory of a new one, which nobody has read yet, and
-verbs in place are refused. What it reads is used as it lies.
+A JAX array never changes. So engines write only to the memory of new arrays, which the script has not read yet, and
+in-place verbs are refused. Engines read input arrays without a copy.
 
-Arrays of NumPy become arrays of JAX, but for those of 64 bits where JAX has 32: these stay NumPy's, and so do results.
+NumPy arrays become JAX arrays, except 64-bit arrays if JAX is set to 32 bits: these and their results stay NumPy's.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from farandole.runtime.collectives.verbs import Verbs
 __all__ = ["HostCopy", "JaxAdapter", "adapter", "is_cut", "new_array", "travelling", "travels", "unwritable", "verbs"]
 
 _ALIGNMENT = 64
-"""Bytes: XLA takes memory of others as it is where it lies like this, and copies it else."""
+"""Alignment in bytes: XLA uses foreign memory with this alignment directly, and copies other memory."""
 
 _WIDE = 8
-"""Bytes of an element from which on JAX may have no such dtype."""
+"""Minimum bytes of an element whose dtype JAX may not support."""
 
 
 @final
 class HostCopy(np.ndarray[Any, Any]):
-    """Values of an array of JAX, in memory of NumPy; those of an array of NumPy are no such."""
+    """Copy of a JAX array in NumPy memory. A copy of a NumPy array is a plain array."""
 
 
 @final
 class JaxAdapter(TensorAdapter[Any]):
-    """Arrays in host memory, on one device or several; NumPy's arrays and Python's numbers become such."""
+    """Arrays in host memory, on one or several devices. NumPy arrays and Python numbers are converted."""
 
     def array(self, tensor: Any) -> Array:
-        """See ``Adapter``; of what ``dense``, ``clone`` or ``empty`` has returned."""
+        """See ``Adapter``; only for results of ``dense``, ``clone`` or ``empty``."""
         if isinstance(tensor, np.ndarray):
             return numpy_adapter.array(tensor)
         dtype = travelling(tensor.dtype)
-        # It blocks until the array is computed, and is the memory of the array whether or not that is someone else's.
-        # While the capsule is there, no program that the array is given away to takes that memory for its results.
+        # ``unsafe_buffer_pointer`` blocks until the array is computed; it works for foreign memory, too. While the
+        # capsule lives, no program that gets the array by donation reuses its memory for results.
         return Array(tensor.unsafe_buffer_pointer(), tensor.size, dtype, (tensor, tensor.__dlpack__()))
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class JaxAdapter(TensorAdapter[Any]):
         return np.shape(tensor)
 
     def dense(self, tensor: Any) -> Any:
-        """See ``Adapter``; one array of all parts, where it lies on several devices."""
+        """See ``Adapter``; an array on several devices becomes one array of all its parts."""
         found = _on_host(tensor)
         if isinstance(found, np.ndarray):
             return numpy_adapter.dense(found)
@@ -75,14 +75,14 @@ class JaxAdapter(TensorAdapter[Any]):
         )
 
     def assign(self, target: Any, source: Any) -> None:
-        """See ``Adapter``; never asked, as nothing is written in place."""
+        """See ``Adapter``; never called, because nothing is written in place."""
         raise UnsupportedError(_IN_PLACE)
 
     def written(self, tensor: Any) -> None:
-        """See ``Adapter``; nobody has seen it yet."""
+        """See ``Adapter``; nothing to do, because the script has not read the array yet."""
 
     def is_tensor(self, leaf: object) -> TypeGuard[Any]:
-        """See ``TensorAdapter``; NumPy's arrays are kept beside those of JAX."""
+        """See ``TensorAdapter``; NumPy arrays as well as JAX arrays."""
         return isinstance(leaf, jax.Array) or numpy_adapter.is_tensor(leaf)
 
     def spec(self, tensor: Any) -> TensorSpec:
@@ -94,11 +94,11 @@ class JaxAdapter(TensorAdapter[Any]):
         return new_array(np.empty(spec.shape, np.dtype(getattr(jax.numpy, spec.dtype))))
 
     def view(self, memory: Array, spec: TensorSpec) -> Any | None:
-        """See ``TensorAdapter``; never, as memory may change, and arrays may not."""
+        """See ``TensorAdapter``; always ``None``, because memory may change and JAX arrays may not."""
         return None
 
     def host_bytes(self, tensor: Any) -> Array:
-        """See ``TensorAdapter``; of a copy, as nobody may write to the array itself."""
+        """See ``TensorAdapter``; always a copy, because the array itself must not be written."""
         held = np.array(tensor)
         return Array(held.ctypes.data, held.nbytes, DType.UINT8, held)
 
@@ -108,21 +108,21 @@ class JaxAdapter(TensorAdapter[Any]):
             raise UsageError(f"an array of {tensor.dtype} cannot be kept: keep jax.random.key_data() of it")
 
     def host_copy(self, tensor: Any) -> Any:
-        """See ``TensorAdapter``; of NumPy, whose memory no program takes for its results."""
+        """See ``TensorAdapter``; a NumPy array, because no JAX program reuses NumPy memory for results."""
         self.require_kept(tensor)
         held = np.array(tensor)
         return held.view(HostCopy) if isinstance(tensor, jax.Array) else held
 
 
 def travels(dtype: Any) -> bool:
-    """True for a dtype that engines know."""
+    """True for a dtype that engines support."""
     return dtype.name == "bfloat16" or dtype in DTYPES
 
 
 @functools.cache  # the name of a dtype takes microseconds
 def travelling(dtype: Any) -> DType:
-    """A dtype of JAX as engines know it; raises ``UnsupportedError`` for one that they do not."""
-    known = not jax.numpy.issubdtype(dtype, jax.dtypes.extended)  # keys of random numbers, which NumPy cannot name
+    """Engines' ``DType`` of a JAX dtype; raises ``UnsupportedError`` if engines do not support it."""
+    known = not jax.numpy.issubdtype(dtype, jax.dtypes.extended)  # PRNG keys, for which NumPy has no dtype
     found = DType.BFLOAT16 if dtype.name == "bfloat16" else DTYPES.get(dtype) if known else None
     if found is None:
         raise UnsupportedError(
@@ -134,13 +134,13 @@ def travelling(dtype: Any) -> DType:
 
 
 def is_cut(values: Any) -> bool:
-    """True for an array or a scalar of NumPy of which JAX, as it is set here, would make one with less bits."""
+    """True for a NumPy array or scalar that JAX, with its current settings, would convert to fewer bits."""
     is_wide = isinstance(values, np.ndarray | np.generic) and values.dtype.itemsize >= _WIDE
     return bool(is_wide and jax.dtypes.canonicalize_dtype(values.dtype) != values.dtype.newbyteorder("="))
 
 
 def new_array(values: npt.NDArray[Any], like: Any = None, copy: bool = False) -> Any:
-    """An array of these values on the device of ``like``, in their memory if that may be: it is the array's then."""
+    """JAX array of ``values`` on the device of ``like``. It takes over the memory of ``values`` if alignment allows."""
     if copy or values.ctypes.data % _ALIGNMENT or not values.flags.c_contiguous:
         held = _aligned(values.shape, values.dtype)
         np.copyto(held, values)
@@ -160,9 +160,9 @@ _IN_PLACE = (
 
 
 def _on_host(tensor: Any) -> Any:
-    """``tensor`` as an array of JAX in host memory, or one of NumPy that JAX would cut.
+    """``tensor`` as a JAX array in host memory, or as a NumPy array if JAX would cut its bits.
 
-    Raises for one that is elsewhere, or not all here.
+    Raises for an array on another device, or with parts in other processes.
     """
     if not isinstance(tensor, jax.Array):
         if not isinstance(tensor, np.ndarray | np.generic | bool | int | float | complex):
@@ -174,7 +174,7 @@ def _on_host(tensor: Any) -> Any:
             tensor = tensor.astype(tensor.dtype.newbyteorder("="))
         return np.asarray(tensor) if is_cut(tensor) else jax.numpy.asarray(tensor)
     if jax.numpy.issubdtype(tensor.dtype, jax.dtypes.extended):
-        travelling(tensor.dtype)  # it refuses
+        travelling(tensor.dtype)  # raises
     platforms = {device.platform for device in tensor.devices()}
     if platforms != {"cpu"}:
         raise UnsupportedError(
@@ -190,10 +190,10 @@ def _on_host(tensor: Any) -> Any:
 
 
 def _is_row_major(tensor: Any) -> bool:
-    """True unless a script has given the array another layout in memory."""
+    """True unless the script chose another memory layout for the array."""
     if tensor.ndim < 2:
         return True
-    held: Any = getattr(tensor, "format", None) or tensor.layout  # its name until JAX 0.7
+    held: Any = getattr(tensor, "format", None) or tensor.layout  # ``layout`` before JAX 0.7
     layout = held.layout if hasattr(held, "layout") else held.device_local_layout
     return layout is None or tuple(layout.major_to_minor) == tuple(range(tensor.ndim))
 
@@ -206,16 +206,16 @@ def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def _placed(values: npt.NDArray[Any], like: Any) -> Any:
-    """An array where ``like`` is; it may be used with arrays on other devices if that may be.
+    """Array on the device of ``like``; uncommitted if ``like`` is, so that it combines with arrays on other devices.
 
-    Raises ``UnsupportedError`` for a dtype that JAX would cut to 32 bits, without a word.
+    Raises ``UnsupportedError`` for a dtype that JAX would silently cut to 32 bits.
     """
     if is_cut(values):
         raise UnsupportedError(
             f"an array of {values.dtype} cannot be one of JAX here, which would cut it to 32 bits: set "
             'JAX_ENABLE_X64=1, or call jax.config.update("jax_enable_x64", True) first'
         )
-    devices = like.sharding.device_set if isinstance(like, jax.Array) else ()  # known also of one that was donated
+    devices = like.sharding.device_set if isinstance(like, jax.Array) else ()  # works for donated arrays, too
     is_bound = len(devices) == 1 and like.committed
     return jax.device_put(values, next(iter(devices)) if is_bound else None)
 

@@ -1,12 +1,12 @@
-"""State of layers that is in no variable: vocabularies, boundaries of bins, buffers, and constants made of variables.
+"""Layer state outside variables: vocabularies, boundaries of bins, buffers, and constants derived from variables.
 
-found = tables.read(model)          # plain values by layer, {} where all is in variables
+found = tables.read(model)          # plain values by layer, {} if all state is in variables
 tables.write(model, found)          # on another rank, or in another process, for the same model
-tables.refresh(variables)           # after an assignment: constants that layers have made of these are made anew
+tables.refresh(variables)           # after an assignment: recompute constants that layers derive from these
 
-``Normalization`` computes with constants that it makes of its variables, ``Discretization`` with a list, lookups and
-``TextVectorization`` with a vocabulary, modules of PyTorch with buffers too. Keras takes care of them in its own
-loading of files only. A step that was traced before has the old ones in it, so it is traced anew where they differ.
+``Normalization`` computes with constants derived from its variables, ``Discretization`` with a list, lookups and
+``TextVectorization`` with a vocabulary, PyTorch modules also with buffers. Keras restores this state only when it loads
+its own files. A traced step contains the old state as constants, so it is traced again if the state changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Table: TypeAlias = dict[str, Any]
 
 
 class _Kind(NamedTuple):
-    """A way in which layers keep something beside variables."""
+    """One kind of layer state outside variables, with functions to detect, read and write it."""
 
     has: Callable[[Any], bool]
     read: Callable[[Any], Table]
@@ -35,12 +35,12 @@ class _Kind(NamedTuple):
 
 
 def read(model: keras.Model) -> dict[str, Table]:
-    """Copies of what the layers of a model keep, by their places in it."""
+    """Copy the state of a model's layers outside variables, by position of the layer."""
     return {f"{i}.{kind}": _KINDS[kind].read(layer) for i, layer, kind in _keepers(model)}
 
 
 def write(model: keras.Model, tables: Mapping[str, Table]) -> None:
-    """Have the layers of a model keep that. Places that ``tables`` does not name keep what they have."""
+    """Set the state of a model's layers outside variables. Layers that ``tables`` does not name are unchanged."""
     changed = []
     for i, layer, kind in _keepers(model):
         table = tables.get(f"{i}.{kind}")
@@ -55,13 +55,13 @@ def write(model: keras.Model, tables: Mapping[str, Table]) -> None:
 
 
 def has_any(model: keras.Model) -> bool:
-    """True if some layer keeps something beside its variables."""
+    """True if some layer has state outside variables."""
     return any(True for _ in _keepers(model))
 
 
 @final
 class LayerTables:
-    """State of one model's layers that is in no variable, as a value of an elastic state."""
+    """State of one model's layers outside variables, as a value of an elastic state."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
@@ -76,7 +76,7 @@ class LayerTables:
 
 
 def refresh(variables: Iterable[Any]) -> None:
-    """Make what layers have made of ``variables`` anew, in every model of this process that has these layers."""
+    """Recompute the constants that layers derive from ``variables``, in every model of this process."""
     changed = []
     for layer in deriving(variables):
         before = _constants(layer)
@@ -88,9 +88,9 @@ def refresh(variables: Iterable[Any]) -> None:
 
 
 def deriving(variables: Iterable[Any]) -> list[Any]:
-    """Layers of this process that compute with constants which they make of ``variables``."""
+    """Layers of this process that compute with constants derived from ``variables``."""
     assigned = {id(variable) for variable in variables}
-    # A variable does not know its layer. Objects that ``gc.freeze`` has put away are not found.
+    # A variable has no reference to its layer, so search all objects; ``gc.freeze`` hides objects from the search.
     layers = [each for each in _living(keras.layers.Layer) if _derives(each)]
     return [layer for layer in layers if any(id(v) in assigned for v in _own_variables(layer))]
 
@@ -104,14 +104,14 @@ def _derives(layer: Any) -> bool:
 
 
 _given: weakref.WeakKeyDictionary[Any, Table] = weakref.WeakKeyDictionary()
-"""By layer, what it was given last. Steps that were traced since may have that in them, and nothing newer."""
+"""Last table set on each layer. Steps traced since may contain this table, and none newer."""
 
 
 def _is_new(layer: Any, table: Table) -> bool:
-    """Note that a layer has got ``table``; returns whether that is something else than the last time.
+    """Note that ``table`` was set on a layer; return true if it differs from the last one.
 
-    It may be what the layer has already: a script that adapts it between two fits leaves Keras's own programs as they
-    are.
+    The layer may have this state already: if a script adapts the layer between two fits, Keras does not renew its own
+    compiled steps.
     """
     before, _given[layer] = _given.get(layer), table
     return before is None or not _are_alike(before, table)
@@ -126,7 +126,7 @@ def _own_variables(layer: Any) -> Sequence[Any]:
 
 
 def traces(model: keras.Model) -> int:
-    """Number of times that steps of ``model`` had to be traced anew."""
+    """Number of times that the steps of ``model`` had to be traced again."""
     return _traces.get(model, 0)
 
 
@@ -134,7 +134,7 @@ _traces: weakref.WeakKeyDictionary[keras.Model, int] = weakref.WeakKeyDictionary
 
 
 def _trace_anew_with(layers: Sequence[Any]) -> None:
-    """Have all models trace their steps anew that have one of ``layers``."""
+    """Make all models that contain one of ``layers`` trace their steps again."""
     changed = set(map(id, layers))
     for model in _living(keras.Model) if changed else ():
         if any(id(layer) in changed for layer in model._flatten_layers()):
@@ -142,7 +142,7 @@ def _trace_anew_with(layers: Sequence[Any]) -> None:
 
 
 def _trace_anew(model: Any) -> None:
-    """Forget compiled steps that have constants in them; ``fit``, which may have begun, finds the function renewed."""
+    """Drop compiled steps, which contain constants, and make new ones; a running ``fit`` uses the new function."""
     _traces[model] = traces(model) + 1
     for name in ("train", "test", "predict"):
         if getattr(model, f"{name}_function", None) is not None:
@@ -177,14 +177,14 @@ def _write_boundaries(layer: Any, table: Table) -> None:
 
 
 _vocabularies: weakref.WeakKeyDictionary[Any, tuple[object, Table]] = weakref.WeakKeyDictionary()
-"""Words by layer, with the table of TensorFlow that they were read from: an elastic state asks at each commit."""
+"""Cache of vocabularies by layer, with the TensorFlow table they come from: an elastic state reads at each commit."""
 
 
 def _read_vocabulary(layer: Any) -> Table:
     lookup = getattr(layer, "_lookup_layer", layer)
     held, weights = getattr(lookup, "lookup_table", None), getattr(lookup, "idf_weights_const", None)
     before, table = _vocabularies.get(layer, (None, {}))
-    if held is None or before is not held:  # a new one with each change
+    if held is None or before is not held:  # Keras makes a new table for each change
         table = _words_of(layer, weights)
         _vocabularies[layer] = held, table
     return table

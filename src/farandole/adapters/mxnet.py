@@ -1,25 +1,23 @@
-"""MXNet's arrays as memory for the runtime: those of ``mx.nd`` and of ``mx.np`` on the host.
+"""MXNet arrays as memory for the runtime: arrays of ``mx.nd`` and of ``mx.np`` on the host.
 
     verbs.allreduce([mx.nd.ones(3)], "ones", Reduction(), global_process_set).run()
 
-Needs MXNet 1.9 and the NumPy that it was made for.
+Needs MXNet 1.9 and the NumPy that it was built for.
 """
 
-# Threads. MXNet runs operators on threads of its engine, in an order that it takes from what each of them reads and
-# writes; an array is a promise until then. Here its memory is read and written behind the back of that engine, so
-# ``memory`` first waits for what the script has asked for before: operators that write the array, or its values would
-# not be there, and operators that read it, or they would find the result of the collective in their place.
-# ``MXNDArrayWaitToRead`` is the first wait, and raises what those operators raised; ``MXNDArrayWaitToWrite`` is both:
-# it gives the engine a writer without work, which comes after all others.
+# Threads. MXNet runs operators asynchronously on threads of its engine, ordered by the arrays that each operator reads
+# and writes. Here an array's memory is accessed without the knowledge of that engine. So ``memory`` first waits for
+# all operators queued before: for those that write the array, or its values would be missing, and for those that read
+# the array, or they would read the result of the collective. ``MXNDArrayWaitToRead`` waits for the writers, and raises
+# their errors. ``MXNDArrayWaitToWrite`` waits for both: it queues an empty write operator, which runs after all others.
 #
-# Nothing has to be told afterwards. An operator that the script asks for after the verb has returned is given to the
-# engine after the last write, and the queue between them orders memory. One that it asks for meanwhile, between an
-# ``_async`` variant and ``synchronize``, is ordered by nothing, as with every framework. Views (``x[2:4]``) share the
-# variable of what they are cut from, so waiting for one waits for all; and an array that is in flight is kept by its
-# ``Array``, or its memory would be another's.
+# MXNet need not be notified afterwards. An operator that the script calls after the verb has returned is queued after
+# the last write, and the queue is a memory barrier. An operator that the script calls between an ``_async`` variant and
+# ``synchronize`` is not ordered, as in every framework. Views (``x[2:4]``) share the engine variable of their base, so
+# a wait for one waits for all. The ``Array`` keeps an array in flight alive, or its memory could be reused.
 #
-# Waits are for the thread that asks: what another thread of the script has begun to collect (``mx.engine.bulk``) is not
-# yet with the engine, and nobody can wait for it.
+# A wait covers only operators in the engine's queue: operators that another thread of the script still collects
+# (``mx.engine.bulk``) are not yet queued, and no wait covers them.
 
 from __future__ import annotations
 
@@ -40,10 +38,10 @@ from farandole.runtime.collectives.verbs import Verbs
 __all__ = ["BFLOAT16", "MxnetAdapter", "NDArray", "adapter", "dtype_of", "new_array", "values", "verbs"]
 
 NDArray: TypeAlias = Any
-"""An ``mx.nd.NDArray``, or an ``mx.np.ndarray``, which is one; MXNet has no types."""
+"""An ``mx.nd.NDArray``, or its subclass ``mx.np.ndarray``; MXNet has no type annotations."""
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
-"""MXNet's own way of saying it to NumPy."""
+"""MXNet's NumPy dtype for bfloat16."""
 DTYPES: dict[np.dtype[Any], DType] = {
     BFLOAT16: DType.BFLOAT16,
     **{
@@ -57,10 +55,10 @@ _LABELS = {dtype.label: known for known, dtype in DTYPES.items()}
 
 @final
 class MxnetAdapter(TensorAdapter[NDArray]):
-    """Dense arrays in host memory, which are all in row-major order; there is no other stride in MXNet."""
+    """Dense arrays in host memory, always in row-major order: MXNet has no strides."""
 
     def array(self, tensor: NDArray) -> Array:
-        """See ``Adapter``; waits until MXNet is done with it."""
+        """See ``Adapter``; waits until no operator of MXNet uses the array."""
         return memory(self.dense(tensor))
 
     def shape(self, tensor: NDArray) -> tuple[int, ...]:
@@ -68,7 +66,7 @@ class MxnetAdapter(TensorAdapter[NDArray]):
         return tuple(tensor.shape)
 
     def dense(self, tensor: NDArray) -> NDArray:
-        """See ``Adapter``; raises for everything that is no dense array of the host."""
+        """See ``Adapter``; raises for anything but a dense array in host memory."""
         if not isinstance(tensor, mx.nd.NDArray):
             raise UsageError(
                 f"a {type(tensor).__name__} is no array of MXNet: pass mx.nd.array() of it, or take "
@@ -81,7 +79,7 @@ class MxnetAdapter(TensorAdapter[NDArray]):
         return tensor
 
     def clone(self, tensor: NDArray) -> NDArray:
-        """See ``Adapter``; not by MXNet's operator, which refuses arrays without elements."""
+        """See ``Adapter``; without MXNet's copy operator, which refuses arrays without elements."""
         found = self.dense(tensor)
         copy = self.empty(self.shape(found), found)
         self.assign(copy, found)
@@ -96,7 +94,7 @@ class MxnetAdapter(TensorAdapter[NDArray]):
         np.copyto(values(target), values(source), casting="equiv")
 
     def written(self, tensor: NDArray) -> None:
-        """See ``Adapter``; MXNet's engine counts operators, and keeps no values."""
+        """See ``Adapter``; nothing to do, because MXNet's engine caches no values."""
 
     def is_tensor(self, leaf: object) -> TypeGuard[NDArray]:
         """See ``TensorAdapter``."""
@@ -112,7 +110,7 @@ class MxnetAdapter(TensorAdapter[NDArray]):
         return new_array(spec.shape, _LABELS[spec.dtype], mx.util.is_np_array())
 
     def view(self, memory: Array, spec: TensorSpec) -> None:
-        """See ``TensorAdapter``; MXNet's arrays lie in memory of its own."""
+        """See ``TensorAdapter``; always ``None``, because MXNet arrays need MXNet's own memory."""
 
     def host_bytes(self, tensor: NDArray) -> Array:
         """See ``TensorAdapter``."""
@@ -125,30 +123,30 @@ class MxnetAdapter(TensorAdapter[NDArray]):
 
 
 def dtype_of(tensor: NDArray) -> DType:
-    """The dtype of an array; all that MXNet has travel."""
+    """The ``DType`` of an array; engines support all dtypes of MXNet."""
     return DTYPES[np.dtype(tensor.dtype)]
 
 
 def memory(tensor: NDArray) -> Array:
-    """The memory of a dense array of the host, once no operator that was asked for before reads or writes it."""
+    """Wait until no operator queued before reads or writes a dense host array, and return its memory."""
     check_call(_LIB.MXNDArrayWaitToRead(tensor.handle))
     check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
     address = ctypes.c_void_p()
-    # Last: it also brings back from oneDNN's layout what an operator has left in that.
+    # Last: this call also converts an array that an operator left in oneDNN's layout.
     check_call(_LIB.MXNDArrayGetData(tensor.handle, ctypes.byref(address)))
     return Array(address.value or 0, math.prod(tensor.shape), dtype_of(tensor), tensor)
 
 
 def values(tensor: NDArray) -> Any:
-    """The memory of an array as an ``np.ndarray`` that can be written, with the same waits; bfloat16 as ``uint16``."""
+    """Memory of an array as a writable ``np.ndarray``, with the same waits; bfloat16 as ``uint16``."""
     found = memory(tensor)
     dtype = DType.UINT16 if found.dtype is DType.BFLOAT16 else found.dtype
     return numpy_adapter.view(found, TensorSpec(tuple(tensor.shape), dtype.label, dtype.itemsize))
 
 
 def new_array(shape: tuple[int, ...], dtype: Any, is_np: bool) -> NDArray:
-    """A new array of ``mx.np`` or of ``mx.nd``, whose values are not defined."""
-    with mx.util.np_shape(True):  # else MXNet takes a length of 0, and no lengths, for unknown ones
+    """New array of ``mx.np`` or of ``mx.nd`` with undefined values."""
+    with mx.util.np_shape(True):  # without it, MXNet treats a length of 0 and an empty shape as unknown
         made = mx.nd.empty(shape, dtype=dtype)
     return made.as_np_ndarray() if is_np else made
 

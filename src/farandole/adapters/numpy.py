@@ -1,4 +1,4 @@
-"""NumPy's arrays as memory for the runtime, and scalars as arrays without dimensions.
+"""NumPy arrays as memory for the runtime, and scalars as arrays without dimensions.
 
 verbs.allreduce([np.ones(3), 2.5], "pair", Reduction(), global_process_set).run()
 """
@@ -20,13 +20,13 @@ from farandole.runtime.collectives.verbs import Verbs
 __all__ = ["DTYPES", "NumpyAdapter", "NumpyValue", "adapter", "unmasked", "verbs"]
 
 NumpyValue: TypeAlias = Any
-"""An ``np.ndarray`` of a dtype that travels, a NumPy scalar, or a Python number; each comes back as what it was."""
+"""An ``np.ndarray`` of a supported dtype, a NumPy scalar, or a Python number; results have the type of the input."""
 
 DTYPES: dict[np.dtype[Any], DType] = {np.dtype(d.label): d for d in DType if d is not DType.BFLOAT16}
-"""NumPy's own; bfloat16 is the one of ``ml_dtypes``, which is known by its name."""
+"""NumPy's own dtypes; bfloat16 comes from ``ml_dtypes`` and is recognized by its name."""
 
 REGISTERED = 2
-"""Value of ``dtype.isbuiltin`` for dtypes that another package has brought: ``ml_dtypes``, as JAX and TensorFlow do."""
+"""Value of ``dtype.isbuiltin`` for dtypes that another package registered: ``ml_dtypes`` of JAX and TensorFlow."""
 
 
 @final
@@ -34,7 +34,7 @@ class NumpyAdapter(TensorAdapter[NumpyValue]):
     """Arrays of any strides and byte order, and scalars."""
 
     def array(self, tensor: NumpyValue) -> Array:
-        """See ``Adapter``; of what ``dense``, ``clone`` or ``empty`` has returned."""
+        """See ``Adapter``; only for results of ``dense``, ``clone`` or ``empty``."""
         dtype = DTYPES.get(tensor.dtype)
         if dtype is None:
             if tensor.dtype.name != "bfloat16":
@@ -70,14 +70,14 @@ class NumpyAdapter(TensorAdapter[NumpyValue]):
         np.copyto(target, source, casting="equiv")
 
     def written(self, tensor: NumpyValue) -> None:
-        """See ``Adapter``; nobody needs to know."""
+        """See ``Adapter``; nothing to do."""
 
     def is_tensor(self, leaf: object) -> TypeGuard[NumpyValue]:
-        """See ``TensorAdapter``; masks and other subclasses hold more than their elements."""
+        """See ``TensorAdapter``; not for masked arrays and other subclasses, which have more than their elements."""
         return type(leaf) in (np.ndarray, np.memmap) and _is_plain(leaf)
 
     def spec(self, tensor: NumpyValue) -> TensorSpec:
-        """See ``TensorAdapter``; backward strides, or of no whole number of elements, are not told."""
+        """See ``TensorAdapter``; omits strides that are negative or no whole number of elements."""
         steps = [divmod(step, tensor.itemsize) for step in tensor.strides] if tensor.itemsize else []
         is_plain = tensor.flags.c_contiguous or any(step < 0 or rest for step, rest in steps)
         strides = None if is_plain else tuple(step for step, _ in steps)
@@ -97,12 +97,12 @@ class NumpyAdapter(TensorAdapter[NumpyValue]):
         if memory.device != "cpu":
             return None
         content: Any = (ctypes.c_ubyte * memory.nbytes).from_address(memory.address)
-        content.owner = memory.owner  # what the array keeps is this object
+        content.owner = memory.owner  # the array keeps ``content`` alive
         return np.ndarray(spec.shape, dtype_of(spec.dtype), content, strides=_bytes(spec))
 
     def host_bytes(self, tensor: NumpyValue) -> Array:
         """See ``TensorAdapter``."""
-        held = tensor if tensor.flags.carray else tensor.copy(order="C")  # and not if it cannot be written
+        held = tensor if tensor.flags.carray else tensor.copy(order="C")  # ``carray`` implies writable
         return Array(held.ctypes.data, held.nbytes, DType.UINT8, held)
 
     def host_copy(self, tensor: NumpyValue) -> NumpyValue:
@@ -111,7 +111,7 @@ class NumpyAdapter(TensorAdapter[NumpyValue]):
 
 
 def writable(tensor: NumpyValue) -> NumpyValue:
-    """The array that an in-place verb works on; raises ``UsageError`` if ``tensor`` cannot take the result."""
+    """Array for an in-place verb; raises ``UsageError`` if ``tensor`` cannot hold the result."""
     if not isinstance(tensor, np.ndarray):
         raise UsageError(
             f"a {type(tensor).__name__} cannot be written in place: call the function without the underscore at its "
@@ -126,14 +126,14 @@ def writable(tensor: NumpyValue) -> NumpyValue:
 
 
 def restored(asked: NumpyValue, made: NumpyValue) -> NumpyValue:
-    """The result ``made`` for ``asked``: an array for an array, else a scalar of NumPy or Python, as that was."""
+    """Result ``made`` in the type of the input ``asked``: array, NumPy scalar or Python number."""
     if isinstance(asked, np.ndarray):
         return made
     return made[()] if isinstance(asked, np.generic) else made.item()
 
 
 def unmasked(tensor: NumpyValue) -> NumpyValue:
-    """``tensor`` itself; raises ``UnsupportedError`` for one with a mask."""
+    """``tensor`` itself; raises ``UnsupportedError`` for a masked array."""
     if isinstance(tensor, np.ma.MaskedArray):
         raise UnsupportedError("a masked array does not travel with its mask: pass x.filled(), and x.mask beside it")
     return tensor
@@ -151,12 +151,12 @@ def _array(tensor: NumpyValue) -> npt.NDArray[Any]:
 
 
 def _name(dtype: np.dtype[Any]) -> str:
-    """The name that makes the type again; ``name`` alone does not tell the order of the bytes."""
+    """Name from which ``dtype_of`` makes the dtype again; ``dtype.name`` alone lacks the byte order."""
     return dtype.name if dtype in DTYPES or dtype.isbuiltin == REGISTERED else dtype.str
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype of this ``_name``; raises ``UnsupportedError`` for one of a package that is not installed here."""
+    """The dtype of a ``_name``; raises ``UnsupportedError`` if it needs a package that is not installed."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -168,7 +168,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def _is_plain(array: NumpyValue) -> bool:
-    """True for elements that are their bytes: no objects, and no records, whose kind most of ``ml_dtypes`` have."""
+    """True if elements are plain bytes: no objects and no records (most of ``ml_dtypes`` have the kind of records)."""
     is_record = array.dtype.kind == "V" and array.dtype.type.__module__ != "ml_dtypes"
     return not (array.dtype.hasobject or is_record)
 

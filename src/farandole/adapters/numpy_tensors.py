@@ -1,4 +1,4 @@
-"""Arithmetic of NumPy's arrays, for the reduction of gradients; also of frameworks whose memory NumPy can view.
+"""Arithmetic on NumPy arrays for the reduction of gradients; also for frameworks whose memory NumPy can view.
 
 tensors.add([total], [gradient])
 """
@@ -65,7 +65,7 @@ class NumpyTensors(Tensors[AnyArray]):
         return np.concatenate([flat[part.start : part.stop] for part in parts])
 
     def processor(self, param: object) -> str:
-        """See ``Tensors``; libraries divide their sums by the number of processors."""
+        """See ``Tensors``; includes the number of processors, by which libraries split their sums."""
         return f"{processor_model()}, {len(os.sched_getaffinity(0))} of them, numpy {np.__version__}"
 
 

@@ -2,8 +2,8 @@
 
     verbs.allreduce([tf.ones(3)], "ones", Reduction(), global_process_set).run()
 
-Tensors never change, so an engine reads them where they lie, and writes into fresh memory that TensorFlow then takes
-for a tensor, by DLPack. A verb in place assigns its result to a ``tf.Variable``.
+Tensors never change, so an engine reads them without a copy, and writes into new memory, which becomes a tensor by
+DLPack. An in-place verb assigns its result to a ``tf.Variable``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from farandole.runtime.collectives.verbs import Verbs
 __all__ = ["DTYPES", "AnyTensor", "TensorFlowAdapter", "adapter", "values_of", "verbs"]
 
 AnyTensor: TypeAlias = Any
-"""A ``tf.Tensor``, a variable of TensorFlow or Keras, or what ``tf.convert_to_tensor`` takes."""
+"""A ``tf.Tensor``, a variable of TensorFlow or Keras, or any argument of ``tf.convert_to_tensor``."""
 
 DTYPES: dict[Any, DType] = {tf.as_dtype(d.label): d for d in DType}
 
 _ALIGNMENT = 64
-"""Bytes to which TensorFlow aligns its own tensors, and by which its kernels read them."""
+"""Alignment in bytes of TensorFlow's tensors, which its kernels assume."""
 
 
 @final
@@ -35,7 +35,7 @@ class TensorFlowAdapter(TensorAdapter[AnyTensor]):
     """Tensors in host memory, or copied there from a device."""
 
     def array(self, tensor: AnyTensor) -> Array:
-        """See ``Adapter``; of what ``dense``, ``clone`` or ``empty`` has returned."""
+        """See ``Adapter``; only for results of ``dense``, ``clone`` or ``empty``."""
         values = values_of(tensor)
         return Array(values.__array_interface__["data"][0], values.size, require_served(tensor.dtype), (tensor, values))
 
@@ -45,7 +45,7 @@ class TensorFlowAdapter(TensorAdapter[AnyTensor]):
         return tuple(int(length) for length in shape)
 
     def dense(self, tensor: AnyTensor) -> AnyTensor:
-        """See ``Adapter``; the tensor that a variable holds, which is never written to."""
+        """See ``Adapter``; for a variable, its current tensor, which is never written to."""
         return _eager(tensor)
 
     def clone(self, tensor: AnyTensor) -> AnyTensor:
@@ -67,7 +67,7 @@ class TensorFlowAdapter(TensorAdapter[AnyTensor]):
         target.assign(source)
 
     def written(self, tensor: AnyTensor) -> None:
-        """See ``Adapter``; none is ever written where it lies."""
+        """See ``Adapter``; nothing to do, because no tensor is written in place."""
 
     def is_tensor(self, leaf: object) -> TypeGuard[AnyTensor]:
         """See ``TensorAdapter``."""
@@ -81,11 +81,11 @@ class TensorFlowAdapter(TensorAdapter[AnyTensor]):
         return TensorSpec(self.shape(tensor), dtype.name, dtype.size)
 
     def make(self, spec: TensorSpec) -> AnyTensor:
-        """See ``TensorAdapter``; a variable, as it is to be filled."""
+        """See ``TensorAdapter``; a variable, because its values will be assigned."""
         return tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False)
 
     def view(self, memory: Array, spec: TensorSpec) -> AnyTensor | None:
-        """See ``TensorAdapter``; none: tensors do not change."""
+        """See ``TensorAdapter``; always ``None``, because tensors do not change."""
         return None
 
     def host_bytes(self, tensor: AnyTensor) -> Array:
@@ -100,45 +100,45 @@ class TensorFlowAdapter(TensorAdapter[AnyTensor]):
 
 @final
 class SessionVariable:
-    """A variable of a graph of TensorFlow 1, by the session that holds its values."""
+    """Variable of a TensorFlow 1 graph, together with the session that holds its values."""
 
     def __init__(self, variable: Any, session: Any) -> None:
         self._variable, self._session = variable, session
         self.name, self.shape, self.dtype = variable.name, variable.shape, variable.dtype.base_dtype
 
     def numpy(self) -> Any:
-        """The values now."""
+        """The current values."""
         return self._session.run(self._variable)
 
     def assign(self, values: npt.ArrayLike) -> None:
-        """Set the values; the graph does not grow."""
+        """Set the values without adding operations to the graph."""
         setter = self._variable.initializer
         self._session.run(setter, feed_dict={setter.inputs[1]: values})
 
 
 def is_variable(value: object) -> bool:
-    """True for a variable of TensorFlow, or one of Keras 3, which has one inside."""
+    """True for a TensorFlow variable, or for a Keras 3 variable, which wraps one."""
     return isinstance(value, tf.Variable) or isinstance(getattr(value, "value", None), tf.Variable)
 
 
 def values_of(tensor: AnyTensor) -> npt.NDArray[Any]:
-    """The values of an eager tensor, where they lie if that is in host memory; never write to them."""
+    """Values of an eager tensor; a view, not to be written to, if they are in host memory."""
     if tensor.shape.rank:
         return np.asarray(tensor._numpy())
-    return np.asarray(tf.reshape(tensor, [1])._numpy()).reshape(())  # of a scalar it would be a copy
+    return np.asarray(tf.reshape(tensor, [1])._numpy()).reshape(())  # ``_numpy()`` copies scalars
 
 
 def aligned(shape: tuple[int, ...], dtype: DType) -> npt.NDArray[Any]:
-    """A new array that TensorFlow can use as it lies."""
+    """New array whose memory TensorFlow can use without a copy."""
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = np.empty(count + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    name = "uint16" if dtype is DType.BFLOAT16 else dtype.label  # DLPack of NumPy knows no bfloat16
+    name = "uint16" if dtype is DType.BFLOAT16 else dtype.label  # NumPy's DLPack has no bfloat16
     return memory[start : start + count].view(name).reshape(shape)
 
 
 def variable(tensor: AnyTensor) -> AnyTensor:
-    """The tensor that a verb in place works on; raises ``UsageError`` if ``tensor`` cannot take the result."""
+    """Tensor for an in-place verb; raises ``UsageError`` if ``tensor`` cannot hold the result."""
     if not is_variable(tensor):
         raise UsageError(
             f"a {type(tensor).__name__} cannot be written in place: pass a tf.Variable, or call the function without "
@@ -148,9 +148,9 @@ def variable(tensor: AnyTensor) -> AnyTensor:
 
 
 def dense_tensor(value: Any) -> AnyTensor:
-    """The tensor of what a user gives: a tensor, a variable of TensorFlow or Keras, an array, a number.
+    """Dense tensor of a user's argument: a tensor, a variable of TensorFlow or Keras, an array, a number.
 
-    Raises ``UnsupportedError`` for what is several tensors.
+    Raises ``UnsupportedError`` for objects that consist of several tensors.
     """
     if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
         to_dense = "tf.sparse.to_dense()" if isinstance(value, tf.SparseTensor) else ".to_tensor()"
@@ -172,7 +172,7 @@ def _eager(tensor: AnyTensor) -> AnyTensor:
 
 
 def require_served(dtype: Any) -> DType:
-    """The dtype on the wire; raises ``UnsupportedError`` if there is none."""
+    """Engines' ``DType`` of ``dtype``; raises ``UnsupportedError`` if there is none."""
     found = DTYPES.get(dtype)
     if found is None:
         raise UnsupportedError(

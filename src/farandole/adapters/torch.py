@@ -1,4 +1,4 @@
-"""PyTorch's tensors as memory for the runtime."""
+"""PyTorch tensors as memory for the runtime."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TorchAdapter(TensorAdapter[torch.Tensor]):
             raise UnsupportedError(
                 f"a tensor of {tensor.dtype} does not travel; these do: {', '.join(d.label for d in DType)}"
             )
-        # Not the tensor, whose memory ``set_()`` or ``.data =`` may exchange while an engine still writes there.
+        # The storage, not the tensor: ``set_()`` or ``.data =`` may replace its memory while an engine still writes.
         if tensor.is_cpu:
             return Array(tensor.data_ptr(), tensor.numel(), dtype, tensor.untyped_storage())
         return Array(tensor.data_ptr(), tensor.numel(), dtype, tensor.detach(), _served(tensor.device))
@@ -49,7 +49,7 @@ class TorchAdapter(TensorAdapter[torch.Tensor]):
         return self.clone(tensor)
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See ``Adapter``; the copy has no history."""
+        """See ``Adapter``; the copy has no autograd history."""
         _require_strided(tensor)
         source = tensor.detach() if tensor.requires_grad else tensor
         return source.clone(memory_format=_ROWS)
@@ -64,7 +64,7 @@ class TorchAdapter(TensorAdapter[torch.Tensor]):
             target.copy_(source)
 
     def written(self, tensor: torch.Tensor) -> None:
-        """See ``Adapter``; backward passes that saved the old values then fail instead of being wrong."""
+        """See ``Adapter``; a backward pass that saved the old values then raises instead of computing wrong values."""
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 
@@ -73,7 +73,7 @@ class TorchAdapter(TensorAdapter[torch.Tensor]):
         return isinstance(leaf, torch.Tensor)
 
     def spec(self, tensor: torch.Tensor) -> TensorSpec:
-        """See ``TensorAdapter``; ``strides`` only of tensors that have gaps or another order, sparse ones excepted."""
+        """See ``TensorAdapter``; ``strides`` only for strided tensors with gaps or another order."""
         is_plain = tensor.layout is not _STRIDED or tensor.is_contiguous()
         strides = None if is_plain else tuple(tensor.stride())
         name = str(tensor.dtype).removeprefix("torch.")
@@ -93,7 +93,7 @@ class TorchAdapter(TensorAdapter[torch.Tensor]):
         if memory.count == 0:
             return self.make(spec)
         content = (ctypes.c_ubyte * memory.nbytes).from_address(memory.address)
-        content.owner = memory.owner  # type: ignore[attr-defined] # what the tensor keeps is this object
+        content.owner = memory.owner  # type: ignore[attr-defined] # the tensor keeps ``content`` alive
         flat = torch.frombuffer(content, dtype=getattr(torch, spec.dtype))
         if spec.strides is None:
             return flat[: math.prod(spec.shape)].view(spec.shape)
@@ -114,7 +114,7 @@ class TorchAdapter(TensorAdapter[torch.Tensor]):
             )
 
     def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See ``TensorAdapter``; the order of the elements stays."""
+        """See ``TensorAdapter``; preserves the memory format."""
         self.require_kept(tensor)
         return tensor.detach().to("cpu", copy=True, memory_format=torch.preserve_format)
 

@@ -1,9 +1,9 @@
-"""Targets of reduced gradients of PyTorch: the gradients they come from, if these lie apart, or fresh memory.
+"""Targets of reduced PyTorch gradients: the gradients themselves if they share no memory, or new memory.
 
     gradients = [param.grad for param in params]
     Targets(specs).of(gradients)                # per gradient: itself, or None
 
-Autograd makes gradients that lie apart. Users also make one tensor the gradient of two parameters, expand a scalar,
+Gradients from autograd share no memory. But users make one tensor the gradient of two parameters, expand a scalar,
 cut one buffer into pieces, or keep a gradient with its graph: written in place, one result would overwrite another.
 """
 
@@ -24,7 +24,7 @@ _type = attrgetter("dtype", "requires_grad")
 
 
 class GradientSpec(NamedTuple):
-    """The order and type of a gradient's elements while it is reduced, the same on all members."""
+    """Memory layout and dtype of a gradient during the reduction, the same on all members."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -33,15 +33,15 @@ class GradientSpec(NamedTuple):
 
     @staticmethod
     def of(param: torch.Tensor) -> GradientSpec:
-        """Spec of a gradient as autograd would make it, so that it is copied straight in most cases."""
+        """Spec of a gradient as autograd makes it, so that most copies keep the order of elements."""
         return GradientSpec(param.shape, torch.empty_like(param, device="meta").stride(), param.dtype, param.device)
 
     def empty(self) -> torch.Tensor:
-        """Memory for one such gradient."""
+        """New, uninitialized gradient of this spec."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
     def sparse(self, gradient: torch.Tensor | None, sparse_dims: int) -> torch.Tensor:
-        """``gradient`` as a sparse tensor; one without values if there is none."""
+        """``gradient`` as a sparse tensor; without values if ``gradient`` is ``None``."""
         if gradient is None:
             indices = torch.empty(sparse_dims, 0, dtype=torch.int64, device=self.device)
             values = torch.empty(0, *self.shape[sparse_dims:], dtype=self.dtype, device=self.device)
@@ -60,11 +60,11 @@ class Targets:
         self._extents = [spec.shape.numel() * spec.dtype.itemsize for spec in specs]
 
     def are_ordinary(self, gradients: Gradients[torch.Tensor]) -> bool:
-        """True if all are there as autograd makes them: ``specs`` hold, and each may be written over.
+        """True if all gradients exist, match ``specs``, and may each be overwritten.
 
-        Said of all at once, as this is asked in every step.
+        Checks all gradients at once, for speed: every step calls this.
         """
-        there: Sequence[torch.Tensor] = gradients  # type: ignore[assignment] # or else there is a TypeError
+        there: Sequence[torch.Tensor] = gradients  # type: ignore[assignment] # ``None`` raises TypeError below
         try:
             if list(map(_strides, there)) != self._strides or list(map(_type, there)) != self._types:
                 return False
@@ -73,21 +73,21 @@ class Targets:
             addresses = list(map(_address, there))
         except TypeError:
             return False
-        return _lie_apart(addresses, self._extents)  # not remembered: an allocator has ever other small ones
+        return _lie_apart(addresses, self._extents)  # not cached: small gradients get new addresses in each step
 
     def of(self, gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
-        """Per gradient: itself if it may be written over, or ``None``."""
+        """For each gradient, the gradient itself if it may be overwritten, else ``None``."""
         return gradients if self.are_ordinary(gradients) else _one_by_one(gradients)
 
 
 def dtype_of(param: torch.Tensor) -> torch.dtype | None:
-    """The dtype that a gradient of ``param`` must have; ``None`` for any."""
-    dtype: torch.dtype | None = getattr(param, "grad_dtype", param.dtype)  # PyTorch 2.10 lets it be another one
+    """Required dtype of a gradient of ``param``; ``None`` if any dtype is allowed."""
+    dtype: torch.dtype | None = getattr(param, "grad_dtype", param.dtype)  # ``grad_dtype`` since PyTorch 2.10
     return dtype
 
 
 def code_of(param: torch.Tensor, gradient: torch.Tensor | None) -> int:
-    """The code of one gradient; where there is none, it says which dtype one must have."""
+    """Code of one gradient (see ``agreement.code``); for ``None``, with the dtype that a gradient would have."""
     if gradient is None:
         dtype = dtype_of(param)
         return ANY if dtype is None else code(DTYPES.get(dtype), 0)
@@ -95,7 +95,7 @@ def code_of(param: torch.Tensor, gradient: torch.Tensor | None) -> int:
 
 
 def overlap(gradients: Gradients[torch.Tensor]) -> bool:
-    """True if some memory belongs to two of them, or to two elements of one."""
+    """True if two gradients share memory, or two elements of one gradient."""
     there = [gradient for gradient in gradients if gradient is not None and not gradient.is_sparse]
     addresses, extents = zip(*map(_span, there), strict=True) if there else ((), ())
     return not _lie_apart(addresses, extents) or any(map(_folds, there))
@@ -117,7 +117,7 @@ def _is_writable(gradient: torch.Tensor) -> bool:
 
 
 def _span(gradient: torch.Tensor) -> tuple[int, int]:
-    """Address of its memory, and the number of bytes that it extends over."""
+    """Address of the gradient's memory, and its extent in bytes."""
     if not gradient.numel():
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(gradient.shape, gradient.stride(), strict=True))
@@ -125,7 +125,7 @@ def _span(gradient: torch.Tensor) -> tuple[int, int]:
 
 
 def _folds(gradient: torch.Tensor) -> bool:
-    """True if two elements may share memory; also for a few gradients where none do."""
+    """True if two elements may share memory; true also for some rare layouts without sharing."""
     reach = 0
     for stride, size in sorted(zip(gradient.stride(), gradient.shape, strict=True)):
         if size > 1:
@@ -136,25 +136,25 @@ def _folds(gradient: torch.Tensor) -> bool:
 
 
 def _lie_apart(addresses: Sequence[int], extents: Sequence[int]) -> bool:
-    """True if no byte is in two: each begins when as many have ended as have begun before it."""
+    """True if no two extents overlap: the n-th smallest end is at most the (n+1)-th smallest begin."""
     return all(map(le, sorted(map(add, addresses, extents)), sorted(addresses)[1:]))
 
 
 def new_gradient(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A gradient with this ``value``, laid out as autograd lays one out now.
+    """Gradient with this ``value``, in the memory layout that autograd would choose now.
 
-    A step rounds by the way in which the elements lie: ranks with other strides would come to other bits.
+    The rounding of a step depends on the memory layout: ranks with different strides would get different bits.
     """
     return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """The same values with an element for each."""
+    """The gradient as a dense tensor."""
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def is_like(gradient: torch.Tensor | None, spec: GradientSpec) -> bool:
-    """True if the elements of ``gradient`` lie in memory as ``spec`` says."""
+    """True if dtype, shape and memory layout of ``gradient`` match ``spec``."""
     if gradient is None:
         return False
     is_same = gradient.dtype is spec.dtype and gradient.shape == spec.shape and gradient.stride() == spec.strides

@@ -1,4 +1,4 @@
-"""Arithmetic of PyTorch's tensors, for the reduction of gradients, and norms of them.
+"""Arithmetic on PyTorch tensors for the reduction of gradients, and norms.
 
 tensors.add([total], [gradient])
 """
@@ -21,7 +21,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @final
 class Untracked:
-    """Context without gradients, as ``torch.no_grad()``, which takes three times as long; a step has one."""
+    """Context without autograd, like ``torch.no_grad()``, but three times as fast; entered in every step."""
 
     __slots__ = ("_before",)
 
@@ -40,7 +40,7 @@ class TorchTensors(Tensors[torch.Tensor]):
     adapter = adapter
 
     def zeros_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See ``Tensors``; zeros like a parameter are no parameter."""
+        """See ``Tensors``; for a parameter, the result is a plain tensor."""
         return torch.zeros_like(tensor)
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class TorchTensors(Tensors[torch.Tensor]):
         return super().digests([None if t is None or t.layout is not torch.strided else t for t in tensors])
 
     def sample(self, tensor: torch.Tensor, turn: int) -> torch.Tensor:
-        """See ``Tensors``; of a tensor that is not contiguous, rows."""
+        """See ``Tensors``; samples rows of a tensor that is not contiguous."""
         if tensor.layout is not torch.strided or tensor.nbytes <= SAMPLE_BYTES:
             return tensor
         lines = tensor.detach()
@@ -87,7 +87,7 @@ class TorchTensors(Tensors[torch.Tensor]):
         model = f"{processor_model()} {torch.backends.cpu.get_cpu_capability()}"
         return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__} {device}"
 
-    # Functions of C: every step asks them of every parameter.
+    # Implemented in C, because every step calls these for every parameter.
     gradient = staticmethod(attrgetter("grad"))  # type: ignore[assignment]
     """See ``Tensors``."""
     is_trained = staticmethod(attrgetter("requires_grad"))  # type: ignore[assignment]
@@ -103,7 +103,7 @@ class TorchTensors(Tensors[torch.Tensor]):
 
     def is_part(self, gradient: torch.Tensor) -> bool:
         """See ``Tensors``."""
-        if gradient._is_view():  # also one that has got memory of its own since
+        if gradient._is_view():  # true also for a former view that got its own memory
             return True
         return gradient.layout is torch.strided and gradient.untyped_storage().nbytes() != gradient.nbytes
 
@@ -115,15 +115,15 @@ tensors = TorchTensors()
 
 
 def gradients(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of ``params`` that are there; of sparse ones their values."""
+    """Existing gradients of ``params``; for sparse gradients, their values."""
     found = (param.grad for param in params)
     return [g.coalesce().values() if g.is_sparse else g for g in found if g is not None]
 
 
 def squared_norm(tensors: Iterable[torch.Tensor]) -> float:
-    """The sum of the squares of all elements: in float32 for 16-bit tensors, over tensors in float64.
+    """Sum of the squares of all elements: in float32 for 16-bit tensors, summed over tensors in float64.
 
-    Exactly rounded, so the same in whatever order a rank has its parameters: learning rates are made of it.
+    The sum over tensors is exactly rounded: learning rates depend on it, and ranks may order parameters differently.
     """
     alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -134,12 +134,12 @@ def squared_norm(tensors: Iterable[torch.Tensor]) -> float:
             norms = [torch.linalg.vector_norm(member, dtype=torch.float32) for member in members]
         else:
             norms = list(torch._foreach_norm(members))
-        squares += [norm * norm for norm in torch.stack(norms).tolist()]  # a single copy from the device
+        squares += [norm * norm for norm in torch.stack(norms).tolist()]  # one copy from the device for all
     return math.fsum(squares)
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Euclidean norms of ``tensors``, in float32 at least; waits for their device once."""
+    """Euclidean norms of ``tensors``, in at least float32; synchronizes with the device once."""
     found = [torch.linalg.vector_norm(t, dtype=torch.float32 if t.dtype in HALF else None) for t in tensors]
     lengths: list[float] = torch.stack([n.to(found[0].device, torch.float64) for n in found]).tolist()
     return lengths

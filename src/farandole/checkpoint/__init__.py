@@ -1,4 +1,4 @@
-"""Durable checkpoints: atomic, checksummed, asynchronous, of one rank or sharded over all.
+"""Durable checkpoints: atomic, checksummed, asynchronous, written by one rank or sharded over all.
 
     from farandole.torch import Checkpoints
 
@@ -7,8 +7,8 @@
         ...
         checkpoints.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
 
-Training goes on while a checkpoint is written. Nothing that is torn, truncated, changed or foreign is ever restored:
-the last good one is, and what was wrong with the others is said.
+Training goes on while a checkpoint is written. A torn, truncated, changed or foreign checkpoint is never restored: the
+last good checkpoint is, and the log has the reasons against newer ones.
 """
 
 from farandole.checkpoint.checkpoints import Checkpoints

@@ -1,7 +1,7 @@
-"""Agreement of the ranks that write one checkpoint: on its step, and on the tensors that they share out.
+"""Agreement of the ranks that write one checkpoint: on its step, and on the tensors that they distribute.
 
 offers = gather(WriterProposal("rank 0 on node1", mark, step, digest_of(outline)))
-differing_offers(offers)                          # in words why they cannot write one checkpoint together, or ""
+differing_offers(offers)                          # text on why they cannot write one checkpoint together, or ""
 differing_outlines(["rank 0", "rank 1"], gather(outline))
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import final
 
 Outline = Mapping[str, str]
-"""Where each tensor is in the state, and its dtype and shape."""
+"""Path of each tensor in the state, and its dtype and shape."""
 
 REMEDY = "with sharded=True all ranks save the same tensors: leave out what is not the same, or save without sharded="
 
@@ -21,7 +21,7 @@ REMEDY = "with sharded=True all ranks save the same tensors: leave out what is n
 @final
 @dataclass(frozen=True)
 class WriterProposal:
-    """One rank's word before anything is written: what it is about to save, or what keeps it from that (``wrong``)."""
+    """Proposal of one rank before anything is written: what it will save, or why it cannot save (``wrong``)."""
 
     rank: str
     mark: str
@@ -31,12 +31,12 @@ class WriterProposal:
 
 
 def digest_of(outline: Outline) -> str:
-    """Digest of the outline, whatever its order."""
+    """Digest of the outline, independent of its order."""
     return hashlib.blake2b(repr(sorted(outline.items())).encode(), digest_size=16).hexdigest()
 
 
 def differing_offers(offers: Sequence[WriterProposal]) -> str:
-    """Reason why these ranks do not save together: one that cannot, or another step; in words, or nothing."""
+    """Text on why these ranks cannot save together: a rank that cannot save, or different steps; "" if they can."""
     if wrong := [f"{each.rank} cannot save: {each.wrong}" for each in offers if each.wrong]:
         return "; ".join(wrong)
     first, *others = offers
@@ -47,7 +47,7 @@ def differing_offers(offers: Sequence[WriterProposal]) -> str:
 
 
 def differing_outlines(ranks: Sequence[str], outlines: Sequence[Outline]) -> str:
-    """The first tensor in which a rank differs from the first one; in words, or nothing."""
+    """Text on the first tensor in which a rank differs from the first rank; "" if there is none."""
     for rank, outline in zip(ranks, outlines, strict=True):
         for path in sorted(outlines[0].keys() | outline.keys()):
             own, first = outline.get(path), outlines[0].get(path)

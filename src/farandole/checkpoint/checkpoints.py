@@ -1,21 +1,21 @@
 """The checkpoints of a job: written while training goes on, by one rank or by all."""
 
-# Two threads: the one that calls the methods, and the one that writes the last checkpoint, which ``save`` joins before
-# it starts the next. What is written is a copy. A signal handler may save on top of any line of ``save`` and ``wait``.
-# So there may be a writing thread more, which the caller below it does not know of: ``_turn`` lets one write at a time,
-# and is never taken by callers, who may be on top of each other. ``_writers`` and ``_unsaid`` change by methods of
-# ``set`` and ``list`` that no handler interrupts. A thread that is in ``_writers`` has been started, and may be joined:
-# it enters itself, and ``save`` does, since it returns perhaps before that.
+# Two threads: the thread that calls the methods, and the thread that writes the last checkpoint, which ``save`` joins
+# before it starts the next. The written state is a copy. A signal handler may call ``save`` on top of any line of
+# ``save`` and ``wait``. So there may be one more writing thread, unknown to the interrupted call: the lock ``_turn``
+# lets one thread write at a time. Callers never take it, because one may have interrupted another. ``_writers`` and
+# ``_unsaid`` change by methods of ``set`` and ``list`` that no handler interrupts. A thread in ``_writers`` has been
+# started, and may be joined: the thread adds itself, and ``save`` adds it, because ``save`` may return before that.
 #
-# Where all ranks write, their writing threads meet in three all-gathers, beside the collectives of the training; names
-# tell them apart, and from those of checkpoints in other folders. In the first, all say what they are about to save:
-# nothing is written where they differ. Rank 0 tells the folder that all write to, which is of this save alone: another
-# job, or a step that is saved twice, must not write into it. Everything that can fail on one rank is caught before each
-# and travels in it, also what the caller of ``save`` raises, as the others would wait for a rank that raises. Between
-# the last two, when the files of all are on the disk, rank 0 gives the checkpoint its name; after the last all know
-# whether it has one. A gather that is aborted tells a rank nothing of the others. So then rank 0 alone removes the
-# folder, where it is not giving it its name: removal goes on in a folder that is renamed meanwhile, and would empty the
-# newest checkpoint. Where rank 0 is gone, the folder is left to a later save (``is_abandoned``).
+# If all ranks write, their writing threads meet in three all-gathers, beside the collectives of the training, with
+# names that no other gathers have. In the first all-gather, all ranks send what they will save: if they differ, nothing
+# is written. Rank 0 sends the folder for all files, which belongs to this save alone: another job, or a second save of
+# the step, must not write into it. Every error on one rank is caught before each all-gather and sent in it, even an
+# error that the caller of ``save`` raises, because other ranks would wait for a rank that raises. Between the last two
+# all-gathers, when all files are on the disk, rank 0 gives the checkpoint its name; after the last, all ranks know
+# whether it has its name. An aborted all-gather tells a rank nothing of the others. Then only rank 0 removes the
+# folder, if it is not renaming it: a removal goes on in a folder that is renamed meanwhile, and would empty the newest
+# checkpoint. If rank 0 has exited, a later save removes the folder (``is_abandoned``).
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OnError: TypeAlias = Literal["raise", "warn"]
 R = TypeVar("R")
 
 _saving: weakref.WeakKeyDictionary[Session, dict[str, list[threading.Lock]]] = weakref.WeakKeyDictionary()
-"""Those whose ranks all write, by the name of their folder and in the order of their first saves, by their locks."""
+"""Locks of the ``Checkpoints`` that all ranks write, by session and folder name, in the order of their first saves."""
 
 REMEDIES = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints: keep=",
@@ -61,7 +61,7 @@ REMEDIES = {
 
 @final
 class Checkpoints:
-    """The checkpoints in ``root``, a folder that is made if need be.
+    """Checkpoints in the folder ``root``, which is created if needed.
 
     >>> with Checkpoints("runs/a", codec, keep=3) as checkpoints:
     ...     found = checkpoints.restore()
@@ -69,12 +69,12 @@ class Checkpoints:
     ...         train()
     ...         checkpoints.save(step, {"model": model.state_dict()})
 
-    Every rank makes one and calls the same methods. Rank 0 writes all, to a folder that need not be seen elsewhere;
-    with ``sharded`` each rank writes its share of the tensors, to a folder that all see (state that is the same on all
-    ranks, as in data-parallel training). What was saved by any number of ranks is restored by any other number.
-    ``keep`` is how many stay (0: all). ``on_error="warn"`` logs what goes wrong in writing (no space, no right) and
-    lets the training go on; ``"raise"`` raises ``CheckpointError`` at the next call. Works without ``init()`` as well.
-    It is logged at once in both cases, and a process that ends without ``close`` waits for its last checkpoint.
+    Every rank creates this object and calls the same methods. Rank 0 writes everything, to a folder that only rank 0
+    must see; with ``sharded`` each rank writes its share of the tensors, to a folder that all ranks see (for state that
+    is equal on all ranks, as in data-parallel training). Any number of ranks can restore a checkpoint. ``keep``: number
+    of checkpoints to keep (0: all). ``on_error="warn"`` logs errors in writing (no space, no permission), and training
+    goes on; ``"raise"`` raises ``CheckpointError`` at the next call, and logs the error at once, too. Works without
+    ``init()`` as well. A process that exits without ``close`` waits for its last checkpoint.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Checkpoints:
         self._writers: set[threading.Thread] = set()
         self._turn = threading.Lock()
         self._unsaid: list[tuple[CheckpointError, Writer]] = []
-        self._back_to: int | None = None  # the step that was restored by its number, until the next is written
+        self._back_to: int | None = None  # step of the last ``restore(step)``, until the next write
         self._has_warned = False
 
     def save(self, step: int, state: Any) -> None:
@@ -103,16 +103,16 @@ class Checkpoints:
 
         >>> checkpoints.save(1200, {"model": model.state_dict(), "epoch": 3})
 
-        ``step`` is a whole number from 0 on. Returns when the state has been copied; it may change then. Waits for the
-        checkpoint before this one. Raises ``UsageError`` for objects that are none of these, on every rank that saves
-        them, and ``CheckpointError`` for what went wrong with the last one: this one is written all the same.
+        ``step`` is an integer from 0 on. Returns when the state has been copied, and may change again. Waits for the
+        previous checkpoint. Raises ``UsageError`` for other objects in ``state``, on every rank that has them, and
+        ``CheckpointError`` if the previous checkpoint failed: the new checkpoint is written nevertheless.
         """
         self._join()
         writer = Writer.here(self._sharded)
-        before = list(self._unsaid)  # and not what goes wrong with this one, which a later call raises
+        before = list(self._unsaid)  # not errors of the new checkpoint, which a later call raises
         if writer.rank < writer.writers and not writer.is_outside:
             self._begin(step, state, writer)
-        else:  # others write it, and leave the branch of later steps if need be: this one never does
+        else:  # other ranks write it, and move later steps away if needed: this rank never does
             self._require_kept(step, state)
             self._back_to = None
         for each in before:
@@ -123,14 +123,14 @@ class Checkpoints:
         try:
             save = self._copied(_whole_number(step), state, writer, name)
         except BaseException as error:
-            if writer.writers > 1:  # the others wait for its word
+            if writer.writers > 1:  # the other writers wait for its proposal
                 self._start(Save(step, writer, name, back_to, wrong=f"{type(error).__name__}: {error}"))
             raise
         self._back_to = None
         self._start(save)
 
     def _require_kept(self, step: int, state: Any) -> None:
-        """Raise what the ranks that write it raise: a script may go on, and must not do so on some ranks alone."""
+        """Raise the same errors as the ranks that write: a script that catches them must do so on all ranks."""
         _whole_number(step)
         for tensor in take_apart(state, self._codec.adapter)[1].values():
             self._codec.adapter.require_kept(tensor)
@@ -150,18 +150,18 @@ class Checkpoints:
         return Save(step, writer, name, self._back_to, content, outline)
 
     def _start(self, save: Save) -> None:
-        # No daemon: the interpreter joins it before ``atexit``, and so before the session leaves the job.
+        # Not a daemon thread: the interpreter joins it before ``atexit``, and so before the session leaves the job.
         thread = threading.Thread(target=self._write, args=(save,), name="farandole-checkpoint")
-        if save.writer.writers > 1:  # its all-gather needs the session, and the others need it to come to that
+        if save.writer.writers > 1:  # its all-gathers need the session, and the other ranks wait in them
             init.finish_before_leaving(thread)
         thread.start()
         self._writers.add(thread)
 
     def _gathers(self, writer: Writer) -> str:
-        """Name of the gathers of this one: it is the n-th that saves in this session to a folder of that name.
+        """Name of the gathers: the folder's name, and the number of this object among those with such a folder.
 
-        Not of the whole path: hosts may see the folder at different ones. Nor of the step: ranks that save different
-        ones have to meet, to learn of it.
+        Not the whole path: hosts may see the folder at different paths. Not the step: ranks that save different steps
+        must meet to find this out.
         """
         if writer.writers == 1:
             return ""
@@ -171,33 +171,33 @@ class Checkpoints:
         return f"checkpoint.{self.root.name}.{order.index(self._turn)}"
 
     def wait(self) -> None:
-        """Return when what was saved is on the disk, or raise ``CheckpointError`` on every writer: why it is not."""
+        """Wait until all saves are on the disk; raises ``CheckpointError`` on every writer if a save failed."""
         self._join()
         for each in list(self._unsaid):
             self._raise(each)
 
     def _join(self) -> None:
-        # Asked anew, as a handler may save on top of any of these lines. If its exception interrupts the join, the next
-        # call joins again.
+        # A loop, because a handler may call ``save`` on top of any of these lines. If its exception interrupts the
+        # join, the next call joins again.
         while self._writers:
             for thread in list(self._writers):
                 thread_joins.join(thread)
                 self._writers.discard(thread)
 
     def restore(self, step: int | None = None) -> Restored | None:
-        """The newest checkpoint that is whole, or that of ``step``; ``None`` if there is none. All ranks get the same.
+        """Restore the newest whole checkpoint, or that of ``step``; ``None`` if there is none. All ranks get the same.
 
-        A worker that is to join others in an elastic job gets ``None`` as well: it gets the state from them.
+        A worker that is about to join an elastic job gets ``None`` as well: the members send it their state.
 
         >>> found = checkpoints.restore()
         >>> if found is not None:
         ...     model.load_state_dict(found.state["model"])
 
-        What is saved after ``restore(step)`` is newer than all that is there: checkpoints of later steps are moved to a
-        folder ``later-than-…``, whole, before the first of a step that is not later still gets its name.
+        A save after ``restore(step)`` replaces the later checkpoints: they are moved, whole, to a folder
+        ``later-than-…``, before the first checkpoint gets its name whose step is not later than all of them.
 
-        Says which newer ones are torn, truncated, changed or foreign, in ``refused`` and in the log. Raises
-        ``CheckpointError`` if ``step`` is asked for and not whole.
+        Newer checkpoints that are torn, truncated, changed or foreign are listed in ``refused`` and in the log. Raises
+        ``CheckpointError`` if a ``step`` is given and its checkpoint is not whole.
         """
         step = None if step is None else _whole_number(step)
         self._join()
@@ -218,7 +218,7 @@ class Checkpoints:
         return Restored(point.step, state, point.refused)
 
     def close(self) -> None:
-        """Wait for the last checkpoint, as ``wait`` does; the last thing to do."""
+        """Wait for the last checkpoint, as ``wait`` does; call no method after it."""
         self.wait()
 
     def __enter__(self) -> Checkpoints:
@@ -227,12 +227,12 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if kind is None:
             self.close()
-        else:  # the error on its way says more than one of ours, which is in the log
+        else:  # the current error matters more than a failed checkpoint, which is in the log
             with contextlib.suppress(CheckpointError):
                 self.close()
 
     def _raise(self, unsaid: tuple[CheckpointError, Writer]) -> None:
-        """Raise what kept a checkpoint from the disk: the end of the generation as what it is, for ``elastic.run``."""
+        """Raise why a checkpoint was not written; for ``elastic.run``, the end of a generation as ``AbortError``."""
         try:
             self._unsaid.remove(unsaid)
         except ValueError:  # a handler has just raised it
@@ -241,7 +241,7 @@ class Checkpoints:
         if isinstance(failure.__cause__, AbortError) and init.is_initialized():
             if writer.generation == init.current().generation:
                 raise AbortError(str(failure)) from failure
-            return  # the job has gone on since
+            return  # the job is in a later generation now
         raise failure
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Checkpoints:
         try:
             with self._turn:
                 self._write_all(save)
-        except BaseException as error:  # of this thread nobody would hear it
+        except BaseException as error:  # an exception of this thread would be lost
             failure = CheckpointError(f"the checkpoint of step {save.step} in {self.root} was not written: {error}")
             failure.__cause__ = error
             self._back_to = save.back_to
@@ -268,15 +268,15 @@ class Checkpoints:
             try:
                 wrong = self._write_together(save, writing)
             except BaseException:
-                if save.writer.rank == 0:  # and no other rank: this one may be giving the folder its name meanwhile
+                if save.writer.rank == 0:  # no other rank: rank 0 may be renaming the folder meanwhile
                     folder.discard(writing)
                 raise
             if wrong:
-                folder.discard(writing)  # now nobody is at it any more
+                folder.discard(writing)  # no rank writes to it any more
                 raise CheckpointError("; ".join(wrong))
 
     def _agreed_mark(self, save: Save, own: str) -> str:
-        """Mark of rank 0, if all ranks are about to save the same; else all raise what differs."""
+        """Mark of rank 0, if all ranks will save the same; else all ranks raise the difference."""
         writer, digest = save.writer, digest_of(save.outline)
         offers: list[WriterProposal] = writer.gather(
             WriterProposal(writer.name, own, save.step, digest, save.wrong), f"{save.gathers}.offer"
@@ -290,8 +290,8 @@ class Checkpoints:
         return offers[0].mark
 
     def _write_together(self, save: Save, writing: Path) -> list[str]:
-        """Write the files of all ranks, and name their folder; in words what kept any rank from that, on all ranks."""
-        # Nothing here may raise before the last gather: the others would wait there for this rank.
+        """Write the files of all ranks, and rename their folder; returns the errors of all ranks, on all ranks."""
+        # Nothing here may raise before the last gather: other ranks would wait there for this rank.
         writer = save.writer
         said = self._try(lambda: self._write_share(writing, save.content, writer), writing, writer)
         shards = writer.gather(said, f"{save.gathers}.written")
@@ -303,7 +303,7 @@ class Checkpoints:
         return [each for each in writer.gather(named, f"{save.gathers}.named") if isinstance(each, str)]
 
     def _try(self, write: Callable[[], R], writing: Path, writer: Writer) -> R | str:
-        """Return what ``write`` returns, or in words what kept this rank from it."""
+        """Return the result of ``write``, or a text on the error of this rank."""
         try:
             return write()
         except OSError as error:
@@ -315,7 +315,7 @@ class Checkpoints:
 
     def _finish(self, writing: Path, save: Save, whole: list[ShardFile]) -> None:
         folder.finish(writing, CheckpointManifest(save.step, whole, __version__), save.back_to)
-        # Older ones go only when the new name would survive a power failure.
+        # Older checkpoints are removed only when the new name would survive a power failure.
         folder.retain(self.root, self._keep, save.step)
         latest = max(folder.steps(self.root), default=save.step)
         if latest > save.step and not self._has_warned:
@@ -344,7 +344,7 @@ class Checkpoints:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _choose(self, step: int | None, writer: Writer) -> RestorePoint | None:
-        """The checkpoint that rank 0 finds. Raises what kept this rank from writing its last one."""
+        """The checkpoint that rank 0 finds, ``None`` on others. Raises the error of this rank's last checkpoint."""
         self.wait()
         if writer.rank > 0:
             return None
@@ -355,7 +355,7 @@ class Checkpoints:
             raise CheckpointError(f"{writer.name} cannot read {name}: {error.strerror}{_remedy(error)}") from error
 
     def _read(self, point: RestorePoint, writer: Writer) -> Any:
-        """Read the files of each rank's own folder if all have the very same; else those of rank 0 alone."""
+        """Read the files in each rank's own folder if all ranks have the same files; else rank 0 reads for all."""
         state, wrong, own = None, "", folder.writer_of(self.root, point.step or 0)
         try:
             state = restoring.read(self.root, point, self._codec)
@@ -364,7 +364,7 @@ class Checkpoints:
         wrongs = writer.everybody(wrong)
         if wrongs[0]:
             raise CheckpointError("; ".join(filter(None, wrongs)))
-        if wrong and own.exists():  # and not of a rank that does not see the folder of rank 0
+        if wrong and own.exists():  # no warning on a rank that does not see the folder of rank 0
             logger.warning("checkpoint: %s; what rank 0 has is used", wrong)
         return writer.agree(state) if any(wrongs) else state
 

@@ -20,13 +20,13 @@ from farandole.errors import UsageError
 from farandole.runtime.collectives.adapter import TensorAdapter
 
 PLACEHOLDER = "farandole.tensor"
-"""The key of the dict that stands for a tensor in a tree without its tensors; its value says which: where it was.
+"""Key of the dict that replaces a tensor in a tree without its tensors; its value is the path of the tensor.
 
-Not its number, as in older files: ranks that each write a share may come to their tensors in another order.
+Not a number, as in older files: ranks that each write a share may have their tensors in another order.
 """
 
 VALUE = "farandole.value"
-"""The key of the dict that stands for a value that no file format has; its value is a list of kind and content."""
+"""Key of the dict that replaces a value that no file format supports; its value is a list of kind and content."""
 
 _OURS = "farandole."
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -44,15 +44,15 @@ class Codec(ABC):
 
     @abstractmethod
     def load(self, file: BinaryIO) -> dict[str, Any]:
-        """Read what ``dump`` has written, running no code from the file; raises whatever where it cannot."""
+        """Read what ``dump`` has written, running no code from the file; raises any exception if it cannot."""
 
 
 def take_apart(tree: Any, adapter: TensorAdapter[Any]) -> tuple[Any, dict[str, Any]]:
-    """The tree with placeholders for its tensors, and the tensors by where they were.
+    """The tree with placeholders for its tensors, and the tensors by path.
 
-    Raises ``UsageError`` for what cannot be kept. Everything else comes back as what it was: what files cannot tell
-    apart from another value stands in it as a dict of ``VALUE``, its kind and its content. So classes are asked for,
-    and not what they derive from.
+    Raises ``UsageError`` for values that cannot be saved. All other values are restored with their type: a value that
+    files cannot tell apart from another value is replaced by a dict of ``VALUE``, its kind and its content. So the
+    checks are for exact classes, and not for their base classes.
     """
     tensors: dict[str, Any] = {}
 
@@ -63,12 +63,12 @@ def take_apart(tree: Any, adapter: TensorAdapter[Any]) -> tuple[Any, dict[str, A
         if type(node) is dict:
             return {_key(key, path): walk(value, f"{path}[{key!r}]") for key, value in node.items()}
         if type(node) in (OrderedDict, Counter):
-            # Beside it are its attributes: a module's ``state_dict()`` has the versions of its parts there.
+            # With its attributes: a module's ``state_dict()`` has the versions of its parts there.
             content = [walk(dict(node), path), walk(vars(node), f"vars({path})")]
             return {VALUE: [type(node).__name__, *content]}
         if type(node) in (list, tuple):
             return type(node)(walk(value, f"{path}[{i}]") for i, value in enumerate(node))
-        if type(node) is bytes and not node:  # torch reads all bytes but none
+        if type(node) is bytes and not node:  # torch cannot read empty bytes
             return {VALUE: ["bytes"]}
         if type(node) in PLAIN:
             return node
@@ -111,7 +111,7 @@ def _value(kind: str, content: list[Any]) -> Any:
 
 
 def _is_numpy_scalar(node: Any) -> bool:
-    """True for a number or a time of NumPy; without importing it, as nobody has one where it is not loaded."""
+    """True for a number or a time of NumPy; without importing NumPy, because without it there are none."""
     numpy = sys.modules.get("numpy")
     is_its_own = numpy is not None and isinstance(node, numpy.generic) and type(node).__module__ == "numpy"
     return is_its_own and node.dtype.kind in "biufcmM"

@@ -1,4 +1,4 @@
-"""Choice of the newest checkpoint that is whole, and reading it.
+"""Choose the newest whole checkpoint, and read it.
 
 found = settled(Path("runs/a"), step=None)
 found.step, found.shards, found.refused
@@ -23,7 +23,7 @@ _LOOKS = 10
 @final
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was whole. ``refused`` says of every newer one why it was not taken."""
+    """A checkpoint that was whole. ``refused``: for every newer checkpoint, why it was not used."""
 
     step: int
     state: Any
@@ -33,9 +33,9 @@ class Restored:
 @final
 @dataclass(frozen=True)
 class RestorePoint:
-    """The newest step whose ``shards`` have the bytes that were written, and what was refused; ``None``: there is none.
+    """The newest step whose ``shards`` have the bytes that were written (``None``: no step), and refused checkpoints.
 
-    A folder of another host may have another checkpoint of this step: its files are not those of ``shards``.
+    The folder on another host may have another checkpoint of this step, with other files than ``shards``.
     """
 
     step: int | None
@@ -44,10 +44,10 @@ class RestorePoint:
 
 
 def settled(root: Path, step: int | None) -> RestorePoint:
-    """Choose from what there is, or ``step``: until nothing is refused, or the same is refused twice in a row.
+    """Choose a checkpoint, or check the one of ``step``; repeat until none is refused, or the result is the same.
 
-    Another job may write to this folder, and remove or replace what has just been listed: that is no reason to take an
-    older one, or to find none and begin anew.
+    Another job may write to this folder, and remove or replace a checkpoint that was just listed: this is no reason to
+    choose an older checkpoint, or none.
     """
     found: RestorePoint | None = None
     for _ in range(_LOOKS):
@@ -59,7 +59,7 @@ def settled(root: Path, step: int | None) -> RestorePoint:
 
 
 def choose(root: Path, steps: Sequence[int]) -> RestorePoint:
-    """Look through ``steps``, in their order, for one that is whole."""
+    """Find the first of ``steps`` whose checkpoint is whole."""
     refused: list[str] = []
     for step in steps:
         writer = folder.writer_of(root, step)
@@ -77,7 +77,7 @@ def choose(root: Path, steps: Sequence[int]) -> RestorePoint:
 
 
 def read(root: Path, point: RestorePoint, codec: Codec) -> Any:
-    """Read what was saved; raises ``Unrestorable`` if ``root`` has not the very same, or not of this framework."""
+    """Read a checkpoint; raises ``Unrestorable`` if ``root`` has other files, or files of another framework."""
     assert point.step is not None
     writer = folder.writer_of(root, point.step)
     tree: Any = None
@@ -92,5 +92,5 @@ def read(root: Path, point: RestorePoint, codec: Codec) -> Any:
             tree = content.get(TREE, tree)
     try:
         return put_together(tree, tensors)
-    except Exception as error:  # as above; also where a shard lacks a tensor that another one's tree has
+    except Exception as error:  # as above; also if a shard lacks a tensor that is in the tree
         raise Unrestorable(f"its values cannot be put together: {type(error).__name__}: {error}") from error

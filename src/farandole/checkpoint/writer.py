@@ -1,4 +1,4 @@
-"""Role of a rank in writing checkpoints, and one that is to be written.
+"""Role of a rank in writing checkpoints, and a checkpoint to write.
 
 writer = Writer.here(sharded=True)
 writer.gather(value, "name")                      # the values of all writers
@@ -21,9 +21,9 @@ R = TypeVar("R")
 
 @final
 class Writer:
-    """Role of this rank in writing, in the job as it is now; that of the only one, where there is no job.
+    """Role of this rank in writing in the current generation; a process without a job writes everything.
 
-    ``is_outside`` while others train, and it waits to be one of them, or has been told to end before it was one.
+    ``is_outside``: this worker waits to join the job, or got SIGTERM before it joined, so it must not write.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Writer:
         if not init.is_initialized():
             return cls(0, 1, 0, "this process", sharded, init.is_outside())
         own, topology = init.current(), init.current().topology
-        sharded = sharded and not own.has_left  # the others write no more with this one, and rank 0 has all of it
+        sharded = sharded and not own.has_left  # the others no longer write with this rank; rank 0 writes everything
         name = f"rank {topology.rank} on {topology.host}"
         return cls(topology.rank, topology.size, topology.generation, name, sharded, init.is_outside())
 
     def gather(self, value: Any, name: str) -> list[Any]:
         """The values of all writers, in their order."""
-        # Of the generation in which ``save`` was called: should a thread be late, it must not meet the next one's.
+        # Named by the generation in which ``save`` was called: a late thread must not meet threads of the next one.
         return allgather_object(value, f"{name}.{self.generation}") if self.writers > 1 else [value]
 
     def everybody(self, value: Any) -> list[Any]:
@@ -53,7 +53,7 @@ class Writer:
         return allgather_object(value, "checkpoint.everybody") if self._size > 1 else [value]
 
     def together(self, do: Callable[[], R]) -> R:
-        """Return what ``do`` returns, or raise ``CheckpointError`` on all ranks if it does on any: none waits then."""
+        """Return the result of ``do``, or raise ``CheckpointError`` on all ranks if any rank raises it: none waits."""
         failure: CheckpointError | None = None
         try:
             result = do()
@@ -73,7 +73,7 @@ class Writer:
 class Save:
     """One checkpoint to write: the ``content`` of this rank's file, and the ``outline`` of the files of all.
 
-    ``gathers`` is the name of those in which ranks meet; ``back_to`` the step that training has gone back to.
+    ``gathers``: name of the all-gathers of this save. ``back_to``: step that training has gone back to.
     """
 
     step: int

@@ -1,1 +1,1 @@
-"""Floor 2: place. Detection of what started this process, and of its rank in the job."""
+"""Floor 2: place. Detection of the starter of this process (launcher, Slurm, MPI, ...), and of its rank in the job."""

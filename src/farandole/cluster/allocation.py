@@ -1,9 +1,9 @@
-"""A Slurm allocation: the hosts that ``salloc`` or ``sbatch`` got, and how many tasks each is to have.
+"""Slurm allocation: the hosts that ``salloc`` or ``sbatch`` got, and the number of tasks of each.
 
     >>> allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "4,2"})
     Allocation(job='7', tasks={'node1': 4, 'node2': 2})
 
-What a task of ``srun`` learns is in ``slurm``.
+The variables of a task of ``srun`` are in ``slurm``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH_JOBS = (
 
 
 def is_batch_job(variables: Mapping[str, str]) -> bool:
-    """True in a job of a batch system: what is left there keeps nodes.
+    """True in a job of a batch system, where leftover processes would keep nodes allocated.
 
     >>> is_batch_job({"PBS_JOBID": "7.head"}), is_batch_job({})
     (True, False)
@@ -35,16 +35,16 @@ def is_batch_job(variables: Mapping[str, str]) -> bool:
 
 @final
 class Allocation(msgspec.Struct, frozen=True):
-    """Number of the job, and tasks by host, in Slurm's order."""
+    """Id of the job, and number of tasks by host, in Slurm's order."""
 
     job: str
     tasks: dict[str, int]
 
 
 def allocation(variables: Mapping[str, str]) -> Allocation | None:
-    """The allocation that these variables describe; ``None`` outside of any.
+    """Allocation that these variables describe; ``None`` outside of an allocation.
 
-    Inside a step of ``srun`` the numbers of tasks are those of the step; then every CPU of the allocation is one.
+    Inside a step of ``srun`` the task numbers are those of the step; then every CPU of the allocation counts as a task.
     """
     if not variables.get(JOB) or not variables.get(NODES):
         return None

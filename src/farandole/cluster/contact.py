@@ -1,4 +1,4 @@
-"""The contact of a job's controller, its addresses and the job's secret, and how it travels.
+"""Contact of a job's controller (its addresses and the job's secret), and its encoding.
 
 >>> Contact.read("tcp://10.0.0.1:7000,tcp://[fd00::1]:7000", "aa" * 32).addresses
 ['tcp://10.0.0.1:7000', 'tcp://[fd00::1]:7000']
@@ -16,23 +16,23 @@ from farandole.errors import StartError
 
 @final
 class Contact(msgspec.Struct, frozen=True):
-    """All addresses of a controller, of which the first that answers is as good as any, and the secret of its job."""
+    """All addresses of a controller (use the first that answers), and the secret of its job."""
 
     addresses: list[str]
     key: str
 
     @classmethod
     def read(cls, controller: str, key: str) -> Contact:
-        """Make it of the variables ``FARANDOLE_CONTROLLER``, addresses with commas between, and ``FARANDOLE_KEY``."""
+        """Make it from ``FARANDOLE_CONTROLLER``, a comma-separated list of addresses, and ``FARANDOLE_KEY``."""
         return cls(controller.split(","), key)
 
     def encode(self) -> bytes:
-        """Encode it as bytes, to be given to the other processes."""
+        """Encode it as bytes for the other processes."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, payload: bytes) -> Contact:
-        """Make it of such bytes, spaces around them allowed; raises ``StartError`` for others."""
+        """Decode such bytes, with optional spaces around them; raises ``StartError`` for any others."""
         try:
             return msgspec.json.decode(payload, type=cls)
         except msgspec.DecodeError as error:
@@ -40,7 +40,7 @@ class Contact(msgspec.Struct, frozen=True):
 
 
 def is_loopback(address: str) -> bool:
-    """True for an address that only processes of its own host reach.
+    """True for an address that only processes of the same host can reach.
 
     >>> is_loopback("tcp://127.0.0.1:7000"), is_loopback("ipc://@farandole-1f"), is_loopback("tcp://node1:7000")
     (True, True, False)
@@ -56,9 +56,9 @@ def is_loopback(address: str) -> bool:
 
 @final
 class Meeting(msgspec.Struct, frozen=True):
-    """The terms on which the processes of a job meet to learn the contact from the first of them.
+    """Parameters by which the processes of a job get the contact from the first process.
 
-    ``folder`` is one that they all see. ``label`` tells apart the jobs that some of a starter's processes form
+    ``folder`` is visible to all of them. ``label`` distinguishes jobs of some of the started processes
     (``init(comm=[0, 2])``); "" is the job of all.
     """
 
@@ -68,5 +68,5 @@ class Meeting(msgspec.Struct, frozen=True):
 
     @property
     def suffix(self) -> str:
-        """Ending that makes a name this job's only; "" for the job of all processes."""
+        """Suffix that makes a name unique to this job; "" for the job of all processes."""
         return f"-{self.label}" if self.label else ""

@@ -1,4 +1,4 @@
-"""Finds out what started this process.
+"""Detection of the starter of this process.
 
 >>> detect({}).name
 'single process'
@@ -16,11 +16,11 @@ from farandole.cluster.slurm import Slurm
 from farandole.cluster.torchrun import Torchrun
 
 ENVIRONMENTS: tuple[type[Environment], ...] = (Launched, Plain, Torchrun, Mpi, Slurm, Single)
-"""Asked in this order; the first that recognises the variables is taken."""
+"""Environments in the order of checking; the first that recognises the variables is used."""
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
-    """The environment that ``variables`` (by default those of this process) speak of. A seat comes first."""
+    """Environment that ``variables`` (default: those of this process) describe. A notebook seat has priority."""
     if variables is None and (seated := engine.environment()) is not None:
         return seated
     told = os.environ if variables is None else variables

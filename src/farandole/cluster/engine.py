@@ -5,12 +5,12 @@
     with as_task():             # a task of a load-balanced view: a job of one, whatever the seat
         ...
 
-It is kept in the process and not in ``os.environ``: programs that a cell starts, and tasks, are no ranks. It counts
-before the variables of whatever has started the engine (``srun``, say), whose ranks are not those of the notebook.
+The seat is kept in the process and not in ``os.environ``: programs that a cell starts, and tasks, are no ranks. It
+overrides the variables of the starter of the engine (``srun``, say), whose ranks are not those of the notebook.
 """
 
-# Threads. The engine takes requests, and so calls all of this, in its main thread, one at a time. Other threads read
-# one reference each.
+# Threads. The engine handles requests, and so makes all these calls, in its main thread, one at a time. Other threads
+# only read one reference each.
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from farandole.cluster.environment import Environment, Single, Vocabulary
 
 @final
 class EngineSeat(msgspec.Struct, frozen=True):
-    """Seat of one engine: its place in the job, whose name is ``job``, and where the controller is."""
+    """Seat of one engine: its rank in the job named ``job``, and the contact of the controller."""
 
     job: str
     rank: int
@@ -41,7 +41,7 @@ class EngineSeat(msgspec.Struct, frozen=True):
 
 @final
 class SeatedEngine(Environment):
-    """An IPython engine that ``farandole.notebook.attach`` has made a rank."""
+    """Environment of an IPython engine that ``farandole.notebook.attach`` has made a rank."""
 
     name = "notebook engine"
     remedy = "In the notebook: ranks = farandole.notebook.attach(rc)"
@@ -55,7 +55,7 @@ class SeatedEngine(Environment):
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:  # noqa: ARG003
-        """Never by variables."""
+        """Always false: variables do not describe a seat."""
         return False
 
     @property
@@ -92,7 +92,7 @@ class SeatedEngine(Environment):
         return self._seat.contact.key
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """Return the contact of the seat: the notebook has brought it."""
+        """Return the contact of the seat, which the notebook has set."""
         return contact or self._seat.contact
 
 
@@ -109,19 +109,19 @@ _process = _Process()
 
 
 def take(seat: EngineSeat | None) -> None:
-    """Take a seat from now on, instead of an earlier one; ``None`` gives it up."""
+    """Set the seat of this process, in place of an earlier one; ``None`` removes it."""
     _forget_in_children()
     _process.seat = seat
 
 
 def occupied() -> EngineSeat | None:
-    """The seat of this process; ``None`` without, and in a task."""
+    """Seat of this process; ``None`` without a seat, and in a task."""
     return None if _process.tasks else _process.seat
 
 
 @contextlib.contextmanager
 def as_task() -> Iterator[None]:
-    """Context in which this process is alone, whatever its seat and its variables say."""
+    """Context in which this process is a job of one, whatever its seat and its variables say."""
     _process.tasks += 1
     try:
         yield
@@ -131,7 +131,7 @@ def as_task() -> Iterator[None]:
 
 @contextlib.contextmanager
 def by_variables() -> Iterator[None]:
-    """Context, in a task, in which this process is what its variables say: a worker of a search, which has set them."""
+    """Context, in a task, in which the variables count: for a worker of a search, which has set them."""
     kept = _process.seat, _process.tasks
     _process.seat, _process.tasks = None, 0
     try:
@@ -141,7 +141,7 @@ def by_variables() -> Iterator[None]:
 
 
 def environment() -> Environment | None:
-    """The environment of an engine with a seat, or of its task; ``None`` in any other process."""
+    """Environment of an engine with a seat, or of its task; ``None`` in any other process."""
     if _process.tasks:
         return Single(os.environ)
     return None if _process.seat is None else SeatedEngine(_process.seat, os.environ)

@@ -1,11 +1,11 @@
-"""Rank, size and job of this process, by the variables of whatever started it.
+"""Rank, size and job of this process, from the environment variables of its starter.
 
     >>> plain = Plain({"FARANDOLE_RANK": "1", "FARANDOLE_SIZE": "2", "FARANDOLE_CONTROLLER": "tcp://10.0.0.1:7000",
     ...                "FARANDOLE_KEY": "aa" * 32})
     >>> plain.worker_id, plain.size, plain.spans_hosts
     (1, 2, True)
 
-One class per way to be started, each in a file of its own unless it only reads the variables below. ``detect`` picks.
+One class per kind of starter, each in a file of its own unless it only reads the variables below. ``detect`` chooses.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from farandole.topology import Topology
 
 @final
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The variables by which a starter says who a process is; "" for what it does not say.
+    """Names of a starter's variables for rank, size and so on; "" for a value that it does not set.
 
-    ``job`` names the job, the same on all hosts and to no other job.
+    ``job`` is the variable with the name of the job, equal on all hosts and unique to the job.
     """
 
     rank: str = ""
@@ -50,26 +50,26 @@ HOROVOD = _vocabulary("HOROVOD")
 """The same for scripts that read Horovod's names."""
 
 CONTROLLER = "FARANDOLE_CONTROLLER"
-"""The variable for the controller's address, ``tcp://host:port``; several with commas between."""
+"""Variable with the controller's address, ``tcp://host:port``, or several, separated by commas."""
 
 KEY = "FARANDOLE_KEY"
-"""The secret of the job, in hexadecimal."""
+"""Variable with the secret of the job, in hexadecimal."""
 
 LAUNCHED = "FARANDOLE_LAUNCHED"
 """``1`` if a launcher has the controller; otherwise the process of rank 0 starts it."""
 
 
 WATCHED = "FARANDOLE_WATCHED"
-"""``1`` if the controller passes on what the workers tell: then it is of use to one that has no other."""
+"""``1`` if the controller forwards the workers' metrics: then even a job of one worker connects to it."""
 
 WORKER_ID = "FARANDOLE_WORKER_ID"
-"""The number of a worker in an elastic job; no other worker of the job ever has it."""
+"""Number of a worker in an elastic job, never reused within the job."""
 
 CALLER = "FARANDOLE_CALLER"
-"""The process that has the function of an elastic ``farandole.run``, a ``Contact`` in JSON; else the controller."""
+"""``Contact`` (JSON) of the process with the function of an elastic ``farandole.run``; unset: the controller."""
 
 OUTPUT = "FARANDOLE_OUTPUT"
-"""The inodes of the pipes that a worker got as standard output and standard error."""
+"""Inodes of the pipes that are a worker's standard output and standard error."""
 
 
 def variables_for(topology: Topology, controller: str, key: str) -> dict[str, str]:
@@ -90,16 +90,16 @@ def variables_for(topology: Topology, controller: str, key: str) -> dict[str, st
 
 
 class Environment(ABC):
-    """A way to start jobs, and what it tells this process: by variables alone; only ``share`` contacts anybody.
+    """A kind of starter, and its settings for this process, from variables alone; only ``share`` communicates.
 
-    Raises ``SettingsError`` for variables that are missing or cannot be, naming them and what to do.
+    Raises ``SettingsError`` for missing or invalid variables, with their names and the remedy.
     """
 
     name: ClassVar[str]
     remedy: ClassVar[str] = ""
     """Advice how to start a job so that its variables are right."""
     marks: ClassVar[tuple[str, ...]] = (CONTROLLER, KEY, WORKER_ID)
-    """Variables, besides those of the vocabulary, by which jobs, or ranks of one, differ."""
+    """Variables, besides those of the vocabulary, that distinguish jobs, or ranks of a job."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -107,16 +107,16 @@ class Environment(ABC):
     @classmethod
     @abstractmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:
-        """True if the variables say that this is what started the process."""
+        """True if the variables show that this starter started the process."""
 
     @property
     @abstractmethod
     def vocabulary(self) -> Vocabulary:
-        """The variables that this starter sets."""
+        """Variables that this starter sets."""
 
     @property
     def worker_id(self) -> int:
-        """The rank this process was started as."""
+        """Rank with which this process was started."""
         worker_id, size = self._number(self.vocabulary.rank), self.size
         if worker_id >= size:
             raise SettingsError(
@@ -135,13 +135,13 @@ class Environment(ABC):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """A value that all processes with this rank of this job share, and no other has."""
+        """Value that is equal in all processes with this rank in this job, and differs in all others."""
         names = (self.vocabulary.job, self.vocabulary.rank, self.vocabulary.size, *self.marks)
         return (self.name, *(self._variables.get(name, "") for name in names))
 
     @property
     def local_worker_id(self) -> int:
-        """Index among the processes of this host, as far as the starter says; 0 if it does not."""
+        """Index among the processes of this host, if the starter sets it; else 0."""
         told = self._variables.get(self.vocabulary.local_rank)
         return self._number(self.vocabulary.local_rank) if told else 0
 
@@ -167,38 +167,38 @@ class Environment(ABC):
 
     @property
     def is_interactive(self) -> bool:
-        """True if a person sends what the processes run, one cell after another."""
+        """True if a user sends the code to run, cell by cell (notebook)."""
         return False
 
     @property
     def is_watched(self) -> bool:
-        """True if a person or a record gets what the processes tell, be it only one."""
+        """True if a monitor receives the metrics of the processes, even of a single one."""
         return self._variables.get(WATCHED) == "1" and self.launched
 
     @property
     def is_elastic(self) -> bool:
-        """True if processes may come and go while the job runs; ``size`` is then what it was when this one started."""
+        """True if processes may join and leave while the job runs; ``size`` is then the size at this one's start."""
         return False
 
     @property
     def controller(self) -> str:
-        """Address of the controller by the variables; "" if the process that starts it may choose."""
+        """Address of the controller in the variables; "" if the process that starts it may choose."""
         return self._variables.get(CONTROLLER, "")
 
     @property
     def key(self) -> str:
-        """The job's secret; "" if the process that starts the controller is to make it."""
+        """Secret of the job; "" if the process that starts the controller generates it."""
         return self._variables.get(KEY, "")
 
     def file(self, meeting: Meeting) -> SharedFile | None:
-        """The file that ``share`` may leave, to be removed once all have met; ``None`` if it needs none."""
+        """File that ``share`` may create, to be removed once all processes have it; ``None`` if it needs none."""
         return None
 
     @abstractmethod
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """Give the ``contact`` from the first process of the job, which knows it, to all others, which say ``None``.
+        """Send the ``contact`` from the first process of the job to all others, which pass ``None``; returns it.
 
-        Called again, it says what is known then. Raises ``StartError`` if the first one has not come in time.
+        Called again, it returns the latest contact. Raises ``StartError`` if the first process is not there in time.
         """
 
     def _number(self, variable: str) -> int:
@@ -209,19 +209,19 @@ class Environment(ABC):
 
 
 class ManualEnvironment(Environment):
-    """All processes are told where the controller is; nothing needs to travel."""
+    """Environment in which variables give every process the controller's address; ``share`` does not communicate."""
 
     remedy = f"Set {OWN.rank} and {OWN.size} for every process, or start the job with: farandole run -np N COMMAND"
     vocabulary = OWN
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """Return the ``contact``, or else the one in the variables."""
+        """Return the ``contact``, or else the contact in the variables."""
         return contact or Contact.read(self.controller, self.key)
 
 
 @final
 class Single(ManualEnvironment):
-    """No variable says anything: a job of one process."""
+    """Environment without any variables: a job of one process."""
 
     name = "single process"
     worker_id = 0
@@ -230,25 +230,25 @@ class Single(ManualEnvironment):
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:  # noqa: ARG003
-        """Always: it is the last that is asked."""
+        """Always true: it is checked last."""
         return True
 
 
 @final
 class Launched(ManualEnvironment):
-    """Started by ``farandole run``: the launcher has the controller."""
+    """Environment of workers of ``farandole run``: the launcher has the controller."""
 
     name = "farandole run"
     launched = True
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:
-        """True if the launcher's mark is there."""
+        """True if the launcher's variable is set."""
         return variables.get(LAUNCHED) == "1"
 
     @property
     def worker_id(self) -> int:
-        """The rank this process was started as; in an elastic job its number, which no other worker ever has."""
+        """Rank with which this process was started; in an elastic job its number, which is never reused."""
         return self._number(WORKER_ID) if self.is_elastic else super().worker_id
 
     @property
@@ -259,7 +259,7 @@ class Launched(ManualEnvironment):
 
 @final
 class Plain(ManualEnvironment):
-    """Started by plain variables: ``FARANDOLE_RANK``, ``_SIZE``, ``_CONTROLLER`` and ``_KEY``.
+    """Environment given by plain variables: ``FARANDOLE_RANK``, ``_SIZE``, ``_CONTROLLER`` and ``_KEY``.
 
     Rank 0 starts the controller. A job of size 1 needs neither controller nor key.
     """
@@ -268,22 +268,22 @@ class Plain(ManualEnvironment):
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:
-        """True if a rank or a size is given."""
+        """True if a rank or a size is set."""
         return OWN.rank in variables or OWN.size in variables
 
     @property
     def spans_hosts(self) -> bool:
-        """False if others could not reach the controller's address."""
+        """False if other hosts could not reach the controller's address."""
         return not is_loopback(self.controller)
 
     @property
     def controller(self) -> str:
-        """The address; raises ``SettingsError`` if it is missing and needed."""
+        """Address of the controller; raises ``SettingsError`` if it is missing and needed."""
         return self._needed(CONTROLLER, f"export {CONTROLLER}=tcp://HOST:PORT with a free port on the host of rank 0")
 
     @property
     def key(self) -> str:
-        """The secret; raises ``SettingsError`` if it is missing and needed."""
+        """Secret of the job; raises ``SettingsError`` if it is missing and needed."""
         make = "export FARANDOLE_KEY=\"$(python -c 'import secrets; print(secrets.token_hex(32))')\""
         return self._needed(KEY, f"the same secret for all processes, kept from others: {make}")
 

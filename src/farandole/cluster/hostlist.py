@@ -1,11 +1,11 @@
-"""Lists of hosts as Slurm writes them, short; pure.
+"""Slurm's compressed host lists; pure.
 
     >>> expand("node[01-03,07],login")
     ('node01', 'node02', 'node03', 'node07', 'login')
     >>> repeat("2(x3),1")
     (2, 2, 2, 1)
 
-``scontrol show hostnames`` does the same; what it takes for granted although it is hardly meant (``n[1-]``) is refused.
+``scontrol show hostnames`` does the same; unlike it, this module refuses likely typing errors (``n[1-]``).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import re
 from farandole.errors import UsageError
 
 MOST_HOSTS = 2**16
-"""As many as Slurm can have; a typing error must not fill the memory."""
+"""Largest number of hosts, that of Slurm; a typing error must not fill the memory."""
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def split(text: str) -> list[str]:
-    """The items of a list, parted at the commas outside of brackets.
+    """Split a list at the commas outside of brackets.
 
     >>> split("node[1,3]:2,login")
     ['node[1,3]:2', 'login']
@@ -39,7 +39,7 @@ def split(text: str) -> list[str]:
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Every host of a list, in its order. Raises ``UsageError`` for what is no such list."""
+    """Expand a list to all its hosts, in order. Raises ``UsageError`` for an invalid list."""
     hosts: list[str] = []
     for item in split(text):
         hosts.extend(_expand_one(item))
@@ -49,7 +49,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def repeat(text: str) -> tuple[int, ...]:
-    """A number for each host, as in ``SLURM_TASKS_PER_NODE``. Raises ``UsageError`` for what is no such list."""
+    """Expand a list of numbers per host, as in ``SLURM_TASKS_PER_NODE``. Raises ``UsageError`` if it is invalid."""
     numbers: list[int] = []
     for item in text.split(","):
         match = _REPEATED.fullmatch(item)
@@ -60,7 +60,7 @@ def repeat(text: str) -> tuple[int, ...]:
 
 
 def _expand_one(item: str) -> list[str]:
-    """``rack[1-2]node[3,5]``: text and brackets by turns."""
+    """Expand an item such as ``rack[1-2]node[3,5]``: text and brackets alternate."""
     words = re.split(r"\[([^\[\]]*)\]", item)
     if not item or any(bracket in text for text in words for bracket in "[]"):
         raise _no_host(item)
@@ -74,7 +74,7 @@ def _expand_one(item: str) -> list[str]:
 
 
 def _numbers(text: str, item: str) -> list[str]:
-    """``01-03,07``: as many digits as the first of a range has."""
+    """Expand ranges such as ``01-03,07``; each number has as many digits as the first of its range."""
     found: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

@@ -1,14 +1,14 @@
-"""Started by an MPI launcher, ``mpirun`` or ``mpiexec``: Open MPI, MPICH, Intel MPI, Cray's PALS.
+"""Environment of processes of an MPI launcher, ``mpirun`` or ``mpiexec``: Open MPI, MPICH, Intel MPI, Cray's PALS.
 
     >>> hydra = Mpi({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
     >>> hydra.worker_id, hydra.size, hydra.spans_hosts
     (1, 2, False)
 
-The processes meet by a broadcast of mpi4py's, if that loads the MPI that started them; otherwise by a file.
+The processes share the contact by a broadcast with mpi4py, if that loads the MPI that started them; else by a file.
 """
 
-# A broadcast is collective: it takes place once, also if ``share`` is called again (``_heard``), as nobody would come
-# to a second one. It is non-blocking and tested in a loop: nothing ends a blocking call of MPI if rank 0 does not come.
+# A broadcast is collective: it runs once, also if ``share`` is called again (``_heard``), because other processes would
+# not take part in a second one. It is non-blocking and tested in a loop: a blocking call might wait forever for rank 0.
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ logger = logging.getLogger("farandole.cluster")
 
 OPEN_MPI = "Open MPI"
 PAYLOAD_BYTES = 4096
-"""Size of every broadcast, as receivers do not know that of the contact; it is far smaller."""
+"""Size of every broadcast, because receivers do not know the size of the contact, which is far smaller."""
 PAUSE_S = 0.002
-"""Time between looks at a broadcast in progress: MPI wakes nobody."""
+"""Interval between tests of a broadcast in progress: MPI does not wake waiting threads."""
 
 
 @final
 class Dialect(msgspec.Struct, frozen=True):
-    """The variables of a kind of launcher. ``library`` is in the version text of every MPI library it can start."""
+    """Variables of a kind of launcher. ``library`` is in the version text of every MPI library that it can start."""
 
     name: str
     vocabulary: Vocabulary
@@ -76,19 +76,19 @@ DIALECTS = (
         ),
     ),
 )
-"""The launchers that are known, told apart by their variables for rank and local rank."""
+"""Known launchers, distinguished by their variables for rank and local rank."""
 
 
 @final
 class Mpi(Environment):
-    """A process that an MPI launcher has started, whether it calls MPI or not."""
+    """Environment of a process that an MPI launcher has started, whether it calls MPI or not."""
 
     name = "mpirun"
     remedy = "The MPI launcher sets it for every process: start the job with: mpirun -n N python train.py"
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:
-        """True if one of the dialects is spoken."""
+        """True if the variables of a known launcher are set."""
         return _dialect(variables) is not None
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -100,12 +100,12 @@ class Mpi(Environment):
         return self._dialect.vocabulary
 
     def file(self, meeting: Meeting) -> SharedFile | None:
-        """The file, named by the job, if the launcher gives jobs a name, else by the key, if one was given."""
+        """File named by the job, if the launcher names its jobs, else by the key, if that is set."""
         job = self._variables.get(self.vocabulary.job) or _digest(self._variables.get(KEY, ""))
         return SharedFile(meeting.folder, f"mpi-{job}{meeting.suffix}") if job else None
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """Share by a broadcast in MPI's world; by a file if that cannot be, or if only some of its processes meet."""
+        """Share by a broadcast in COMM_WORLD; by a file if that is impossible, or for a job of some processes only."""
         library, trouble = self._world(meeting)
         if library is not None:
             world = library.initialise(meeting.timeout_s).COMM_WORLD
@@ -129,7 +129,7 @@ class Mpi(Environment):
         return dialect
 
     def _world(self, meeting: Meeting) -> tuple[MpiLibrary | None, str]:
-        """The library, if its world is this job; otherwise what keeps it from being that."""
+        """Library, if its COMM_WORLD is this job; otherwise ``None`` and the reason."""
         if meeting.label:
             return None, "only some of its processes meet"
         try:
@@ -154,7 +154,7 @@ class Mpi(Environment):
 
 @final
 class Communicator(Environment):
-    """The processes of an mpi4py communicator, ``init(comm=MPI.COMM_WORLD)``, whatever started them."""
+    """Environment of the processes of an mpi4py communicator, ``init(comm=MPI.COMM_WORLD)``, with any starter."""
 
     name = "MPI communicator"
     vocabulary = Vocabulary()
@@ -171,7 +171,7 @@ class Communicator(Environment):
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:  # noqa: ARG003
-        """Never: it is asked for by ``init``."""
+        """Always false: ``init`` requests it."""
         return False
 
     @property
@@ -184,7 +184,7 @@ class Communicator(Environment):
 
     @property
     def members(self) -> str:
-        """Ranks of its processes in MPI's world, with commas between."""
+        """Ranks of its processes in COMM_WORLD, separated by commas."""
         group, world = self._comm.group, self._world.group
         try:
             return ",".join(map(str, group.Translate_ranks(list(range(self.size)), world)))
@@ -199,7 +199,7 @@ class Communicator(Environment):
 
 
 def broadcast(comm: Any, contact: Contact | None, timeout_s: float) -> Contact:
-    """The contact of the communicator's rank 0, on all of it; raises ``StartError`` if they do not all come in time."""
+    """Broadcast the contact from the communicator's rank 0; raises ``StartError`` if not all ranks call it in time."""
     buffer = bytearray((contact.encode() if contact is not None else b"").ljust(PAYLOAD_BYTES))
     if len(buffer) > PAYLOAD_BYTES:
         raise StartError(f"the controller has too many addresses; choose among them: --network-interface ({contact})")

@@ -1,10 +1,10 @@
-"""A file in a folder that all hosts see, by which processes learn the contact from the first of them.
+"""File in a folder that all hosts share, by which the first process gives the contact to the others.
 
     file = SharedFile("/scratch/me", "slurm-1234.0.0")
     file.share(contact, timeout_s=30.0)       # the first
     file.share(None, timeout_s=30.0)          # the others
 
-Only its owner can read it. Whoever has read it may find it outdated, and then reads again.
+Only its owner can read it. The content may be outdated when a process reads it; the process then reads it again.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from farandole.control.private_file import NotPrivateError, new_path, read_priva
 from farandole.errors import StartError
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.01, 0.2
-"""Time between looks, at first and at most: file systems of clusters tell nobody when a file appears."""
+"""Polling interval, at first and at most: file systems of clusters do not notify when a file appears."""
 
 REMEDY = "name a folder that every host sees and you can write to: export FARANDOLE_RENDEZVOUS_DIR=/shared/folder"
 
 
 @final
 class SharedFile:
-    """``.farandole-NAME`` in ``folder``."""
+    """File ``.farandole-NAME`` in ``folder``."""
 
     def __init__(self, folder: str, name: str) -> None:
         self.path = Path(folder).absolute() / f".farandole-{name}"
 
     @property
     def paths(self) -> list[Path]:
-        """The files that may lie there, to be removed when nobody needs them any more."""
+        """Files that may exist, for removal when no process needs them any more."""
         return [self.path, new_path(self.path)]
 
     def share(self, contact: Contact | None, timeout_s: float) -> Contact:
-        """Leave the contact there, or say what is there; raises ``StartError`` if nothing is in time."""
+        """Write the contact, or wait for it and return it; raises ``StartError`` if the wait times out."""
         if contact is None:
             return Contact.decode(self.read(timeout_s))
         self.write(contact.encode())
         return contact
 
     def write(self, payload: bytes) -> None:
-        """Put it there, whole from the first moment; raises ``StartError`` if the folder does not take it."""
+        """Write the file atomically; raises ``StartError`` if the folder cannot be written to."""
         try:
             write_private(self.path, payload)
         except OSError as error:
             raise StartError(f"rank 0 cannot tell the others where it is by {self.path}: {error}; {REMEDY}") from error
 
     def read(self, timeout_s: float) -> bytes:
-        """Return its content as soon as it is there; raises ``StartError`` after ``timeout_s``."""
+        """Return the content as soon as the file exists; raises ``StartError`` after ``timeout_s``."""
         deadline, pause_s = time.monotonic() + timeout_s, FIRST_LOOK_S
         while (payload := self._look()) is None:
             left_s = deadline - time.monotonic()

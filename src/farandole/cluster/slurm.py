@@ -1,4 +1,4 @@
-"""Started by Slurm: ``srun python train.py``, in an allocation of ``sbatch`` or ``salloc`` or by itself.
+"""Environment of tasks started by Slurm: ``srun python train.py``, with or without ``sbatch`` or ``salloc``.
 
 >>> Slurm.recognises({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"})      # a batch script
 False
@@ -15,19 +15,19 @@ from farandole.cluster.shared_file import SharedFile
 
 VOCABULARY = Vocabulary(
     rank="SLURM_PROCID",
-    size="SLURM_STEP_NUM_TASKS",  # SLURM_NTASKS may be that of the allocation
+    size="SLURM_STEP_NUM_TASKS",  # SLURM_NTASKS may be the number of the allocation
     local_rank="SLURM_LOCALID",
     job="SLURM_JOB_ID",
 )
 STEP, RESTARTS, HOSTS = "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_NUM_NODES"
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""From this number on, steps are Slurm's own: the batch script, the shell of ``salloc``, and others."""
+"""First number of Slurm's special steps: the batch script, the shell of ``salloc``, and others."""
 
 
 @final
 class Slurm(Environment):
-    """A task of a job step. What runs in an allocation without ``srun`` is none, though it has many variables."""
+    """Environment of a task of a job step. A process in an allocation without ``srun`` does not count as a task."""
 
     name = "srun"
     remedy = "Slurm sets it for every task: start the job with: srun python train.py"
@@ -36,7 +36,7 @@ class Slurm(Environment):
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:
-        """True for the tasks of a step that ``srun`` has made."""
+        """True for the tasks of a step that ``srun`` created."""
         step = variables.get(STEP, "")
         return VOCABULARY.rank in variables and step.isdecimal() and int(step) < FIRST_SPECIAL_STEP
 
@@ -46,7 +46,7 @@ class Slurm(Environment):
         return self._variables.get(HOSTS) != "1"
 
     def file(self, meeting: Meeting) -> SharedFile:
-        """The file, named by job, step and restart, so that what an earlier one has left is never taken."""
+        """File named by job, step and restart, so that the file of an earlier step or restart is never used."""
         job, restarts = self._number(VOCABULARY.job), self._variables.get(RESTARTS, "0")
         return SharedFile(meeting.folder, f"slurm-{job}.{self._number(STEP)}.{restarts}{meeting.suffix}")
 

@@ -1,9 +1,9 @@
-"""Processes that meet by a store of PyTorch: workers of ``torchrun``, and those that call ``init_process_group``.
+"""Environments with a store of PyTorch: workers of ``torchrun``, and processes that call ``init_process_group``.
 
-A store is open to everybody who reaches its port, so the secret of the job never goes there: it is in a file that only
-its owner can read, and the store has the file's name. On several hosts that lies in a folder that all see.
+Every process that reaches its port can read a store, so the job's secret is never stored there: it is in a file that
+only its owner can read, and the store has the file's name. On several hosts the file is in a shared folder.
 
-PyTorch is not imported here: ``GroupProcess`` is given the store.
+PyTorch is not imported here: the caller passes the store to ``GroupProcess``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from farandole.cluster.shared_file import SharedFile
 from farandole.errors import SettingsError, StartError
 
 FOLDER = "FARANDOLE_RENDEZVOUS_DIR"
-"""Variable by which a user names a folder that all hosts see."""
+"""Variable by which a user names a folder that all hosts share."""
 
 MARK = re.compile(rb"[0-9a-f]{16}")
 
 
 class ByStore(Environment):
-    """Processes that all reach one store."""
+    """Environment of processes that all reach one store."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         super().__init__(variables)
@@ -37,11 +37,11 @@ class ByStore(Environment):
 
     @abstractmethod
     def exchange(self, said: bytes | None, meeting: Meeting) -> bytes:
-        """Tell the others what is ``said``, or return what rank 0 tells."""
+        """Publish ``said`` in the store (on rank 0), or return what rank 0 has published."""
 
     @property
     def key(self) -> str:
-        """The secret; raises ``SettingsError`` if it is missing and would have to travel between hosts."""
+        """Secret of the job; raises ``SettingsError`` if it is missing and would have to be sent between hosts."""
         key = super().key
         if not key and self.spans_hosts and not any(self._variables.get(name) for name in (FOLDER, JOB)):
             raise SettingsError(
@@ -54,11 +54,11 @@ class ByStore(Environment):
         return key
 
     def file(self, meeting: Meeting) -> SharedFile | None:
-        """A file with a random name, as such jobs have none of their own; ``None`` where the secret is known."""
+        """File with a random name, because these jobs have no name; ``None`` if the secret is known already."""
         return None if self.key else self._file(self._mark, meeting)
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """Share by the store; where there is a file, only its name."""
+        """Share by the store; if there is a file, the store holds only its name."""
         file = self.file(meeting)
         if contact is not None and file is not None:
             file.share(contact, meeting.timeout_s)
@@ -77,23 +77,23 @@ class ByStore(Environment):
 
 
 class Store(Protocol):
-    """A store of PyTorch, as far as it is used here."""
+    """Interface of PyTorch's stores that is used here."""
 
     def set(self, key: str, value: str) -> None:
-        """Keep a value."""
+        """Store a value."""
 
     def get(self, key: str) -> bytes:
-        """Wait for a value."""
+        """Wait for a value and return it."""
 
 
 @final
 class GroupProcess(ByStore):
-    """A process that has called ``init_process_group`` with a rank, a size and a store of its own choice."""
+    """Environment of a process that called ``init_process_group`` with its own rank, size and store."""
 
     name = "init_process_group"
     remedy = "Every process passes its own rank and the same world_size, or has RANK and WORLD_SIZE in its environment."
     vocabulary = Vocabulary()
-    controller = ""  # a process may be in one group after the other
+    controller = ""  # a process may be in several groups, one after the other
 
     def __init__(self, store: Store, rank: int, size: int, variables: Mapping[str, str]) -> None:
         super().__init__(variables)
@@ -107,7 +107,7 @@ class GroupProcess(ByStore):
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:  # noqa: ARG003
-        """Never: the backend of ``torch.distributed`` makes it."""
+        """Always false: the backend of ``torch.distributed`` makes this environment."""
         return False
 
     @property

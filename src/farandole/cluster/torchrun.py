@@ -1,10 +1,10 @@
-"""Started by PyTorch's ``torchrun``, on one host or several.
+"""Environment of processes started by PyTorch's ``torchrun``, on one host or several.
 
 >>> told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
 >>> Torchrun(told).worker_id, Torchrun(told).spans_hosts
 (1, False)
 
-Variables named RANK and WORLD_SIZE alone do not count: many scripts set them by themselves, for other purposes.
+RANK and WORLD_SIZE alone are not enough: many scripts set them for other purposes.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Torchrun(ByStore):
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:
-        """True if torchrun's name for the job is there."""
+        """True if torchrun's variable for the job name is set."""
         return VOCABULARY.job in variables and VOCABULARY.rank in variables
 
     def exchange(self, said: bytes | None, meeting: Meeting) -> bytes:
-        """See ``ByStore``; under a key of this job and attempt."""
+        """See ``ByStore``; uses a key of this job and attempt."""
         host, port = self._variables.get(STORE_HOST, ""), self._number(STORE_PORT)
         if not host:
             raise SettingsError(f"{STORE_HOST} is not set. {self.remedy}")
@@ -67,7 +67,7 @@ class Torchrun(ByStore):
 
 @functools.cache
 def _store(host: str, port: int, serve: bool, timeout_s: float) -> Any:
-    """The connection to the store, kept; older versions of torchrun let rank 0 serve it."""
+    """Connection to the store, cached; with older versions of torchrun rank 0 serves the store."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     patience = dt.timedelta(seconds=timeout_s)

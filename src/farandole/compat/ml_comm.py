@@ -1,26 +1,26 @@
-"""Calls of the machine-learning plugin of Cray's programming environment (``ml_comm``, later ``dl_comm``).
+"""Interface of the machine-learning plugin of Cray's programming environment (``ml_comm``, later ``dl_comm``).
 
     import farandole.compat.ml_comm as mc       # or ``import ml_comm as mc`` under ``farandole run --cray``
 
     mc.init_mpi()
-    mc.init(2, 1, parameters, "tensorflow")     # 1 team of 2 helper threads, for so many elements
+    mc.init(2, 1, parameters, "tensorflow")     # 1 team of 2 helper threads, for that many elements
     mc.config_team(0, 0, steps // 5, steps, 2, 100)
     weights = mc.broadcast(weights, 0)
     gradients = mc.gradients(gradients, 0)
     mc.finalize()
 
-Tensors are those of TensorFlow (in graphs, too), of PyTorch, or arrays of NumPy, of float32 or float64.
+Tensors may be of TensorFlow (in graphs, too), PyTorch or NumPy, of float32 or float64.
 
-A team reduces a flat buffer, of which each helper thread has a slice and an engine of its own. In the blocking phase
-``gradients`` returns the average of all ranks; in the pipelined phase that of the step before, while this one's is
-under way. ``ksteps`` of ``config_team`` is the number of blocking steps before the pipelined ones; where it is negative
-(CosmoFlow's ``cool_down``), the last ``-ksteps`` of ``max_steps`` block, and those before are pipelined.
+A team reduces a flat buffer; each helper thread has its own slice and its own engine. In the blocking phase
+``gradients`` returns the average over all ranks; in the pipelined phase it returns the average of the previous step,
+while the current one is reduced. ``ksteps`` of ``config_team`` is the number of blocking steps before the pipelined
+ones; if it is negative (CosmoFlow's ``cool_down``), the last ``-ksteps`` of ``max_steps`` block, after pipelined ones.
 
-The calls are those that public programs make (CosmoFlow at NERSC) and HPE's documentation of ``dl_comm`` 24.11 lists.
+The interface covers the calls of public programs (CosmoFlow at NERSC) and HPE's documentation of ``dl_comm`` 24.11.
 """
 
-# Threads. One thread at a time calls ``gradients`` of a team, which has a lock for graphs that would call it twice at
-# once; each helper thread reduces one slice, in a lane that no other thread uses, and is joined before the buffer is
+# Threads. One thread at a time calls ``gradients`` of a team; a lock ensures this for graphs that would call it twice
+# at once. Each helper thread reduces one slice, in a lane that no other thread uses, and is joined before the buffer is
 # read or written again.
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ __all__ = [
 Values = npt.NDArray[Any]
 
 _WIDEST = 8
-"""Bytes of an element of float64."""
+"""Bytes of a float64 element."""
 
 
 class TeamSchedule(NamedTuple):
-    """Steps that block: ``first`` ones, or, from ``last_from`` on, all."""
+    """Blocking steps: the ``first`` ones, and all from ``last_from`` on."""
 
     first: int = sys.maxsize
     last_from: int = sys.maxsize
 
     @staticmethod
     def of(ksteps: int, max_steps: int) -> TeamSchedule:
-        """The schedule of ``config_team``.
+        """Schedule for the arguments of ``config_team``.
 
         >>> [TeamSchedule.of(2, 5).is_pipelined(step) for step in range(5)]
         [False, False, True, True, True]
@@ -95,17 +95,17 @@ class CommTeam:
         self._lanes = [PlannedLane(session, global_process_set, f"ml_comm {number}.{i}") for i in range(threads)]
         self._memory = [lane.allocate(self._share * _WIDEST) for lane in self._lanes]
         self._under_way: list[BackgroundTask[None]] = []
-        self._form: list[tuple[Any, tuple[int, ...]]] = []  # of what is under way
+        self._form: list[tuple[Any, tuple[int, ...]]] = []  # dtypes and shapes of the pending reduction
         self._lock = threading.Lock()
 
     def begin(self, schedule: TeamSchedule) -> None:
-        """Count steps from 0 again, with nothing under way."""
+        """Finish the pending reduction, and count steps from 0 again."""
         with self._lock:
             self._await()
             self.schedule, self.step = schedule, 0
 
     def reduce(self, arrays: Sequence[Values]) -> list[Values]:
-        """Averages over all ranks: of these arrays, or of those of the step before."""
+        """Averages over all ranks: of these arrays, or of the arrays of the previous step."""
         with self._lock:
             dtype, count = self._checked(arrays)
             slices = self._slices(dtype, count)
@@ -128,7 +128,7 @@ class CommTeam:
             return results
 
     def close(self) -> None:
-        """End the lanes, after what is under way."""
+        """Finish the pending reduction, and close the lanes."""
         self._await()
         for lane in self._lanes:
             lane.close()
@@ -146,7 +146,7 @@ class CommTeam:
         return dtypes.pop(), count
 
     def _slices(self, dtype: Any, count: int) -> list[Values]:
-        """The buffer's memory for ``count`` elements, one part for each lane."""
+        """Views of the buffer for ``count`` elements, one for each lane."""
         share, found = -(-count // len(self._lanes)), []
         for i, memory in enumerate(self._memory):
             length = max(0, min(share, count - i * share))
@@ -181,13 +181,13 @@ _teams: dict[int, CommTeam] = {}
 
 
 def init_mpi() -> None:
-    """Join the job, as ``init`` does where this was not called."""
+    """Join the job; ``init`` calls this if the script did not."""
     if not is_initialized():
         begin_session()
 
 
-def init(nthreads_per_team: int, nteams: int, total_model_elements: int, framework: str = "tensorflow") -> None:  # noqa: ARG001 (tensors tell)
-    """Make the teams 0 to ``nteams - 1`` of so many helper threads, for lists of at most so many elements. Collective.
+def init(nthreads_per_team: int, nteams: int, total_model_elements: int, framework: str = "tensorflow") -> None:  # noqa: ARG001 (known from the tensors)
+    """Make teams 0 to ``nteams - 1`` of helper threads, for at most ``total_model_elements`` elements. Collective.
 
     >>> mc.init(2, 1, 7_041_443, "tensorflow")
     """
@@ -201,7 +201,7 @@ def init(nthreads_per_team: int, nteams: int, total_model_elements: int, framewo
 def config_team(
     team: int, transition_algorithm: int, ksteps: int, max_steps: int, verbosity: int = 0, perf_freq: int = 0
 ) -> None:
-    """Say which of the ``max_steps`` steps block, and every how many rank 0 prints how long it has waited.
+    """Choose which of ``max_steps`` steps block; rank 0 prints its waiting time every ``perf_freq`` steps.
 
     >>> mc.config_team(0, 0, 200, 1000, 2, 100)     # the first 200 block, the rest are pipelined
     """
@@ -215,15 +215,15 @@ def config_team(
 
 
 def gradients(tensors: Sequence[Any], team: int = 0) -> list[Any]:
-    """Averages over all ranks: of these tensors in the blocking phase, of the step before in the pipelined one.
+    """Averages over all ranks: of these tensors in the blocking phase, of the previous step in the pipelined phase.
 
-    The first pipelined step gives zeros. A switch back to blocking drops the average that was under way.
+    The first pipelined step returns zeros. A switch back to blocking drops the pending average.
     """
     return _mapped(_team(team).reduce, tensors)
 
 
 def broadcast(tensors: Sequence[Any], root: int = 0) -> list[Any]:
-    """New tensors with the values that these have on the rank ``root``."""
+    """New tensors with the values of ``tensors`` on the rank ``root``."""
     return _mapped(lambda arrays: [ops.broadcast(each, root) for each in arrays], tensors)
 
 
@@ -236,7 +236,7 @@ def average(array: Values) -> Values:
 
 
 def check_buffers_match(tensors: Sequence[Any], verbose: int = 0) -> int:
-    """Number of tensors that are not the same bits on all ranks; with ``verbose`` rank 0 prints which."""
+    """Number of tensors whose bits differ between ranks; with ``verbose`` rank 0 prints which."""
     own = [hashlib.sha256(np.ascontiguousarray(_array(each)).tobytes()).hexdigest() for each in tensors]
     everybody = allgather_object(own, "ml_comm.check")
     count = max(map(len, everybody))
@@ -310,7 +310,7 @@ def _mapped(call: Any, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _array(tensor: Any) -> Values:
-    """The values of a tensor, which share its memory where they can."""
+    """Values of a tensor, as a view if possible."""
     detach = getattr(tensor, "detach", None)
     try:
         return np.asarray(tensor if detach is None else detach().cpu())

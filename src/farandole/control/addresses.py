@@ -1,9 +1,9 @@
-"""Addresses by which other hosts may reach this one: all are offered, and who dials takes the first that answers.
+"""Addresses by which other hosts may reach this host: all are offered, and a client uses the first that answers.
 
     >>> endpoints(7000, ["10.0.0.1", "fd77::1", "node1"])
     ['tcp://10.0.0.1:7000', 'tcp://[fd77::1]:7000', 'tcp://node1:7000']
 
-Nothing is probed here: which of these works is known only where somebody dials.
+This module probes no address: only the connecting host can know which of them works.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from farandole.errors import UsageError
 from farandole.settings import port_range
 
 EVERYWHERE = "tcp://*:0"
-"""The address for a controller that other hosts have to reach: every interface, IPv4 and IPv6, a free port."""
+"""Address of a controller that other hosts must reach: every interface, IPv4 and IPv6, a free port."""
 
 IFF_UP = 1
 
 OURS = range(15000, 32000)
-"""Ports below those that Linux gives away by itself."""
+"""Ports below the ephemeral range of Linux."""
 
 
 def own_host_only() -> str:
-    """A new address for a controller that no other host has to reach: less work for the kernel than TCP, and no file.
+    """New address for a controller that only this host must reach: cheaper than TCP, and without a file.
 
-    It is a Unix socket in the abstract namespace, which ends with it.
+    It is a Unix socket in the abstract namespace; the name disappears with the socket.
     """
     return f"ipc://@farandole-{secrets.token_hex(8)}"
 
 
 def everywhere(ports: str) -> str:
-    """Address for a controller that other hosts have to reach at one of these ``ports``; "": at any that is free.
+    """Address of a controller that other hosts must reach at one of these ``ports``; "": any free port.
 
     >>> everywhere(""), everywhere("60001-63000")
     ('tcp://*:0', 'tcp://*:60001-63000')
@@ -49,25 +49,25 @@ def everywhere(ports: str) -> str:
 
 
 def ports_in(text: str) -> list[int]:
-    """Ports of a range, ``FIRST-LAST``, in an order of chance, as others look for a free one, too; "": any (0).
+    """Ports of a range, ``FIRST-LAST``, in random order, because other processes search, too; "": any (0).
 
     >>> ports_in(""), sorted(ports_in("7001-7003"))
     ([0], [7001, 7002, 7003])
     """
     ports = port_range(text)
-    return random.SystemRandom().sample(ports, len(ports))  # not the generator of the script
+    return random.SystemRandom().sample(ports, len(ports))  # not the random state of the script
 
 
 def free_port(ports: str = "") -> int:
-    """Port of this host that nobody listens on now, for a process that begins later; 0 if there is none."""
+    """A free port of this host, for a process that starts later; 0 if there is none."""
     return next(iter(free_ports(1, ports)), 0)
 
 
 def free_ports(count: int, ports: str = "") -> tuple[int, ...]:
-    """Ports of this host that nobody listens on now, ``count`` of them, or as many as there are.
+    """Free ports of this host, ``count`` of them or as many as there are.
 
-    Of a range, ``FIRST-LAST``; else none of those that the kernel gives to whoever asks for any
-    (``net.ipv4.ip_local_port_range``), so that they are not given away meanwhile.
+    From ``ports``, a range ``FIRST-LAST``; "": from outside the kernel's ephemeral range
+    (``net.ipv4.ip_local_port_range``), so that the kernel assigns none of them to another process meanwhile.
     """
     found: list[int] = []
     for port in ports_in(ports) if ports else random.SystemRandom().sample(OURS, 100 + count):
@@ -88,10 +88,10 @@ class Interface(NamedTuple):
 
 
 def reachable_by(interfaces: Sequence[Interface], only: str, hostname: str) -> list[str]:
-    """The addresses to offer: IPv4 before IPv6, and the name of this host at last. Pure.
+    """Addresses to offer: IPv4 before IPv6, and this host's name last. Pure.
 
-    ``only`` names the interfaces to be reached by, with commas between; then the name of the host, which may stand for
-    another one, is left out. Raises ``UsageError`` if they do not exist or cannot be reached.
+    ``only`` is a comma-separated list of interfaces to use; then the host name, which may resolve to another interface,
+    is left out. Raises ``UsageError`` if an interface does not exist or all are down.
     """
     wanted = [name.strip() for name in only.split(",") if name.strip()]
     names = dict.fromkeys(interface.name for interface in interfaces)
@@ -108,18 +108,18 @@ def reachable_by(interfaces: Sequence[Interface], only: str, hostname: str) -> l
 
 
 def endpoints(port: int, addresses: Sequence[str]) -> list[str]:
-    """ZeroMQ endpoints of these addresses at ``port``; literals of IPv6 get brackets."""
+    """ZeroMQ endpoints of these addresses at ``port``; IPv6 literals get brackets."""
     return [f"tcp://[{each}]:{port}" if ":" in each else f"tcp://{each}:{port}" for each in addresses]
 
 
 def own_endpoints(listening: str, only: str = "") -> list[str]:
-    """Endpoints for other hosts of a socket bound to ``EVERYWHERE``; ``listening`` is what ZeroMQ says of it."""
+    """Endpoints by which other hosts reach a socket bound to ``EVERYWHERE``; ``listening`` is its ``LAST_ENDPOINT``."""
     port = int(listening.rpartition(":")[2])
     return endpoints(port, reachable_by(list(interfaces()), only, socket.gethostname()))
 
 
 def is_own(name: str) -> bool:
-    """True if ``name`` stands for an address of this host: one that a socket can be bound to."""
+    """True if ``name`` resolves to an address of this host (a socket can be bound to it)."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -137,7 +137,7 @@ def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
 
 
 def _beyond_this_host(interfaces: Sequence[Interface]) -> list[Interface]:
-    """Leave out loopback, and addresses of one link: these mean nothing without its name, which differs by host."""
+    """Leave out loopback and link-local addresses; the latter need an interface name, which differs by host."""
     addresses = {each: ipaddress.ip_address(each.address) for each in interfaces}
     return [each for each, address in addresses.items() if not address.is_loopback and not address.is_link_local]
 
@@ -146,7 +146,7 @@ def _beyond_this_host(interfaces: Sequence[Interface]) -> list[Interface]:
 
 
 class _IfAddrs(ctypes.Structure):
-    """``struct ifaddrs``, as far as it is read here."""
+    """``struct ifaddrs``: the fields that are read here."""
 
 
 _IfAddrs._fields_ = [
@@ -158,7 +158,7 @@ _IfAddrs._fields_ = [
 
 
 def interfaces() -> Iterator[Interface]:
-    """Every address of every interface of this host, loopback included."""
+    """Yield every address of every interface of this host, loopback included."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_IfAddrs)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
@@ -175,7 +175,7 @@ def interfaces() -> Iterator[Interface]:
 
 
 def _address_at(pointer: int | None) -> str:
-    """The address in a ``struct sockaddr``; "" for one that is neither IPv4 nor IPv6."""
+    """Address in a ``struct sockaddr``; "" if it is neither IPv4 nor IPv6."""
     if not pointer:
         return ""
     (family,) = struct.unpack("=H", ctypes.string_at(pointer, 2))

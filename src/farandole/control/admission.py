@@ -1,16 +1,16 @@
-"""Admission to the control plane by key (ZAP, CURVE), and the events that ZeroMQ reports of connections.
+"""Admission to the control plane by key (ZAP, CURVE), and the events that ZeroMQ reports about connections.
 
 door = Door(context, keys.client.public)     # before the first socket of the context listens
 monitor = Monitor(socket)
 strangers = Admissions()
 ...
 door.serve()                                 # when door.fd is readable
-strangers.update(monitor.drain())            # when monitor.fd is readable: how many were turned away, or left
+strangers.update(monitor.drain())            # when monitor.fd is readable: how many were refused, or disconnected
 """
 
-# No thread of ours: everything here is called by the thread that owns the watched socket. ZeroMQ's own threads run on
-# the other side of these descriptors, which are edge-triggered: they become readable once for all that has come. So
-# both loops below go on until nothing is left; who stopped after one message might never be woken for the next.
+# Threads. This file starts none: the thread that owns the watched socket makes all calls. ZeroMQ's own threads run on
+# the other side of these descriptors, which are edge-triggered: they become readable once for all pending messages. So
+# both loops below run until nothing is left; a loop that stopped after one message might never be woken for the next.
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 ANSWERED = zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED
-"""Events of a socket that connects: somebody listens, or nobody does. A host that is cut off answers neither way."""
+"""Events of a connecting socket: the port is open, or it is closed. A host that is cut off causes neither event."""
 
 
 @final
 class Monitor:
-    """The events of a socket's connections, and what they say of the peer of a socket that has one."""
+    """Events of a socket's connections, and the state of its peer if the socket has only one."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._watched = socket
         self._socket = socket.get_monitor_socket(
             ANSWERED | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
         )
-        self._socket.poll(0)  # ZeroMQ signals the descriptor only to a reader that has once found nothing
+        self._socket.poll(0)  # ZeroMQ signals the descriptor only after a reader has once found no event
         self.fd: int = self._socket.fileno()
         self.connected = False
-        """True while the peer is connected, by the events that have been drained."""
+        """True while the peer is connected, according to the events drained so far."""
         self.refused = False
-        """True if the peer broke the last handshake off: our key is none of its, or it died meanwhile."""
+        """True if the peer broke off the last handshake: it rejects our key, or died meanwhile."""
         self.reached = False
-        """True if the peer's host has answered since the last connection ended, be it that nobody listens there."""
+        """True if the peer's host has answered since the last connection ended, even by a refused connection."""
 
     def drain(self) -> list[tuple[int, int]]:
-        """All events since the last call, each with its value: a descriptor for accepted and disconnected ones."""
+        """Return the events since the last call, each with its value: a descriptor for accepted and disconnected."""
         events: list[tuple[int, int]] = []
         while True:
             try:
@@ -77,18 +77,18 @@ class Monitor:
 class Admissions:
     """Counts the connections that ended before their handshake succeeded.
 
-    Some of them simply went away, as peers do that reach the controller by several addresses and need only one. ZeroMQ
-    does not say which connection succeeded, so the oldest open one is taken; the total is right all the same, and the
-    others are given the benefit of the doubt.
+    Some of them are harmless: a peer that reaches the controller by several addresses closes all but one. ZeroMQ does
+    not say which connection succeeded, so the oldest open one is assumed; the total is still right, and the other open
+    connections then no longer count as certain strangers.
     """
 
     def __init__(self) -> None:
         self._unproven: dict[int, bool] = {}
-        """Connections whose handshake has not succeeded, by descriptor: True if that is certain."""
+        """Connections without a successful handshake, by descriptor: True if that is certain."""
         self._last = 0
 
     def update(self, events: list[tuple[int, int]]) -> tuple[int, int]:
-        """Count the strangers among ``events``, and the connections that went away."""
+        """Count the strangers among ``events``, and the connections that their peers closed."""
         strangers = quitters = 0
         for event, value in events:
             if event == zmq.EVENT_ACCEPTED:
@@ -98,7 +98,7 @@ class Admissions:
                 self._unproven = dict.fromkeys(self._unproven, False)
             elif event == zmq.EVENT_DISCONNECTED and value in self._unproven:
                 certain = self._unproven.pop(value)
-                left = self._last == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # said just before, of this connection
+                left = self._last == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # the event before is of this connection
                 quitters += left or not certain
                 strangers += certain and not left
             self._last = event
@@ -107,7 +107,7 @@ class Admissions:
 
 @final
 class Door:
-    """Answers ZeroMQ's question for every newcomer (ZAP, RFC 27): only the clients' key of this job is let in."""
+    """ZAP handler (RFC 27): it answers ZeroMQ for every new connection and admits only this job's client key."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: bytes) -> None:
         self._key = z85.decode(client_public)
@@ -116,7 +116,7 @@ class Door:
         self.fd: int = self._socket.fileno()
 
     def serve(self) -> None:
-        """Answer every newcomer that waits."""
+        """Answer every waiting request."""
         while True:
             try:
                 version, request, *_, mechanism, key = self._socket.recv_multipart(zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""Messages between agents and the controller; ``messages`` holds all others, and the way on and off the wire."""
+"""Messages between agents and the controller; ``messages`` holds all others and the encoding."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ AGENT = b"agent-"
 """Prefix of the identity of every agent; the name of its host follows."""
 
 RELAY = b"relay-"
-"""Prefix of the identity of a host's relay: its agent's connection to the tree of the control plane."""
+"""Prefix of the identity of a host's relay: its agent's connection to the relay tree."""
 
 
 @final
 class LeaseOffer(msgspec.Struct, frozen=True):
-    """Terms on which a job of a scheduler lends a node: who it is, and what it gives.
+    """Offer of a scheduler job to lend a node to a run.
 
-    ``job``, ``index`` (in its array, -1: it is in none) and ``restart`` name it as its scheduler does, ``nonce`` tells
-    it from any other that ever had this name. It gives ``slots`` on ``node`` until ``ends_s``, in seconds since 1970
-    (0: it does not know).
+    ``job``, ``index`` (in the job array, -1: in no array) and ``restart`` name the scheduler job; ``nonce`` is unique,
+    also if the scheduler reuses the name. The job lends ``slots`` on ``node`` until ``ends_s``, in seconds since 1970
+    (0: unknown).
     """
 
     job: str
@@ -35,21 +35,21 @@ class LeaseOffer(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The scheduler's name for it: ``812_3``."""
+        """The scheduler's name of the job: ``812_3``."""
         return self.job if self.index < 0 else f"{self.job}_{self.index}"
 
     @property
     def host(self) -> str:
-        """The name of what it lends. It is no other's: two leases on one node are two hosts."""
+        """Unique host name of the leased slots; two leases on one node are two hosts."""
         return f"{self.node}+{self.title}{f'.{self.restart}' if self.restart else ''}"
 
 
 @final
 class AgentHello(Message, frozen=True):
-    """An agent is up. ``host`` is what it was told its host is called; ``relay`` is where its relay listens, if any.
+    """An agent is up. ``host`` is the name that its config gives its host; ``relay`` are its relay's addresses, if any.
 
-    One that had another controller before says which workers it has, and which have ended lately. One that nobody has
-    sent for says on which terms its host is ``lent``. ``ports`` are free there.
+    An agent that connects to a replacement controller lists its ``running`` and recently ``ended`` workers. An agent
+    that a lease started, not the launcher, sends the lease offer as ``lent``. ``ports`` are free on its host.
     """
 
     host: str
@@ -64,9 +64,9 @@ class AgentHello(Message, frozen=True):
 
 @final
 class SetRelayParent(Message, frozen=True):
-    """Your relay's parent is that of ``host``, and listens at one of these addresses.
+    """Parent of the agent's relay: the relay on ``host``, which listens at one of ``addresses``.
 
-    None of them: it is the controller, where you have reached it.
+    No ``addresses``: the parent is the controller, at the address that the agent uses.
     """
 
     host: str = ""
@@ -75,14 +75,14 @@ class SetRelayParent(Message, frozen=True):
 
 @final
 class RelayParentLost(Message, frozen=True):
-    """My relay has lost its parent, and the workers below it are cut off."""
+    """The agent's relay lost the connection to its parent, and the workers below it are cut off."""
 
     reason: str
 
 
 @final
 class Alive(Message, frozen=True):
-    """An agent on another host than the controller's has been silent for a while, and is well."""
+    """Heartbeat of an agent that had nothing else to send; not used on the controller's own host."""
 
 
 @final
@@ -98,9 +98,9 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 class StartWorkers(Message, frozen=True):
     """Start ``workers``; write their output to ``output_dir`` if given, else to the launcher's standard streams.
 
-    ``nested`` if those streams are themselves the output of a worker, whose launcher says which of them it is.
-    ``environment`` is for all of them, before their own. ``size`` is that of the job; ``grace_s`` is for what workers
-    leave running when they end.
+    ``nested``: the launcher itself runs in a worker, whose own launcher tags the stream. ``environment`` applies to all
+    workers; their own variables override it. ``size`` is the size of the job. Processes that workers leave behind when
+    they exit get ``grace_s`` to end.
     """
 
     workers: list[WorkerSpec]
@@ -116,7 +116,7 @@ class StartWorkers(Message, frozen=True):
 
 @final
 class Started(Message, frozen=True):
-    """A worker runs."""
+    """A worker process runs."""
 
     worker_id: int
     pid: int
@@ -124,7 +124,7 @@ class Started(Message, frozen=True):
 
 @final
 class Watch(Message, frozen=True):
-    """Tell me, by a ``Report``, when this process of your host has ended; you did not start it."""
+    """Order to report, by ``Report``, the exit of a process that the agent did not start."""
 
     worker_id: int
     pid: int
@@ -132,7 +132,7 @@ class Watch(Message, frozen=True):
 
 @final
 class Report(Message, frozen=True):
-    """A worker of my host has ended. An envelope: messages are arrays, and events objects, as journals show them."""
+    """A worker of the agent's host has exited. A wrapper: messages are encoded as arrays, events as objects."""
 
     exited: WorkerExited
 
@@ -147,7 +147,7 @@ class Output(Message, frozen=True):
 
 @final
 class Written(Message, frozen=True):
-    """Receipt for ``size`` bytes of an agent's output, which the launcher has written."""
+    """Acknowledgement of ``size`` bytes of an agent's output that the launcher has written."""
 
     stream: int
     size: int
@@ -155,21 +155,21 @@ class Written(Message, frozen=True):
 
 @final
 class KillWorker(Message, frozen=True):
-    """End one worker and what it has started, now; the others go on."""
+    """Kill one worker and the processes that it started; the other workers continue."""
 
     worker_id: int
 
 
 @final
 class PassSignal(Message, frozen=True):
-    """Send this signal to every worker that has a handler for it."""
+    """Forward signal ``number`` to every worker that has a handler for it."""
 
     number: int
 
 
 @final
 class StopWorkers(Message, frozen=True):
-    """End every worker: TERM, then KILL after ``grace_s``."""
+    """End every worker: SIGTERM, then SIGKILL after ``grace_s``."""
 
     grace_s: float
 
@@ -186,7 +186,7 @@ class DumpStack(Message, frozen=True):
 
 @final
 class Stack(Message, frozen=True):
-    """The stack asked for, or why there is none."""
+    """Answer to ``DumpStack``: the stack, or the reason why there is none."""
 
     worker_id: int
     text: str
@@ -194,9 +194,9 @@ class Stack(Message, frozen=True):
 
 @final
 class Leaving(Message, frozen=True):
-    """A scheduler wants my host back: its workers are to leave at their next commit.
+    """The scheduler takes the agent's host back; its workers leave the job at their next commit.
 
-    Those of a host that is lent wait to be told so by you; all others have been told.
+    On a leased host the controller sends them that order; on any other host the agent has already done so.
     """
 
 

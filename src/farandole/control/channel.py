@@ -1,4 +1,4 @@
-"""The two ends of the control plane: the controller's ``Router`` and everybody else's ``Dealer``.
+"""The two ends of the control plane: the controller's ``Router``, and the ``Dealer`` of every other process.
 
     router = Router(keys)
     dealer = Dealer(router.address, b"worker-7u", keys)       # in another process or thread
@@ -6,29 +6,29 @@
     router.wait(timeout_s=1.0)
     router.recv()                                             # (b"worker-7u", Leave(generation=1))
 
-Both ends sleep in the kernel until something comes; nothing polls. Only holders of the job's keys get in. What a peer
-may not send is dropped, counted in ``Router.statistics()`` and logged once per kind; the job goes on.
+Both ends sleep in the kernel until a message arrives; nothing polls. Only processes with the job's keys can connect. An
+illegal message is dropped, counted in ``Router.statistics()`` and logged once per kind; the job goes on.
 
-A ``Dealer`` knocks when it connects (an empty frame, echoed by the router). When its constructor returns, the router
-can reach its identity, and so a peer may announce several dealers over one of them.
+A ``Dealer`` knocks when it connects: it sends an empty frame, which the router echoes. When its constructor returns,
+the router can reach its identity, and so a peer may announce several dealers over one of them.
 
-Edges. The descriptor of a ZeroMQ socket is edge-triggered: it becomes readable once for what has come, and any use of
-the socket takes that edge in, a ``send`` as well. So who is about to sleep asks ``is_readable`` first, and a ``send``
-that finds a message there rings ``Dealer._bell`` for a receiver who sleeps already: nothing else would wake it. The
-bell is an eventfd and level-triggered, so it cannot be missed, only be rung in vain, which costs a look.
+Edges. The descriptor of a ZeroMQ socket is edge-triggered: it becomes readable once for all pending messages, and any
+use of the socket consumes that edge, a ``send`` as well. So a thread calls ``is_readable`` before it sleeps, and a
+``send`` that finds a pending message rings ``Dealer._bell``, because nothing else would wake a sleeping receiver. The
+bell is an eventfd and level-triggered: a ring cannot be missed, and a ring in vain only costs a check.
 
-Threads. A ``Router`` has one. Of a ``Dealer`` any thread sends, also a signal handler; one at a time receives.
+Threads. A ``Router`` has one. On a ``Dealer`` any thread sends, also a signal handler; one thread at a time receives.
 
-- ``_lock`` guards the socket, the draining of its monitor, and ``_closed``, and with that the number of the bell. Only
-  ``close`` sleeps with it, for a second at most, when nobody may send any more. It is an ``RLock``, as a handler may
-  send, or interrupt, on top of a ``send``.
-- ``_receiving`` is held for a whole ``recv``, sleep included: ``close`` waits for it before it frees what the receiver
-  polls, and ``send`` looks at it to know whether somebody may be asleep. It is taken before ``_lock``, never after.
-  It is no ``RLock``: a handler on top of a ``recv`` must ``interrupt`` and leave ``close`` to another thread, since the
-  receiver below it would go on with a freed socket.
-- ``is_taking`` is the receiver's.
-- ``_interrupted`` is set once, before the bell rings, and read without a lock. ``_lost`` is read by the receiver
-  without a lock, too: who writes it, apart from ``renew``, is the receiver.
+- ``_lock`` guards the socket, the draining of its monitor, ``_closed``, and with that the descriptor of the bell. Only
+  ``close`` sleeps while holding it, for at most a second, when no thread may send any more. It is an ``RLock``, because
+  a signal handler may send, or interrupt, on top of a ``send``.
+- ``_receiving`` is held for a whole ``recv``, sleep included: ``close`` waits for it before it frees the descriptors
+  that the receiver polls, and ``send`` reads it to know whether a receiver may sleep. It is acquired before ``_lock``,
+  never after. It is no ``RLock``: a handler on top of a ``recv`` must call ``interrupt`` and leave ``close`` to another
+  thread, because the receiver below it would continue with a freed socket.
+- ``is_taking`` belongs to the receiver.
+- ``_interrupted`` is set once, before the bell rings, and read without a lock. The receiver also reads ``_lost``
+  without a lock: except for ``renew``, only the receiver writes it.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ LOCAL = "tcp://127.0.0.1:0"
 KNOCK = b""
 
 PINGS = 4
-"""Heartbeats that the controller is sent within the time after which it counts as gone."""
+"""Number of heartbeats sent to the controller within the silence after which it counts as lost."""
 
 QUITTERS = "connections that went away"
-"""The kind under which these are counted; it is never logged."""
+"""Kind under which such connections are counted; it is never logged."""
 
 
 @final
@@ -92,13 +92,13 @@ class Router:
         self._last: tuple[Message | None, bytes] = (None, b"")
         allow_descriptors()
         self._context = Context()
-        # Before the socket listens: where nobody answers for newcomers, ZeroMQ lets in all who know the server's key.
+        # Before the socket listens: without a ZAP handler ZeroMQ admits every client that knows the server's key.
         self._door = Door(self._context, keys.client.public)
         self._socket = new_socket(self._context, zmq.ROUTER)
         self._socket.ipv6 = "*" in address or "[" in address
         self._socket.curve_server = True
         self._socket.curve_secretkey = keys.server.secret
-        self._socket.router_mandatory = True  # to send to somebody who has gone is an error, and not silence
+        self._socket.router_mandatory = True  # sending to a disconnected peer is an error, and not ignored
         self._socket.backlog = 4096
         admit_own(self._socket)
         self._monitor = Monitor(self._socket)  # before it listens, to see every connection
@@ -116,11 +116,11 @@ class Router:
 
     @property
     def fd(self) -> int:
-        """Descriptor for a loop of one's own: when readable, call ``wait(0.0)``, then ``recv`` until it has no more."""
+        """Descriptor for the caller's own loop: when readable, call ``wait(0.0)``, then ``recv`` until ``None``."""
         return self._epoll.fileno()
 
     def watch(self, fd: int) -> None:
-        """Let ``wait`` also return when ``fd`` becomes readable (a signal's pipe, a pidfd)."""
+        """Make ``wait`` also return when ``fd`` becomes readable (a signal pipe, a pidfd)."""
         self._epoll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
@@ -128,12 +128,12 @@ class Router:
         self._epoll.unregister(fd)
 
     def wait(self, timeout_s: float | None = None) -> set[int]:
-        """Sleep until a message may be there, a watched descriptor is readable, or the time (or a day) is over.
+        """Sleep until a message may be ready, a watched descriptor is readable, or the time (or a day) is over.
 
         Returns the watched descriptors that are readable.
         """
         patience_s = None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S)
-        # Even then the descriptors are looked at: a signal or a child must not wait until no message comes any more.
+        # With a message ready, still poll the descriptors: a signal or child must not wait for the messages to stop.
         ready = {fd for fd, _ in self._epoll.poll(0 if is_readable(self._socket) else patience_s)}
         ready.discard(self._fd)
         if self._door.fd in ready:
@@ -145,14 +145,14 @@ class Router:
         return ready
 
     def recv(self) -> tuple[bytes, messages.AnyMessage] | None:
-        """The next message and who sent it, or ``None`` if there is none now. Never blocks."""
+        """Return the next message and its sender, or ``None`` if no message is ready. Never blocks."""
         while is_readable(self._socket):
-            # Two frames are certain: messages come whole, and ZeroMQ has put the identity before at least one frame.
+            # Two frames are certain: messages arrive whole, and ZeroMQ puts the identity before at least one frame.
             identity, frame = self._socket.recv(NOBLOCK), self._socket.recv(NOBLOCK)
             if self._socket.getsockopt(RCVMORE):
                 more = self._socket.recv_multipart(NOBLOCK)
                 self.refuse("frames that are no message", f"{2 + len(more)} parts from {identity!r}")
-            elif identity.startswith(b"\0"):  # made up by ZeroMQ
+            elif identity.startswith(b"\0"):  # generated by ZeroMQ
                 self.refuse("unknown identities", "a peer that gave itself no name")
             elif frame == KNOCK:
                 self._deliver(identity, KNOCK)
@@ -165,27 +165,27 @@ class Router:
     def send(self, identity: bytes, message: Message) -> bool:
         """Queue ``message`` for a peer; never blocks. False if no such peer is connected (it has died or left)."""
         last, frame = self._last
-        if last is not message:  # one message often goes to all, and messages never change
+        if last is not message:  # one message is often sent to all peers, and messages are immutable
             frame = messages.encode(message)
             self._last = (message, frame)
         return self._deliver(identity, frame)
 
     def reaches(self, identity: bytes) -> bool:
-        """True if a peer of that name is connected. It is sent a knock, which ``recv`` there passes over."""
+        """True if a peer with that identity is connected. Sends it a knock, which its ``recv`` skips."""
         return self._deliver(identity, KNOCK)
 
     def refuse(self, kind: str, detail: str) -> None:
-        """Count something that was dropped under ``kind``; the first of each kind is logged."""
+        """Count a dropped message or connection under ``kind``; log the first of each kind."""
         self._refused[kind] += 1
         if self._refused[kind] == 1:
             logger.warning("control plane: refused %s (%s); more of these are only counted", kind, detail)
 
     def statistics(self) -> Mapping[str, int]:
-        """Numbers of messages received and sent, and of what was refused, by kind."""
+        """Numbers of messages received and sent, and of refusals by kind."""
         return {"received": self._received, "sent": self._sent, **self._refused}
 
     def close(self) -> None:
-        """Say how much was refused in all, deliver what is queued (for at most a second) and free everything."""
+        """Log the totals of refusals, deliver queued messages (for at most a second) and free everything."""
         self._note_strangers()
         for kind, number in self._refused.items():
             if number > 1 and kind != QUITTERS:
@@ -194,7 +194,7 @@ class Router:
         self._monitor.close()
         self._socket.close()
         self._door.close()
-        self._context.term()  # waits for what is queued, as long as sockets linger; all of them must be closed by now
+        self._context.term()  # waits for queued messages while sockets linger; all sockets must be closed by now
 
     def __enter__(self) -> Router:
         return self
@@ -203,12 +203,12 @@ class Router:
         self.close()
 
     def _bind(self, address: str) -> None:
-        """Listen at ``address``, whose port may be a range; raises ``ControlError`` where that cannot be."""
+        """Listen at ``address``, whose port may be a range; raises ``ControlError`` if that fails."""
         place, _, ports = address.rpartition(":")
         *others, last = [f"{place}:{port}" for port in ports_in(ports)] if PORTS.fullmatch(ports) else [address]
         try:
             for each in others:
-                with contextlib.suppress(zmq.ZMQError):  # taken; of what else is wrong the last one tells
+                with contextlib.suppress(zmq.ZMQError):  # port in use; any other error is raised for the last port
                     self._socket.bind(each)
                     return
             self._socket.bind(last)
@@ -247,11 +247,11 @@ class Router:
 class Dealer:
     """The end of a worker or an agent. Any thread may send; one thread at a time receives.
 
-    ``ControlError`` is raised by the constructor if no controller answers within ``timeout_s`` or it refuses the key,
-    and by ``recv`` once the controller is gone, until ``renew``. With ``timeout_s=None`` it does not knock, and
-    ``recv`` says it all. Dealers of one process may share a ``context``; it must outlive them. With ``silence_s`` a
-    controller that does not answer ZeroMQ's heartbeats for so long counts as gone, too: a host without power or network
-    closes no connection.
+    The constructor raises ``ControlError`` if no controller answers within ``timeout_s`` or it refuses the key, and
+    ``recv`` raises it once the connection is lost, until ``renew``. With ``timeout_s=None`` the constructor does not
+    knock, and ``recv`` raises all these errors. Dealers of one process may share a ``context``; it must outlive them.
+    With ``silence_s`` a controller that does not answer ZeroMQ's heartbeats for that long counts as lost, too: a host
+    without power or network closes no connection.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Dealer:
     ) -> None:
         self.address = address
         self.is_taking = False
-        """Set before a message leaves the socket, for a receiver that may be interrupted on the way: it resets this."""
+        """Set before a message leaves the socket; the receiver, which a signal may interrupt in between, resets it."""
         self._own_context = None if context is not None else Context()
         self._socket = client_socket(context or self._own_context or Context(), keys)
         self._socket.routing_id = identity
@@ -286,7 +286,7 @@ class Dealer:
             self._connect()
             if timeout_s is not None:
                 self._knock(timeout_s)
-        except BaseException:  # Ctrl-C, too, may come while nobody answers the knock
+        except BaseException:  # also Ctrl-C, while no controller answers the knock
             self.close()
             raise
 
@@ -297,23 +297,23 @@ class Dealer:
             if self._closed:
                 raise ControlError(f"a {type(message).__name__} was sent after close(), to {self.address}")
             self._queue(frame)
-            # Sending may take in the signal of a message that has just come; then nothing else wakes the receiver,
-            # be it in `recv` or in a loop of its own.
+            # Sending may consume the edge of a message that has just arrived; then nothing else wakes the receiver,
+            # neither in `recv` nor in the caller's own loop.
             if (self._has_loop or self._receiving.locked()) and is_readable(self._socket):
                 os.eventfd_write(self._bell, 1)
 
     def recv(self, timeout_s: float | None = None) -> messages.AnyMessage | None:
-        """The next message; ``None`` after ``timeout_s`` seconds (``None``: no limit) or once interrupted."""
+        """Receive the next message; ``None`` after ``timeout_s`` seconds (``None``: no limit) or once interrupted."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
             while (frame := self._next_frame(deadline)) == KNOCK:
-                pass  # the router wants to know whether we are still there (``reaches``)
+                pass  # the router checks whether this dealer is still connected (``reaches``)
         return None if frame is None else messages.decode(frame)
 
     def renew(self, address: str = "") -> None:
-        """Go on after ``recv`` has raised: another controller will listen there; it gets what is sent from now on.
+        """Reconnect after ``recv`` has raised: a new controller will listen there and receives all later messages.
 
-        With an ``address`` it listens at that one instead, and nothing that was sent before goes there.
+        With an ``address`` the new controller listens there instead, and messages queued before are dropped.
         """
         with self._lock:
             if address and address != self.address:
@@ -326,26 +326,26 @@ class Dealer:
 
     @property
     def lost(self) -> bool:
-        """True once the controller is gone or has refused us, as far as ``recv`` has seen."""
+        """True once ``recv`` has seen that the connection is lost or was refused."""
         return bool(self._lost)
 
     @property
     def peer(self) -> Monitor:
-        """The monitor of the connection: it tells what became of the controller, as far as ``recv`` has seen."""
+        """Monitor of the connection: the state of the controller's end, as of the last ``recv``."""
         return self._monitor
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until the controller has received everything sent before; messages for us that come meanwhile are lost.
+        """Wait until the controller has received all earlier messages; messages that arrive here meanwhile are lost.
 
-        Closing delivers too, but cannot tell when. Raises ``ControlError`` if the controller does not answer.
+        ``close`` delivers, too, but without confirmation. Raises ``ControlError`` if the controller does not answer.
         """
         self._knock(timeout_s)
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors for a loop of one's own: when one is readable, call ``recv(0.0)`` until it returns ``None``."""
-        if not self._has_loop:  # what was sent before this may have taken in an edge, and not have rung
-            self._has_loop = True  # first: a ``send`` that does not see it yet is made up for by the ring below
+        """Descriptors for the caller's own loop: when one is readable, call ``recv(0.0)`` until ``None``."""
+        if not self._has_loop:  # an earlier ``send`` may have consumed an edge without ringing the bell
+            self._has_loop = True  # first: the ring below covers a ``send`` that does not see this flag yet
             os.eventfd_write(self._bell, 1)
         return self._fds
 
@@ -355,19 +355,19 @@ class Dealer:
 
     @property
     def interrupted(self) -> bool:
-        """True after ``interrupt`` or ``close``: ``recv`` will only return ``None``."""
+        """True after ``interrupt`` or ``close``: from then on ``recv`` returns ``None``."""
         return self._interrupted
 
     def interrupt(self) -> None:
         """Make the ``recv`` in progress, and every later one, return ``None`` at once. Any thread may call it."""
         with self._lock:
-            if not self._closed:  # else the number of the bell may be somebody else's
-                self._interrupted = True  # before it rings: who wakes must see why
+            if not self._closed:  # else the bell's descriptor number may belong to another file
+                self._interrupted = True  # before the bell rings: the woken receiver must see it
                 os.eventfd_write(self._bell, 1)
 
     def close(self, *, deliver: bool = True) -> None:
-        """Interrupt the receiver, deliver what is queued (for at most a second) and free everything. Idempotent."""
-        self.interrupt()  # without a lock that the receiver holds: it may sleep with no time limit
+        """Interrupt the receiver, deliver queued messages (for at most a second) and free everything. Idempotent."""
+        self.interrupt()  # before ``_receiving`` is acquired: its holder may sleep without a time limit
         with self._receiving, self._lock:
             if self._closed:
                 return
@@ -391,14 +391,14 @@ class Dealer:
             raise ControlError(f"{self.address!r} is no address of a controller: {error}") from error
 
     def _knock(self, timeout_s: float) -> None:
-        """Send a knock and wait until it comes back; what was sent before has been received then."""
+        """Send a knock and wait for its echo; the controller has then received all earlier messages."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._queue(KNOCK)
         with self._receiving:
             while (answer := self._next_frame(deadline)) != KNOCK:
-                if answer is None or time.monotonic() > deadline:  # messages may come without an end
-                    if not self._interrupted:  # else a last message may follow, and somebody may be there
+                if answer is None or time.monotonic() > deadline:  # other messages may arrive without end
+                    if not self._interrupted:  # else linger: a last message may follow, and a controller may exist
                         self._socket.linger = 0
                     raise ControlError(
                         f"no controller answered at {self.address} within {timeout_s:g} s: is the launcher that gave "
@@ -406,17 +406,17 @@ class Dealer:
                     )
 
     def _queue(self, frame: bytes) -> None:
-        """Queue a frame; nothing where the controller has refused us already, of which ``recv`` tells."""
+        """Queue a frame; does nothing if the controller has refused the connection, which ``recv`` reports."""
         with contextlib.suppress(zmq.Again):  # ZeroMQ has no connection left to queue it for
             self._socket.send(frame, NOBLOCK)
 
     def _next_frame(self, deadline: float | None) -> bytes | None:
         while not self._interrupted:
-            with self._lock:  # not held while asleep below, or nobody could send; what comes in between rings the bell
+            with self._lock:  # released during the sleep below, so that others can send; such a ``send`` rings the bell
                 if is_readable(self._socket):
-                    self.is_taking = True  # first: a handler may raise when the message has left, and nobody has it
+                    self.is_taking = True  # first: a handler may raise after the message left the socket, and lose it
                     return self._socket.recv(NOBLOCK)
-            if self._lost:  # said only when nothing is left to read
+            if self._lost:  # raised only when no message is left to read
                 raise ControlError(self._lost)
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready = self._poll.poll(None if left_s is None else min(left_s, LONGEST_WAIT_S) * 1000)
@@ -425,7 +425,7 @@ class Dealer:
             for fd, _ in ready:
                 if fd == self._monitor.fd:
                     self._look_at_peer()
-                elif fd == self._bell and not self._interrupted:  # then it goes on ringing, for a loop of one's own
+                elif fd == self._bell and not self._interrupted:  # interrupted: it keeps ringing, for the caller's loop
                     os.eventfd_read(fd)
         return None
 
@@ -433,7 +433,7 @@ class Dealer:
         with self._lock:
             events = [event for event, _ in self._monitor.drain()]
             if any(event & HANDSHAKE_FAILED for event in events):
-                self._lost = (  # which of the two it was, ZeroMQ does not tell
+                self._lost = (  # ZeroMQ does not report which of the two causes it was
                     f"the controller at {self.address} broke the handshake off: it refused this process's key (pass "
                     "FARANDOLE_KEY on exactly as the launcher set it), or has no descriptor left for another "
                     "connection, as under a flood of them (raise the limit where it runs: ulimit -n)"
@@ -441,4 +441,4 @@ class Dealer:
             elif zmq.EVENT_DISCONNECTED in events:
                 self._lost = f"the controller at {self.address} is gone"
             if self._lost:
-                self._socket.linger = 0  # nobody is there to deliver to, and closing would wait for a second
+                self._socket.linger = 0  # there is no peer to deliver to, and closing would wait for a second

@@ -1,15 +1,15 @@
-"""Choice among several addresses of a controller: the first that answers with the right key.
+"""Choice among several addresses of a controller: the first address that answers with the right key.
 
     address = first_answering(["tcp://10.0.0.1:7000", "tcp://[fd77::1]:7000", "tcp://login:7000"], keys, timeout_s=15.0)
 
-All are tried at once, so that an address which leads nowhere costs no time; one that leads to somebody else's port, or
-to another job, does not have the key.
+All addresses are tried at once, so that an unreachable address costs no time; another program's port, or another job,
+does not have the key.
 
-Threads. The sockets, the monitors and ``_poll`` belong to the thread that calls ``first_answering``. Names are looked
-up in a thread each, as ``getaddrinfo`` may wait for a name server for minutes and nothing can interrupt it: the caller
-leaves such threads behind. They hand over what they find by ``_Names._found``, a deque, and ring an eventfd that is
-polled with everything else. ``_Names._lock`` guards ``_closed`` and, with it, the number of that descriptor: a thread
-that comes late must not write to it when it is closed, and perhaps somebody else's.
+Threads. The sockets, the monitors and ``_poll`` belong to the thread that calls ``first_answering``. Each name is
+resolved in a thread of its own, because ``getaddrinfo`` may wait for a name server for minutes and cannot be
+interrupted: the caller abandons such threads. They append results to ``_Names._found``, a deque, and ring an eventfd
+that is polled with everything else. ``_Names._lock`` guards ``_closed`` and with it the eventfd: a late thread must not
+write to its descriptor number when it is closed, because the number may belong to another file then.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from farandole.errors import ControlError
 
 
 def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float, lifeline: int | None = None) -> str:
-    """The address, with its host as a number, whose handshake succeeds first.
+    """Return the numeric address whose handshake succeeds first.
 
-    Raises ``ControlError`` with all that was tried if none answers within ``timeout_s`` or the key is refused, and if
+    Raises ``ControlError`` with all tried addresses if none answers within ``timeout_s``, if the key is refused, or if
     the descriptor ``lifeline`` becomes readable before.
     """
     with contextlib.closing(_Attempts(keys, lifeline)) as attempts:
@@ -55,13 +55,13 @@ def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float, l
 
 @final
 class _Attempts:
-    """Sockets that connect, each with the monitor that tells how its handshake went."""
+    """Connecting sockets, each with the monitor that reports the result of its handshake."""
 
     def __init__(self, keys: JobKeys, lifeline: int | None) -> None:
         self.refused: list[str] = []
         self.called_off = False
         self._keys, self._lifeline = keys, lifeline
-        self._context = Context()  # of our own: it ends with these sockets
+        self._context = Context()  # not shared: it ends with these sockets
         self._open: dict[int, tuple[str, zmq.Socket[bytes], Monitor]] = {}
         self._poll = select.poll()
         self._names = _Names()
@@ -70,7 +70,7 @@ class _Attempts:
             self._poll.register(lifeline, select.POLLIN)
 
     def add(self, address: str) -> None:
-        """Try ``address``, too; a name is looked up first, which may take long."""
+        """Add ``address`` to the attempts; a host name is resolved first, which may take long."""
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         if not host or not port.isdecimal():
             raise ControlError(f"{address!r} is no address of a controller, such as tcp://10.0.0.1:7000")
@@ -97,7 +97,7 @@ class _Attempts:
         """Give up all attempts."""
         for _, link, monitor in self._open.values():
             monitor.close()
-            link.close(0)  # no lingering: nothing was sent, and an address that leads nowhere would hold up term()
+            link.close(0)  # no lingering: nothing was sent, and an unreachable address would block term()
         self._context.destroy(0)
         self._names.close()
 
@@ -120,7 +120,7 @@ class _Attempts:
 
 @final
 class _Names:
-    """Look-ups of names in threads of their own: nothing else can put an end to waiting for a name server."""
+    """Name resolution in threads of its own, because the wait for a name server cannot be interrupted."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -129,18 +129,18 @@ class _Names:
         self._closed = False
 
     def look_up(self, name: str, port: int) -> None:
-        """Let ``fd`` become readable when the addresses of ``name`` are known."""
-        # A daemon: a name server that does not answer must not hold up the end of the process.
+        """Resolve ``name``; ``fd`` becomes readable when its addresses are known."""
+        # A daemon: a name server that does not answer must not delay the exit of the process.
         threading.Thread(target=self._resolve, args=(name, port), name="farandole-name", daemon=True).start()
 
     def found(self) -> Iterator[str]:
-        """Yield the addresses that are new."""
-        os.eventfd_read(self.fd)  # before the deque is emptied: what comes after that rings again
+        """Yield the new addresses."""
+        os.eventfd_read(self.fd)  # before the deque is emptied: a later result rings again
         while self._found:
             yield self._found.popleft()
 
     def close(self) -> None:
-        """Free the descriptor; threads that still look up end by themselves."""
+        """Close the descriptor; threads that still resolve a name end by themselves."""
         with self._lock:
             self._closed = True
             os.close(self.fd)
@@ -150,7 +150,7 @@ class _Names:
             answers = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             return
-        with self._lock:  # held until the bell has rung: in between, `close` would take the descriptor away
+        with self._lock:  # held until the bell has rung: otherwise `close` could close the descriptor in between
             if not self._closed:
                 self._found.extend(endpoints(port, [str(answer[4][0]) for answer in answers]))
                 os.eventfd_write(self.fd, 1)

@@ -4,8 +4,8 @@
     >>> len(keys.server.public), len(keys.client.secret)
     (40, 40)
 
-Whoever has the secret is part of the job; nobody else gets past the handshake. It travels by inheritance or standard
-input, never by argv.
+Every process with the secret is part of the job; no other process passes the handshake. The secret is passed on by
+inheritance or standard input, never by argv.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECRET_BYTES = 32
 
 @final
 class KeyPair(msgspec.Struct, frozen=True):
-    """A CURVE key pair in Z85, as ZeroMQ takes it."""
+    """A CURVE key pair in Z85, the format of ZeroMQ."""
 
     public: bytes
     secret: bytes
@@ -33,14 +33,14 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 @final
 class JobKeys(msgspec.Struct, frozen=True):
-    """The key pair of the controller, and the one that all workers and agents share."""
+    """Key pair of the controller, and key pair that all workers and agents share."""
 
     server: KeyPair
     client: KeyPair
 
     @classmethod
     def from_secret(cls, secret: str) -> JobKeys:
-        """Derive both pairs from the hexadecimal secret; raises ``ControlError`` if it is not one of ours."""
+        """Derive both pairs from the hexadecimal secret; raises ``ControlError`` if its format is wrong."""
         try:
             seed = bytes.fromhex(secret)
         except ValueError:
@@ -54,7 +54,7 @@ class JobKeys(msgspec.Struct, frozen=True):
 
 
 def new_secret() -> str:
-    """A fresh secret for one job, in hexadecimal."""
+    """Generate a secret for one job, in hexadecimal."""
     return secrets.token_hex(SECRET_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""The base class of all messages of the control plane."""
+"""Base class of all messages of the control plane."""
 
 from __future__ import annotations
 

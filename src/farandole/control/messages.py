@@ -1,9 +1,9 @@
-"""Every message of the control plane, as typed structs; ``encode`` and ``decode`` are the only way on and off the wire.
+"""All messages of the control plane, as typed structs; only ``encode`` and ``decode`` convert them to and from bytes.
 
 >>> decode(encode(Leave(generation=3)))
 Leave(generation=3, reason='', following=False, ending=False, worker_id=-1, kind='AbortError', told=False)
 
-The docstring of a message speaks for its sender: *I* send it, *you* receive it.
+The docstring of a message describes what it reports or orders. A message about "the worker" is about its sender.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ LIMIT_BYTES = 64 * 2**20
 """Largest message of one process (a pickled function or a state dict travels in one)."""
 
 ENVELOPE_BYTES = 1024
-"""Room for what a relay puts around such a message; a frame of both is accepted."""
+"""Size that a relay may add when it wraps such a message; frames up to the sum of both limits are accepted."""
 
 _LETTER_BYTES = 16
-"""More than the encoding adds to the identity and the frame of a letter."""
+"""Upper bound of the bytes that the encoding adds to the identity and the frame of an ``Envelope``."""
 
 
 # -- a worker to the controller ---------------------------------------------------------------------------------------
@@ -46,15 +46,14 @@ _LETTER_BYTES = 16
 
 @final
 class Hello(Message, frozen=True):
-    """I called ``init()``. ``worker_id`` is the rank my environment gave me (-1: none).
+    """A worker called ``init()``. ``worker_id`` is the rank that its environment gives it (-1: none).
 
-    ``engines`` are those usable here.
-    ``stack_fd`` is where ``faulthandler`` writes when ``stack_signal`` comes. ``process_sets`` are the global ranks of
-    the static sets asked for in ``init``; they must agree between ranks. In an elastic job no other worker ever has
-    this ``worker_id``, and one that is not ``ready`` is alone in a generation 0, if others train, and comes again;
-    ``step_s`` is the longest of its recent steps, and ``state`` says what its state consists of ("": not known yet);
-    ``state_step`` from which step of the job's state others can go on with it (0: also from the initial one), -1 that
-    it is none, as it was torn or never there.
+    ``engines`` are the engines that work on its host. On ``stack_signal``, ``faulthandler`` writes to ``stack_fd``.
+    ``process_sets`` are the global ranks of the static process sets passed to ``init``; they must agree between ranks.
+    In an elastic job a ``worker_id`` is never reused. A worker that is not ``ready`` gets a generation 0 of its own
+    while others train, and sends ``Hello`` again later. ``step_s`` is the longest of its recent steps; ``state``
+    describes what its state contains ("": not known yet). ``state_step`` is the step from which the others can continue
+    with its state (0: also from the initial state; -1: it has no state, or an incomplete one).
     """
 
     worker: str
@@ -75,7 +74,7 @@ class Hello(Message, frozen=True):
 
 @final
 class Exchange(Message, frozen=True):
-    """My part of an all-gather of small bytes among ``ranks``; answered by ``Exchanged`` when all have come."""
+    """A rank's part of an all-gather of few bytes among ``ranks``; ``Exchanged`` answers it when all parts are in."""
 
     generation: int
     key: str
@@ -85,7 +84,7 @@ class Exchange(Message, frozen=True):
 
 @final
 class Submit(Message, frozen=True):
-    """I am ready for this; ``contribution`` is what I give to it, if that is small enough to come along."""
+    """A rank is ready for the collective ``entry``; a small enough ``contribution`` (its input) is sent along."""
 
     generation: int
     entry: Entry
@@ -94,12 +93,12 @@ class Submit(Message, frozen=True):
 
 @final
 class Leave(Message, frozen=True):
-    """I called ``shutdown()``; the generation ends for the others when they next need me.
+    """A worker called ``shutdown()``; the generation ends for the other ranks when they next need it.
 
-    With a ``reason`` I could not go on in the middle of a collective, and it ends for all at once: they wait for me
-    there. ``following`` says that I leave because others did, whose news may come later than mine; ``ending`` that I
-    shall not come again: my process is about to end. I was ``told`` to end, and nobody need wait for that. A controller
-    that has not formed the generation knows me only by my ``worker_id``. ``kind`` is what the others should raise.
+    With a ``reason`` the worker failed inside a collective, and the generation ends for all ranks at once; they raise
+    the class ``kind``. ``following``: it leaves because of another rank's failure, whose message may arrive later.
+    ``ending``: its process is about to exit and sends no further ``Hello``. ``told``: it was ordered to exit, and the
+    job does not wait for that. ``worker_id`` names it to a controller that did not form the generation.
     """
 
     generation: int
@@ -113,14 +112,14 @@ class Leave(Message, frozen=True):
 
 @final
 class Withdraw(Message, frozen=True):
-    """I was told to end while I was in no generation: whether I have said ``Hello`` or not, I shall not come."""
+    """A worker was ordered to exit while it was in no generation; the controller ignores its ``Hello``, if any."""
 
     worker_id: int
 
 
 @final
 class HostSilent(Message, frozen=True):
-    """I wait in a collective, and nothing has come from ``host``, where other members are, for too long."""
+    """A rank that waits in a collective has received nothing from ``host``, where other members run, for too long."""
 
     generation: int
     host: str
@@ -128,9 +127,9 @@ class HostSilent(Message, frozen=True):
 
 @final
 class ControllerLost(Message, frozen=True):
-    """My controller is gone, and I am in this generation still. If I ``wait``, it is for what only a controller can do.
+    """A worker lost its controller and is still in this generation. ``wait``: it waits for a controller's answer.
 
-    Answered by ``ChangeDue`` or ``Abort``: no controller goes on with a generation of another.
+    The new controller answers with ``ChangeDue`` or ``Abort``; it never continues a generation of the previous one.
     """
 
     generation: int
@@ -140,10 +139,10 @@ class ControllerLost(Message, frozen=True):
 
 @final
 class Blocked(Message, frozen=True):
-    """I have been inside a collective for ``seconds``: the ``sequence``-th of ``lane``; ``what`` describes it.
+    """A rank has been inside a collective for ``seconds``: the ``sequence``-th of ``lane``; ``what`` describes it.
 
-    Sent from ``stall_warning_s`` on, and again at least twice in every such time while it lasts. ``step_s`` is the
-    longest of my recent steps: the time between two planned collectives.
+    First sent after ``stall_warning_s``, then at least twice per ``stall_warning_s`` while it lasts. ``step_s`` is the
+    longest of the rank's recent steps: the time between two planned collectives.
     """
 
     generation: int
@@ -157,7 +156,7 @@ class Blocked(Message, frozen=True):
 
 @final
 class LaneClosed(Message, frozen=True):
-    """I have closed the planned ``lane`` after ``sequence`` of its collectives: the script has dropped what used it."""
+    """A rank closed the planned ``lane`` after ``sequence`` collectives: the script dropped the object that used it."""
 
     generation: int
     process_set: int
@@ -167,7 +166,7 @@ class LaneClosed(Message, frozen=True):
 
 @final
 class GroupMade(Message, frozen=True):
-    """I am in a group of ``ranks`` with the number ``process_set``, which its members have given it: 2^32 or more."""
+    """A rank is in a group of ``ranks``; its members chose the number ``process_set``, which is at least 2^32."""
 
     generation: int
     process_set: int
@@ -176,11 +175,11 @@ class GroupMade(Message, frozen=True):
 
 @final
 class ThreadWait(msgspec.Struct, frozen=True, array_like=True):
-    """A collective that one thread waits for; ``token`` is another one each time that a thread begins to wait.
+    """A collective that one thread waits for; ``token`` is new each time that a thread begins to wait.
 
     With a ``lane`` it is the ``sequence``-th collective of that planned lane, with a ``grant`` the ``sequence``-th
-    round of that (both need all members of the process set), else the one called ``name``, which the controller
-    orders. ``what`` describes it.
+    round of that grant; both need all members of the process set. Otherwise it is the negotiated collective ``name``,
+    which the controller orders. ``what`` describes the collective.
     """
 
     token: int
@@ -194,12 +193,12 @@ class ThreadWait(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class Waits(Message, frozen=True):
-    """Every thread of mine that could begin a collective waits for one: ``waits``. Empty if some thread does not.
+    """Waits of all threads of a worker that could start a collective; empty if one of these threads does not wait.
 
-    Until one of these has ended I come to no other collective. ``submitted`` are those that I have announced and not
-    finished, by process set and name; ``reached`` are the planned lanes that I have been in, by process set and label,
-    and how far I have come there; ``given`` are my open grants, and the number of rounds that I have contributed to. I
-    say so unasked when it lasts, and in answer to the ``question`` of an ``AskWaits``.
+    Until one of ``waits`` ends, the worker starts no other collective. ``submitted`` are the announced and unfinished
+    collectives, by process set and name. ``reached`` are the planned lanes used so far, by process set and label, with
+    the number of collectives done there. ``given`` are the open grants with the number of rounds contributed to. A
+    worker sends this when the waits last, and in answer to the ``question`` of an ``AskWaits``.
     """
 
     generation: int
@@ -212,10 +211,10 @@ class Waits(Message, frozen=True):
 
 @final
 class Progress(Message, frozen=True):
-    """My answer to ``AskProgress``: the last collective I finished, and what I am inside of now ("" for nothing).
+    """A rank's answer to ``AskProgress``: the last collective it finished, and the active ones ("" for none).
 
-    ``inside`` is spelt as ``Blocked.what`` where that was sent. In an elastic job also a sign of life, unasked;
-    ``work`` is what I have done: the collectives that I have come to, plus seconds of processor time.
+    ``inside`` equals ``Blocked.what`` where a ``Blocked`` was sent. In an elastic job workers also send it unasked, as
+    a heartbeat; ``work`` is the number of collectives entered plus the seconds of processor time used.
     """
 
     generation: int
@@ -226,9 +225,9 @@ class Progress(Message, frozen=True):
 
 @final
 class SetTimeline(Message, frozen=True):
-    """Write the timeline to ``path`` from now on ("" ends it): rank 0 to the controller, which tells the others.
+    """Write the timeline to ``path`` from now on ("" ends it): rank 0 to the controller, which sends it to the others.
 
-    Each of them answers with ``TimelineSet``, and rank 0 gets one when all have that are still there.
+    Each rank answers with ``TimelineSet``; rank 0 receives one when all ranks still in the generation have answered.
     """
 
     generation: int
@@ -239,7 +238,7 @@ class SetTimeline(Message, frozen=True):
 
 @final
 class TimelineSet(Message, frozen=True):
-    """``SetTimeline`` has been obeyed: by me (to the controller), by everybody (to rank 0)."""
+    """``SetTimeline`` is done: by this rank (message to the controller), by all ranks (message to rank 0)."""
 
     generation: int
     number: int
@@ -250,7 +249,7 @@ class TimelineSet(Message, frozen=True):
 
 @final
 class Welcome(Message, frozen=True):
-    """The generation is formed: your rank, everybody's host, the engine and why, and when this was said."""
+    """A generation is formed: the receiver's rank, the host of each rank, the engine, why, and the time of sending."""
 
     generation: int
     rank: int
@@ -262,7 +261,7 @@ class Welcome(Message, frozen=True):
 
 @final
 class Refuse(Message, frozen=True):
-    """``init()`` cannot succeed; ``reason`` says why and what to do. If that is ``orderly``, the process should end."""
+    """``init()`` fails; ``reason`` says why and what to do. ``orderly``: nothing is wrong, the process should exit."""
 
     reason: str
     orderly: bool = False
@@ -287,7 +286,7 @@ class Orders(Message, frozen=True):
 
 @final
 class Resend(Message, frozen=True):
-    """The cached numbers of these names are forgotten: submit them again in full."""
+    """The controller dropped the cached numbers of these names: submit them again in full."""
 
     generation: int
     process_set: int
@@ -296,10 +295,10 @@ class Resend(Message, frozen=True):
 
 @final
 class Abort(Message, frozen=True):
-    """Order to stop what waits in this generation, by an error of the class ``kind`` (``AbortError``, ``StallError``).
+    """Order to end every wait in this generation with an error of class ``kind`` (``AbortError``, ``StallError``).
 
-    The fact is ``exits.GenerationEnded``. A relay that is cut off gives this order on its own, without knowing more;
-    and it is given again to each rank that comes late.
+    The event behind it is ``exits.GenerationEnded``. A relay that lost its parent sends this order itself, and every
+    rank that sends a message to an ended generation receives it again.
     """
 
     generation: int
@@ -309,7 +308,7 @@ class Abort(Message, frozen=True):
 
 @final
 class ChangeDue(Message, frozen=True):
-    """Workers are to join or leave: end the generation when your state allows it."""
+    """Workers will join or leave: end the generation at the next commit."""
 
     generation: int
     reason: str
@@ -317,9 +316,9 @@ class ChangeDue(Message, frozen=True):
 
 @final
 class Notice(Message, frozen=True):
-    """Something has gone wrong lately: report your waits from a second on, for ``alert_s`` seconds.
+    """A fault occurred: for the next ``alert_s`` seconds report every wait that lasts longer than a second.
 
-    Where people wait for each cell, show them ``text``, as you wait for others; "" for nothing.
+    An interactive session (notebook) shows ``text`` to its user, because it waits for other ranks; "" for nothing.
     """
 
     generation: int
@@ -329,14 +328,14 @@ class Notice(Message, frozen=True):
 
 @final
 class AskProgress(Message, frozen=True):
-    """Tell me your progress."""
+    """Question for a rank's ``Progress``."""
 
     generation: int
 
 
 @final
 class AskWaits(Message, frozen=True):
-    """Tell me if all your threads still wait, and for what: others seem to wait for you, and you for them."""
+    """Question for a rank's ``Waits``, sent when ranks seem to wait for each other (deadlock check)."""
 
     generation: int
     question: int
@@ -349,8 +348,8 @@ class AskWaits(Message, frozen=True):
 class SharedEntry(msgspec.Struct, frozen=True, array_like=True):
     """An entry that several ranks below the sender have submitted.
 
-    ``ranks`` are pairs of the first one and the one after the last; none at all stands for every rank below the sender
-    that is in the entry's process set.
+    ``ranks`` are half-open ranges, as pairs of first rank and end; an empty list stands for every rank below the sender
+    in the entry's process set.
     """
 
     entry: Entry
@@ -359,7 +358,7 @@ class SharedEntry(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class Ready(Message, frozen=True):
-    """Ranks below me are ready for these entries, which are in the order in which any of them said so."""
+    """Ranks below the relay are ready for these entries, in the order in which the first rank submitted each."""
 
     generation: int
     shares: list[SharedEntry]
@@ -367,7 +366,7 @@ class Ready(Message, frozen=True):
 
 @final
 class GatheredParts(Message, frozen=True):
-    """The parts, by rank, that ranks below me have in an ``Exchange`` among ``ranks``."""
+    """Parts, by rank, of an ``Exchange`` among ``ranks``, from the ranks below the relay."""
 
     generation: int
     key: str
@@ -377,7 +376,7 @@ class GatheredParts(Message, frozen=True):
 
 @final
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A message from, or for, one worker's socket below the relay, as it was encoded."""
+    """An encoded message from, or for, the socket ``identity`` of a worker below the relay."""
 
     identity: bytes
     frame: bytes
@@ -385,16 +384,16 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class Envelopes(Message, frozen=True):
-    """Messages that are passed on as they are: up with the socket that each came from, down with the one it is for."""
+    """Messages that a relay forwards unchanged: upwards with the sender's socket, downwards with the receiver's."""
 
     letters: list[Envelope]
 
 
 @final
 class FormedGeneration(Message, frozen=True):
-    """A generation is formed: what every worker below you is to be welcomed with, but for its rank.
+    """A generation is formed: the ``Welcome`` that the relay sends to every worker below it, each with its own rank.
 
-    ``members`` are the ranks below you and the identities that their sockets share.
+    ``members`` are the ranks below the relay, each with the identity prefix that its sockets share.
     """
 
     welcome: Welcome
@@ -404,9 +403,9 @@ class FormedGeneration(Message, frozen=True):
 
 @final
 class Multicast(Message, frozen=True):
-    """One message for many workers: those in ``process_set`` (of these only ``ranks``, if any are given).
+    """One message for many workers: the members of ``process_set``, or only its ``ranks`` if that list is not empty.
 
-    ``ranks`` are pairs as in ``SharedEntry``. ``suffix`` is the last byte of the identities of the sockets it is for.
+    ``ranks`` are pairs as in ``SharedEntry``. ``suffix`` is the last byte of the identities of the receiving sockets.
     """
 
     generation: int
@@ -425,14 +424,14 @@ AnyMessage: TypeAlias = (
 )  # fmt: skip
 
 _FOR_PROGRAMS = agent_messages.StartWorkers | search_messages.TrialOrder
-"""What programs are started with; other texts are for people, or those of the operating system are none."""
+"""Messages whose texts become arguments of programs; in all others, bytes that are not UTF-8 are escaped for people."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def encode(message: Message) -> bytes:
-    """Message to frame; raises ``ControlError`` above ``LIMIT_BYTES``, to which an envelope adds its own."""
+    """Encode a message; raises ``ControlError`` above ``LIMIT_BYTES`` (a relay's message: plus ``ENVELOPE_BYTES``)."""
     frame = pack(_encoder.encode, message, exact=isinstance(message, _FOR_PROGRAMS))
     limit = LIMIT_BYTES + ENVELOPE_BYTES * isinstance(message, Envelopes | Multicast)
     if len(frame) > limit:
@@ -441,7 +440,7 @@ def encode(message: Message) -> bytes:
 
 
 def bags(letters: Iterable[Envelope]) -> Iterator[Envelopes]:
-    """All letters, in their order, in as few messages as their size allows."""
+    """Pack all envelopes, in order, into as few messages as the size limit allows."""
     bag: list[Envelope] = []
     nbytes = 0
     for letter in letters:
@@ -456,7 +455,7 @@ def bags(letters: Iterable[Envelope]) -> Iterator[Envelopes]:
 
 
 def decode(frame: bytes) -> AnyMessage:
-    """Frame to message; raises ``ControlError`` for anything that is not exactly one known message."""
+    """Decode a frame; raises ``ControlError`` for anything that is not exactly one known message."""
     try:
         return cast("AnyMessage", unpack(_decoder.decode, frame))
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""Messages of a launcher to the monitor of its job, a line of JSON each on standard input, and its answers.
+"""Messages from a launcher to the monitor of its job (one line of JSON each, on standard input), and the answers.
 
     encode_line(MonitorConfig(folder="runs/a", command=["python", "train.py"], live=True))
 
-The monitor (``farandole.monitor``) is a child process, so that no viewer can hold up the job, and on the launcher's
+The monitor (``farandole.monitor``) is a child process, so that no viewer can block the job. It runs on the launcher's
 host, so that a proxy there need not reach the hosts of workers.
 """
 
@@ -20,7 +20,7 @@ MODULE = "farandole.monitor.process"
 LOOPBACK = "127.0.0.1:0"
 
 UNIX = "unix:"
-"""Begin of an address in the file system."""
+"""Prefix of the address of a socket in the file system."""
 
 
 class _Line(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -29,14 +29,14 @@ class _Line(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 @final
 class MonitorConfig(_Line, frozen=True):
-    """Begin of a monitor: what it records, and where its page is.
+    """Configuration of a monitor, its first message: what to record, and where to serve the page.
 
-    With ``live`` there is a page at ``listen``, by TLS if there is a ``certificate`` (a PEM file with key and chain);
-    or at no port, but at a socket in the file system, as ``unix:PATH``, for a process of this host. ``link_file`` gets
-    the link, as a file of the user alone. ``csv`` and ``tensorboard`` are written beside the record. With ``is_quiet``
-    nobody is told where all that is; with ``is_optional`` the job begins without the monitor where that cannot be. The
-    record of a ``search`` is written by the search, and the monitor shows it. With ``in_cells`` ranks train in those of
-    a notebook, which tells of each. The page stays for ``stay_s`` after the end of a job that nobody has interrupted.
+    With ``live`` the page is served at ``listen``: a port, with TLS if there is a ``certificate`` (a PEM file with key
+    and chain), or ``unix:PATH``, a socket in the file system for processes of this host. ``link_file`` receives the
+    link and is readable only by the user. ``csv`` and ``tensorboard`` are exports beside the record. ``is_quiet``: the
+    launcher does not print these paths and the link. ``is_optional``: the job starts even if the monitor cannot. With
+    ``search`` the search writes the record, and the monitor only shows it. With ``in_cells`` ranks train in notebook
+    cells, and the notebook reports each cell. After a job that was not interrupted the page stays up ``stay_s``.
     """
 
     folder: str
@@ -64,14 +64,14 @@ class MonitorContact(_Line, frozen=True):
 
 @final
 class MonitorCell(_Line, frozen=True):
-    """A cell of a notebook begins on the ranks, which ``text`` names; "": none runs there any more."""
+    """A notebook cell starts on the ranks; ``text`` names the cell ("": the cell has ended, none runs)."""
 
     text: str
 
 
 @final
 class MonitorOutput(_Line, frozen=True):
-    """Lines that a notebook has shown of its ranks; ``stream`` is 0 for their standard output, 1 for their error."""
+    """Output lines of ranks that a notebook has shown; ``stream`` is 0 for standard output, 1 for standard error."""
 
     stream: int
     text: str
@@ -79,7 +79,7 @@ class MonitorOutput(_Line, frozen=True):
 
 @final
 class MonitorEnd(_Line, frozen=True):
-    """End of the job: its exit status, why that is not 0, and for how long the page is to stay."""
+    """End of the job: its exit status, the reason if that is not 0, and how long the page stays up."""
 
     status: int
     words: str = ""
@@ -88,7 +88,7 @@ class MonitorEnd(_Line, frozen=True):
 
 @final
 class MonitorReady(_Line, frozen=True):
-    """Answer of the monitor to its config: where it records, and its link ("" where there is no page)."""
+    """Answer of the monitor to its config: the folder of the record and the link to the page ("": no page)."""
 
     folder: str
     link: str = ""
@@ -96,7 +96,7 @@ class MonitorReady(_Line, frozen=True):
 
 @final
 class MonitorRefusal(_Line, frozen=True):
-    """Answer of the monitor where it cannot begin, with what to type."""
+    """Answer of a monitor that cannot start; ``text`` says why and what to type."""
 
     text: str
 
@@ -108,17 +108,17 @@ _lines, _answers = msgspec.json.Decoder(Line), msgspec.json.Decoder(Answer)
 
 
 def encode_line(message: Line | Answer) -> bytes:
-    """A message as a line."""
+    """Encode a message as a line."""
     return pack(msgspec.json.encode, message, exact=isinstance(message, MonitorConfig | MonitorReady)) + b"\n"
 
 
 def decode_line(line: bytes) -> Line:
-    """Message of a launcher."""
+    """Decode a message of a launcher."""
     message: Line = unpack(_lines.decode, line)
     return message
 
 
 def decode_answer(line: bytes) -> Answer:
-    """Answer of a monitor."""
+    """Decode an answer of a monitor."""
     answer: Answer = unpack(_answers.decode, line)
     return answer

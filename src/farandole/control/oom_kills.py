@@ -1,11 +1,11 @@
-"""A look at the kernel's count of processes of this host that it has killed because memory ran out.
+"""Counter of the processes of this host that the kernel killed because memory ran out (OOM kills).
 
     kills = OomKills()
     ...                        # a child was killed by SIGKILL
-    kills.has_struck()      # True if the kernel has killed a process for that since it was last asked
+    kills.has_struck()      # True if the kernel has killed a process for lack of memory since the last call
 
-The kernel counts such ends in ``/proc/vmstat``, those at the limit of a control group (a job's, a container's) too, and
-before the signal is sent. It does not say whose they were: that it was this child is likely, not known.
+The kernel counts OOM kills in ``/proc/vmstat``, also at the limit of a control group (a job's, a container's), before
+it sends the signal. It does not say which process it killed: that it was this child is likely, not certain.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ VMSTAT = Path("/proc/vmstat")
 
 @final
 class OomKills:
-    """Compares the kernel's count with what it was."""
+    """Detects increases of the kernel's count of OOM kills."""
 
     def __init__(self, vmstat: Path = VMSTAT) -> None:
         self._vmstat = vmstat
         self._known = self._count()
 
     def has_struck(self) -> bool:
-        """True if the kernel has killed for memory since this was last asked; false where it does not count."""
+        """True if the kernel has killed a process for lack of memory since the last call; false without a counter."""
         before, self._known = self._known, self._count()
         return self._known > before
 

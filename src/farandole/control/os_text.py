@@ -1,11 +1,11 @@
-"""Texts of the operating system in messages: names of files, and arguments, may hold bytes that are no UTF-8.
+"""Operating-system texts in messages: file names and arguments may hold bytes that are not valid UTF-8.
 
     frame = pack(msgspec.json.encode, config, exact=True)       # for a process that opens files by these names
     config = unpack(decoder.decode, frame)                      # the same texts as before
-    frame = pack(msgspec.json.encode, failure)                  # for people, who read the number of the byte
+    frame = pack(msgspec.json.encode, failure)                  # for people: such a byte is shown as an escape
 
-Python has halves of surrogate pairs for such bytes, which no encoding of text can carry. What is ``exact`` gets each of
-them behind a character that stands for nothing. All this costs messages without them one look.
+Python represents such bytes by lone surrogates, which UTF-8 cannot encode. With ``exact`` each is replaced by an unused
+character and its code in hexadecimal. Messages without such bytes pay only for one search.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARKED = re.compile(f"{_MARK}(d[89a-f][0-9a-f]{{2}})")
 
 
 def legible(text: str) -> str:
-    r"""``text`` as it can be encoded and read.
+    r"""``text`` with lone surrogates escaped, so that it can be encoded and read.
 
     >>> legible("M\udcfcller")
     'M\\udcfcller'
@@ -34,12 +34,12 @@ def legible(text: str) -> str:
 
 
 def printed(text: str) -> bytes:
-    """``text`` as bytes for people to read; of none there is an error."""
+    """Encode ``text`` for people to read; lone surrogates are escaped and raise no error."""
     return text.encode(errors="backslashreplace")
 
 
 def pack(encode: Callable[[Any], bytes], message: Any, *, exact: bool = False) -> bytes:
-    """``message`` by ``encode``, which is one of msgspec's; its texts come back from ``unpack`` as far as ``exact``."""
+    """Encode ``message`` by ``encode`` (one of msgspec's); only with ``exact`` does ``unpack`` restore all texts."""
     try:
         return encode(message)
     except UnicodeEncodeError:
@@ -47,7 +47,7 @@ def pack(encode: Callable[[Any], bytes], message: Any, *, exact: bool = False) -
 
 
 def unpack(decode: Callable[[bytes], T], frame: bytes) -> T:
-    """The message that ``pack`` has made a frame of, by ``decode``."""
+    """Decode a frame of ``pack`` by ``decode``."""
     message = decode(frame)
     is_marked = _MARK_BYTES in frame
     return _replaced(message, _unmarked) if is_marked else message

@@ -1,29 +1,29 @@
-"""Output of many processes in one place: whole lines, each with the tag of its source, none torn and none lost.
+"""Merged output of many processes: whole lines, each with the tag of its source, none torn and none lost.
 
     pump = Pump()
     sink = Sink.of_descriptor(1)
     source = pump.add(read_end, sink, tag=lambda: b"[0]<stdout>:")
     pump.start()
     ...
-    pump.finish()                                    # and pump.ended becomes readable when all is written
+    pump.finish()                                    # pump.ended becomes readable when everything is written
 
-A pump is one thread: a slow reader of a sink slows down the producers of all its sources (as a pipe does) and nothing
-else. Lines are looked for in C, a chunk at a time: 50 MB/s cost a few percent of a core.
+A pump is one thread: a slow reader of a sink slows down the writers of all its sources (as a pipe does) and nothing
+else. Lines are searched in C, a chunk at a time: 50 MB/s cost a few percent of a core.
 
-A progress bar is a line that is drawn over with carriage returns. A terminal gets it as it is written, while it is the
-only one: a terminal draws over its last line alone. Of several there, and anywhere else (a file, a pipe, another host),
-the latest state is written every few seconds, as a line of its own, and the state that it ends with; those between are
-dropped, so that a bar takes a few hundred bytes here, however long it is drawn.
+A progress bar is a line that is redrawn with carriage returns. A terminal gets a single bar unchanged, because a
+terminal can redraw only its last line. Several bars on a terminal, and every bar elsewhere (a file, a pipe, another
+host), are written as their latest state every few seconds, as a line of its own, and as their final state; the states
+between are dropped, so that a bar takes a few hundred bytes here, however long it is drawn.
 
-Threads. Sinks, sources and ``_sources`` belong to the thread of their pump alone, and have no locks. Other threads ask
-it for what they want: ``_request`` puts a function into ``_requests``, a deque, and rings ``_bell``, an eventfd in the
-pump's epoll. Requests are carried out in their order, so ``finish`` comes after all that was asked for before it. After
-the thread has ended nothing is carried out any more. From outside only ``OutputSource.tail`` is read: of a
-process that has ended, after ``settle``. Where a child of that process still writes, a line that ends at that moment
-may be in it twice.
+Threads. Sinks, sources and ``_sources`` belong to the pump's thread alone, and have no locks. Other threads send it
+requests: ``_request`` appends a function to ``_requests``, a deque, and rings ``_bell``, an eventfd in the pump's
+epoll. Requests run in order, so ``finish`` runs after all earlier requests. After the thread has ended no request runs.
+Other threads read only ``OutputSource.tail``: of a process that has exited, after ``settle``. If a child of that
+process still writes, a line that ends at that moment may be in the tail twice.
 
-The pump may sleep in ``os.write`` for as long as nobody reads, and with it everything that waits for the pump. So
-whoever must not wait for ever asks without waiting (``say``, ``finish``), or with a time limit (``settle``, ``close``).
+The pump may sleep in ``os.write`` while the reader of a sink does not read, and with it every thread that waits for the
+pump. A thread that must not wait without limit therefore uses the calls that return at once (``say``, ``finish``), or
+those with a time limit (``settle``, ``close``).
 """
 
 from __future__ import annotations
@@ -41,39 +41,39 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias, final
 
 Tag: TypeAlias = Callable[[], bytes]
-"""Makes what is put before each line; called once per chunk (it may hold the time), in the pump's thread."""
+"""Returns the prefix of each line; called once per chunk (the prefix may hold the time), in the pump's thread."""
 
 CHUNK_BYTES = 2**18
 PIPE_BYTES = 2**20
 LONGEST_LINE_BYTES = 2**25
-"""A line that grows beyond this is written in pieces: memory is finite, and so are messages."""
+"""A longer line is written in pieces: memory is finite, and so is the size of messages."""
 
 STDERR = 2
 TAIL_LINES = 20
 TAIL_BYTES = 2**13
 PARTIAL_AFTER_S = 0.1
-"""An unfinished line (a progress bar) older than this is shown on a terminal, and taken for whole elsewhere."""
+"""An unfinished line (a progress bar) older than this is shown on a terminal, and treated as complete elsewhere."""
 
 STATE_EVERY_S = 3.0
-"""Time between two states of a progress bar that are written where nobody watches it grow."""
+"""Time between two written states of a progress bar that is not shown live."""
 
 
 Write: TypeAlias = Callable[[bytes], bool]
-"""Writes all of it, however long that takes; false once nobody will ever read it."""
+"""Writes all of the text, however long that takes; returns false once the reader is lost for good."""
 
 
 def _to_descriptor(fd: int) -> Write:
-    """Writer to a descriptor; it says on standard error why it fails, but for a reader that has gone."""
+    """Writer to a descriptor; it prints failures to standard error, except for a closed reader (EPIPE)."""
 
     def write(text: bytes) -> bool:
         rest = memoryview(text)
         while rest:
             try:
                 rest = rest[os.write(fd, rest) :]
-            except BlockingIOError:  # somebody else made our standard output non-blocking
+            except BlockingIOError:  # another process made the shared standard output non-blocking
                 select.select((), (fd,), ())
             except OSError as error:
-                if error.errno != errno.EPIPE and fd != STDERR:  # which cannot say that it cannot be written
+                if error.errno != errno.EPIPE and fd != STDERR:  # a failure of stderr cannot be printed to stderr
                     with contextlib.suppress(OSError):
                         os.write(STDERR, f"farandole: the output cannot be written: {error.strerror}\n".encode())
                 return False
@@ -84,19 +84,19 @@ def _to_descriptor(fd: int) -> Write:
 
 @final
 class Sink:
-    """A destination of whole lines, written by the pump's thread alone; ``live`` if somebody watches them grow."""
+    """A destination of whole lines, written by the pump's thread alone; ``live`` for a terminal."""
 
     def __init__(self, write: Write, *, live: bool = False) -> None:
         self.broken = False
         self.live = live
         self.bars: set[OutputSource] = set()
-        """Sources whose unfinished lines are drawn over."""
+        """Sources whose unfinished lines are progress bars."""
         self._to = write
         self._unfinished: OutputSource | None = None
 
     @classmethod
     def of_descriptor(cls, fd: int) -> Sink:
-        """A sink that writes to ``fd``, which stays the caller's."""
+        """Make a sink that writes to ``fd``; the caller keeps and closes ``fd``."""
         return cls(_to_descriptor(fd), live=os.isatty(fd))
 
     def lines(self, source: OutputSource | None, tag: bytes, text: bytes) -> None:
@@ -108,12 +108,12 @@ class Sink:
         self._unfinished = None
 
     def partial(self, source: OutputSource, tag: bytes, text: bytes) -> None:
-        """Write the beginning of a line; another source that writes before its end starts on a line of its own."""
+        """Write the beginning of a line; a different source that writes before its end starts a new line."""
         self._write(self._lead(source, tag) + _redrawn(text, tag))
         self._unfinished = source
 
     def waits_for(self, source: OutputSource) -> bool:
-        """True if the line on display is an unfinished one of ``source``."""
+        """True if the last line shown is an unfinished line of ``source``."""
         return self._unfinished is source
 
     def _lead(self, source: OutputSource | None, tag: bytes) -> bytes:
@@ -127,7 +127,7 @@ class Sink:
 
 @final
 class OutputSource:
-    """One stream of one process. ``tail`` gives the last lines that came through it."""
+    """One stream of one process. ``tail`` returns its last lines."""
 
     def __init__(self, fd: int, sink: Sink, tag: Tag) -> None:
         self.fd, self.sink = fd, sink
@@ -138,27 +138,27 @@ class OutputSource:
         self._fed_s = 0.0
         self._is_bar = False
         self._state: bytes | None = None
-        """The state of the progress bar that was written last."""
+        """State of the progress bar that was written last."""
         self._state_s = -math.inf
         self.due_s: float | None = None
-        """The time at which the unfinished line is to be shown; ``None`` where it is not."""
+        """Time at which to show the unfinished line; ``None``: not at all."""
 
     @property
     def _is_live(self) -> bool:
-        """True if somebody watches this source's lines grow: where several are drawn over, none is."""
+        """True if lines are shown while they grow: on a terminal, except for one of several progress bars."""
         return self.sink.live and (len(self.sink.bars) < 2 or self not in self.sink.bars)
 
     @property
     def tail(self) -> str:
         """The last lines, at most ``TAIL_LINES``."""
-        # ``_parts`` first: a line that ends meanwhile is then here twice; the other way round it would be nowhere.
+        # ``_parts`` first: a line that ends meanwhile then appears twice; in the other order it would be lost.
         unfinished = b"".join(self._parts)[-TAIL_BYTES:]
         rest = b"" if _visible(unfinished) == self._state else unfinished
         text = (self._recent + rest).decode(errors="replace")
         return "\n".join(text.splitlines()[-TAIL_LINES:])
 
     def feed(self, chunk: bytes, now: float) -> None:
-        """Take in what was read; write the lines that are whole."""
+        """Add a chunk that was read; write its complete lines."""
         head, newline, rest = chunk.rpartition(b"\n")
         if newline:
             self._flush_lines(b"".join((*self._parts, head, newline)))
@@ -169,14 +169,14 @@ class OutputSource:
             self._grow(rest, now)
 
     def show(self, now: float) -> None:
-        """Write the unfinished line as far as it came: on a terminal all of it, elsewhere the state of a bar."""
+        """Write the unfinished line: on a terminal all of it, elsewhere the state of a progress bar."""
         text = b"".join(self._parts)
         if self._is_live:
             self.sink.partial(self, self._tag(), text)
             self._remember(text)
             self._clear()
             return
-        is_whole = now - self._fed_s >= PARTIAL_AFTER_S  # else the rest of it may be on its way
+        is_whole = now - self._fed_s >= PARTIAL_AFTER_S  # else the rest of the state may still arrive
         state = _visible(text if is_whole else text.rpartition(b"\r")[0])
         again_s = STATE_EVERY_S if state.strip() else PARTIAL_AFTER_S
         self.due_s = None if is_whole else now + again_s
@@ -185,12 +185,12 @@ class OutputSource:
             self._state, self._state_s = state, now
 
     def end(self) -> None:
-        """Finish the last line, if it has no newline of its own."""
+        """Finish the last line if it has no newline."""
         if self._parts or self.sink.waits_for(self):
             self.feed(b"\n", 0.0)
 
     def _grow(self, rest: bytes, now: float) -> None:
-        """Add to the unfinished line; of one that is drawn over, drop what cannot be seen any more."""
+        """Add to the unfinished line; of a progress bar, drop the states that are already overwritten."""
         self._parts.append(rest)
         self._size += len(rest)
         self._fed_s = now
@@ -221,7 +221,7 @@ class OutputSource:
         self._remember(lines)
 
     def _write_state(self, state: bytes) -> None:
-        """Write what is seen of lines that are drawn over: over that which was drawn while somebody watched it grow."""
+        """Write the visible part of redrawn lines; on a terminal it overwrites the unfinished line of this source."""
         over = b"\r" if self.sink.waits_for(self) else b""
         self.sink.lines(self, self._tag(), over + state)
         self._remember(state)
@@ -230,7 +230,7 @@ class OutputSource:
         self._recent = (self._recent + text[-TAIL_BYTES:])[-TAIL_BYTES:]
 
     def _clear(self) -> None:
-        """Begin a new line."""
+        """Start a new line."""
         self._parts, self._size, self._is_bar, self._state, self.due_s = [], 0, False, None, None
 
 
@@ -239,7 +239,7 @@ class Pump(threading.Thread):
     """The thread that moves output: ``add`` sources, ``start``, ``finish``, wait for ``ended``, ``close``."""
 
     def __init__(self) -> None:
-        # A daemon: somebody who does not read our output must not keep this process from ending.
+        # A daemon: a reader that does not read this output must not keep the process from exiting.
         super().__init__(name="farandole-output", daemon=True)
         self._sources: dict[int, OutputSource] = {}
         self._epoll = select.epoll()
@@ -250,9 +250,9 @@ class Pump(threading.Thread):
         self._finishing = False
 
     def add(self, fd: int, sink: Sink, tag: Tag) -> OutputSource:
-        """Read ``fd`` until its end, and close it then."""
+        """Read ``fd`` until its end, then close it."""
         os.set_blocking(fd, False)
-        with contextlib.suppress(OSError):  # a smaller pipe is slower, no more
+        with contextlib.suppress(OSError):  # a smaller pipe is slower, but works
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         source = OutputSource(fd, sink, tag)
         self._request(lambda: self._register(source))
@@ -271,27 +271,27 @@ class Pump(threading.Thread):
         self._request(write)
 
     def settle(self, sources: Iterable[OutputSource], timeout_s: float) -> None:
-        """Wait until what these sources have ready is read, at most ``timeout_s``."""
+        """Wait until the data ready in these sources is read, at most ``timeout_s``."""
         done = threading.Event()
 
         def drain() -> None:
             for source in sources:
-                for _ in range(PIPE_BYTES // CHUNK_BYTES):  # a child of the process may go on writing for ever
+                for _ in range(PIPE_BYTES // CHUNK_BYTES):  # bounded: a child of the process may write forever
                     if source.fd not in self._sources or not self._read(source):
                         break
             done.set()
 
         self._request(drain)
-        done.wait(timeout_s)  # the pump may wait for a reader, or have ended
+        done.wait(timeout_s)  # with a limit: the pump may wait for a reader, or have ended
 
     def finish(self) -> None:
-        """Read what is ready, write all of it and end the thread. Does not wait for that: ``ended`` tells."""
+        """Read the data that is ready, write it and end the thread. Returns at once; ``ended`` signals the end."""
         self._request(self._begin_finish)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the thread and free its descriptors; false if it does not end in time."""
         self.join(timeout_s)
-        if self.is_alive():  # it may still use the descriptors: they are left to the end of the process
+        if self.is_alive():  # the thread may still use the descriptors; they stay open until the process exits
             return False
         self._epoll.close()
         os.close(self._bell)
@@ -303,20 +303,20 @@ class Pump(threading.Thread):
         while not self._finishing:
             for fd, _ in self._epoll.poll(self._patience_s()):
                 if fd == self._bell:
-                    os.eventfd_read(self._bell)  # before the deque is emptied: what comes after that rings again
+                    os.eventfd_read(self._bell)  # before the deque is emptied: a later request rings again
                     while self._requests:
                         self._requests.popleft()()
-                elif source := self._sources.get(fd):  # closed, perhaps, by a request of this very turn
+                elif source := self._sources.get(fd):  # None if a request of this turn has closed the source
                     self._read(source)
             self._show_due()
-        for source in tuple(self._sources.values()):  # a copy: `_close` takes them out
-            while self._read(source):  # what is ready, and not to the end: somebody may hold the other end for ever
+        for source in tuple(self._sources.values()):  # a copy: `_close` removes them
+            while self._read(source):  # only data that is ready: another process may hold the other end open forever
                 pass
             self._close(source)
-        os.eventfd_write(self.ended, 1)  # last: who waits for it takes everything for written
+        os.eventfd_write(self.ended, 1)  # last: waiting threads assume that everything is written
 
     def _request(self, action: Callable[[], object]) -> None:
-        self._requests.append(action)  # first: the pump empties the deque when it has heard the bell
+        self._requests.append(action)  # first: the pump empties the deque after the bell has woken it
         os.eventfd_write(self._bell, 1)
 
     def _register(self, source: OutputSource) -> None:
@@ -327,9 +327,9 @@ class Pump(threading.Thread):
         self._finishing = True
 
     def _read(self, source: OutputSource) -> bool:
-        """Take one chunk from a source; false if there was none."""
+        """Read one chunk from a source; false if there was none."""
         try:
-            # Of what nobody will take the end is pretended, so that the pipe is closed and its writer notices.
+            # For a broken sink pretend end of file, so that the pipe is closed and its writer gets an error.
             chunk = b"" if source.sink.broken else os.read(source.fd, CHUNK_BYTES)
         except BlockingIOError:
             return False
@@ -340,7 +340,7 @@ class Pump(threading.Thread):
         return bool(chunk)
 
     def _close(self, source: OutputSource) -> None:
-        """Close a source at its end, or when nobody takes our output: its writer then gets a SIGPIPE, as without us."""
+        """Close a source at its end, or when its sink is broken: its writer then gets SIGPIPE, as without a pump."""
         if self._sources.pop(source.fd, None):
             source.end()
             self._epoll.unregister(source.fd)
@@ -358,7 +358,7 @@ class Pump(threading.Thread):
 
 
 def _visible(text: bytes) -> bytes:
-    r"""The part of a line that is seen when it has been drawn over with carriage returns.
+    r"""Visible part of a line that was redrawn with carriage returns.
 
     >>> _visible(b"  0%\r 50%\r"), _visible(b"\r100%")
     (b' 50%', b'100%')
@@ -367,7 +367,7 @@ def _visible(text: bytes) -> bytes:
 
 
 def _redrawn(text: bytes, tag: bytes) -> bytes:
-    """Write the tag again wherever a progress bar goes back to the start of its line."""
+    """Insert the tag again wherever a progress bar returns to the start of its line."""
     if b"\r" not in text:
         return text
     return text.replace(b"\r\n", b"\n").replace(b"\r", b"\r" + tag)

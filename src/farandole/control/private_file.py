@@ -1,7 +1,7 @@
-"""Files that hold a secret: nobody else can read them, and what somebody else has laid in their place is refused.
+"""Files that hold a secret: only this user can read them, and a file that another user put there is refused.
 
 write_private(path, b"...")
-read_private(path)              # raises NotPrivateError for a link, a FIFO, or what others can read or own
+read_private(path)              # raises NotPrivateError for a link, a FIFO, or a file that others can read or own
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from typing import final
 
 @final
 class NotPrivateError(Exception):
-    """Reason why a file is not one that this user alone has written."""
+    """The file was not written by this user alone; the text says why."""
 
 
 def new_path(path: Path) -> Path:
-    """Path of the file that ``write_private`` renames."""
+    """Path of the temporary file that ``write_private`` renames to ``path``."""
     return path.with_name(f"{path.name}.new")
 
 
 def write_private(path: Path, payload: bytes) -> None:
-    """Put ``payload`` there, whole from the first moment; raises ``OSError`` if the folder does not take it."""
+    """Write ``payload`` atomically; raises ``OSError`` if the folder cannot be written to."""
     new = new_path(path)
-    # A new file, made by us (O_EXCL): what lies there may be a link that somebody else has laid.
+    # O_EXCL: always create the file, because the name may be a link that another user created.
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(payload)
         file.flush()
-        os.fsync(file.fileno())  # before the name: after a loss of power that could stand for an empty file
-    new.rename(path)  # at one stroke: readers on other hosts look all the time
+        os.fsync(file.fileno())  # before the rename: after a loss of power the name could denote an empty file
+    new.rename(path)  # atomic: processes on other hosts poll for this file
 
 
 def read_private(path: Path) -> bytes:
-    """Content of the file. Raises ``OSError`` where it cannot be opened, ``NotPrivateError`` where it is not ours."""
+    """Read the file. Raises ``OSError`` if it cannot be opened, ``NotPrivateError`` if it is not this user's alone."""
     # NFS remembers that a name did not exist until the folder is opened again.
     os.close(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY))
-    # In a folder of several users anything may lie there; a FIFO would hold an open() up for ever.
+    # In a shared folder the name may be any kind of file; without O_NONBLOCK a FIFO would block open() forever.
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    status = os.fstat(fd)  # of what was opened, which the name may not stand for any more
+    status = os.fstat(fd)  # of the opened file; the name may already denote another file
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         raise NotPrivateError(f"it is no file, but a {_kind(status.st_mode)} of user {status.st_uid}")

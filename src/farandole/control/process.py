@@ -1,24 +1,24 @@
-"""Processes and their trees: started so that they cannot outlive us, ended with all their descendants, and described.
+"""Processes and process trees: start them bound to the parent's life, end them with all descendants, describe ends.
 
     adopt_orphans()
     spawn(["bash", "train.sh"], stdout=write_end, death_signal=signal.SIGKILL)
-    signal_descendants(signal.SIGTERM)               # the child, or, if it knows no better, its children, too
+    signal_descendants(signal.SIGTERM)               # the child, and, unless it handles the signal, its children
     for pid, code in reap(): print(describe(code))  # "exited with code 3", "was killed by SIGSEGV"
 
-Linux only: parent-death signals, child subreapers and ``/proc`` are what makes the promises hold.
+Linux only: it relies on parent-death signals, child subreapers and ``/proc``.
 
-No threads are made here, but other processes and signals run between any two lines:
+This module starts no threads, but other processes and signals run between any two lines:
 
-- A parent may die between ``fork`` and the ``prctl`` by which its child asks for a signal at its death. So the child
-  looks, after ``prctl``, whether its parent is still the one that it was forked by (``_bound_to``, ``_BOUND``).
-- That signal comes when the *thread* that forked ends, not its process: only a thread that lives as long as the process
-  may ``spawn`` with a ``death_signal``, ``fork``, or start what is ``bound``.
-- After ``fork`` a child has one thread, and every lock as it was: if another thread had one, nobody gives it back. So
-  Python runs in a child (``preexec_fn``, ``fork``) only where no other threads are; elsewhere ``bound`` starts an
-  interpreter of its own for it.
-- ``/proc`` is read name by name while processes fork and end. What is found there may be gone, and what was forked
-  meanwhile is missing: who must get them all looks again until nothing is left.
-- A number may be given to another process once its process has been reaped. Children keep theirs until we reap them.
+- A parent may die between ``fork`` and the ``prctl`` by which its child requests a parent-death signal. So after
+  ``prctl`` the child checks that its parent is still the process that forked it (``_bound_to``, ``_BOUND``).
+- The kernel sends that signal when the *thread* that forked ends, not its process: only a thread that lives as long as
+  the process may ``spawn`` with a ``death_signal``, ``fork``, or start a ``bound`` command.
+- After ``fork`` a child has one thread, and every lock in its old state: a lock that another thread held is never
+  released. So Python code runs in a child (``preexec_fn``, ``fork``) only if the parent has no other threads; otherwise
+  ``bound`` starts a separate interpreter for it.
+- ``/proc`` is read name by name while processes fork and exit. A process found there may have exited, and a process
+  forked meanwhile is missing: a caller that must get all of them repeats the search until nothing is left.
+- The kernel may reuse a process ID once its process has been reaped. Children keep theirs until we reap them.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals by which a user wants an end."""
+"""Signals by which a user asks for the end."""
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-"""To workers that handle them: schedulers announce the end of a job by these, or ask for a checkpoint."""
+"""Signals forwarded to workers that handle them: schedulers use them to announce the end of a job or a checkpoint."""
 
 TRACKERS_S = 10.0
-"""Time for Python's resource trackers to remove what killed processes have left, before they are killed, too."""
+"""Time for Python's resource trackers to clean up after killed processes, before the trackers are killed, too."""
 
 _SHELLS = ("bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh")
 
@@ -70,40 +70,40 @@ ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, int(number))
 if os.getppid() == int(parent):
     os.execvp(command[0], command)
 """
-"""The program that ``bound`` puts before a command; it ends at once if the parent died before the kernel knew."""
+"""Program that ``bound`` puts before a command; it exits at once if the parent died before ``prctl``."""
 
 
 @contextlib.contextmanager
 def signals_as_bytes(numbers: Iterable[int]) -> Iterator[int]:
-    """A descriptor that gets a byte for each of these signals, so that one call can wait for everything.
+    """Descriptor that receives a byte for each of these signals, so that one ``poll`` can wait for everything.
 
-    Signals that are ignored already (``nohup``, a job in the background of a script) stay ignored. Main thread only.
+    Signals that are already ignored (``nohup``, a background job of a script) stay ignored. Main thread only.
     """
     reader, writer = os.pipe()
     for fd in (reader, writer):
-        os.set_blocking(fd, False)  # the writer, too: a signal must not wait for room in it
-    # A full pipe loses bytes, not news: it is readable, and who reads it looks at everything that may have happened.
+        os.set_blocking(fd, False)  # the writer, too: a signal must not block on a full pipe
+    # A full pipe loses bytes but no event: it stays readable, and the reader then checks everything anyway.
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    # Handlers that do nothing: without any the default action would end us, and no byte would be written.
+    # Empty handlers: without a handler the default action would end this process, and no byte would be written.
     handlers = {number: signal.signal(number, lambda *_: None) for number in heard}
     try:
         yield reader
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(before)  # before the pipe is closed: its number may soon be another file's
+        signal.set_wakeup_fd(before)  # before the pipe is closed: its descriptor number may be reused
         os.close(reader)
         os.close(writer)
 
 
 @contextlib.contextmanager
 def no_descendants_left() -> Iterator[set[int]]:
-    """Kill, at the end of the block, every descendant that came during it, wherever it may have hidden.
+    """Kill, at the end of the block, every descendant that was started during the block.
 
-    Resource trackers get their time, see ``trackers``. A shell that became this program may have left it children;
-    these and what they start are nobody's business here. The block gets their numbers, and may add those of children
-    that are to outlive this process.
+    Resource trackers get time to finish, see ``trackers``. A shell that executed this program may have left it
+    children; these and their descendants are spared. The block receives the set of their process IDs, and may add
+    children that outlive this process.
     """
     others = set(descendants())
     adopt_orphans()
@@ -111,32 +111,32 @@ def no_descendants_left() -> Iterator[set[int]]:
         yield others
     finally:
         spared_until_s = time.monotonic() + TRACKERS_S
-        while left := set(descendants(but=others)):  # again: they may have forked before they were killed
+        while left := set(descendants(but=others)):  # repeated: they may have forked before they were killed
             spared = trackers(left) if time.monotonic() < spared_until_s else set()
             kill(left - spared)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, os.WNOHANG if spared else 0)  # one, at least, is our child; what it leaves becomes so
+                os.waitpid(-1, os.WNOHANG if spared else 0)  # at least one is a child of ours; we adopt its orphans
             if spared:
-                time.sleep(0.005)  # they end by themselves, and perhaps never
+                time.sleep(0.005)  # trackers end by themselves, or not at all
 
 
 def open_standard_streams() -> None:
-    """Give a process that was started without some standard stream ``/dev/null``, before others take its number."""
+    """Open ``/dev/null`` for each missing standard stream, before another file gets its descriptor number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(fd, True)
     os.close(fd)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, so that none can slip away."""
+    """Become the parent of every descendant whose own parent dies (child subreaper)."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_descendants(limit_s: float) -> None:
-    """Kill every descendant, again until none is left or ``limit_s`` is over: some the kernel does not let die.
+    """Kill and reap every descendant, repeatedly, until none is left or ``limit_s`` is over (some cannot be killed).
 
-    It reaps them, and gives resource trackers their time, see ``trackers``. For a process that has adopted orphans, and
-    has nobody else to wait for them.
+    Resource trackers get time to finish, see ``trackers``. For a process that has adopted orphans and has no other code
+    that reaps them.
     """
     until_s = time.monotonic() + limit_s
     spared_until_s = time.monotonic() + min(limit_s, TRACKERS_S)
@@ -146,7 +146,7 @@ def end_descendants(limit_s: float) -> None:
         deque(reap(), maxlen=0)
         if time.monotonic() > until_s:
             return
-        time.sleep(0.005)  # what is killed takes a moment to end, and its children are ours only then
+        time.sleep(0.005)  # a killed process takes a moment to end, and only then are its children ours
 
 
 def spawn(
@@ -159,10 +159,10 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     cwd: str | None = None,
 ) -> int:
-    """Start ``command`` in a session of its own; returns its process number, for ``reap`` or ``os.waitpid``.
+    """Start ``command`` in a session of its own; returns its process ID, for ``reap`` or ``os.waitpid``.
 
-    The kernel sends it ``death_signal``, if given, when the calling thread ends; give it only where no other threads
-    run (it takes a fork). Raises ``OSError`` as ``subprocess`` does.
+    The kernel sends it ``death_signal``, if given, when the calling thread ends; pass it only where no other threads
+    run (it needs a fork). Raises ``OSError`` like ``subprocess``.
     """
     child = subprocess.Popen(
         command,
@@ -174,17 +174,17 @@ def spawn(
         start_new_session=True,
         preexec_fn=_bound_to(os.getpid(), death_signal) if death_signal else None,  # noqa: PLW1509 (no threads yet)
     )
-    # So that the caller may reap it: subprocess reaps children whose end it was not told of when it starts others.
+    # So that the caller may reap it: subprocess, when it starts a process, reaps children without a return code.
     child.returncode = 0
     return child.pid
 
 
 def fork(run: Callable[[], object], keep: Collection[int], death_signal: int) -> int:
-    """A child that calls ``run``, in a session of its own; returns its process number, for ``os.waitpid``.
+    """Fork a child that calls ``run``, in a session of its own; returns its process ID, for ``os.waitpid``.
 
-    Of our descriptors it has the standard streams and those it is to ``keep``, and nobody must close others there. It
-    exits with status 0, or, having said what ``run`` raised, with 1; of ``SystemExit`` its words are all that is said.
-    Only where no other threads run.
+    The child keeps the standard streams and the descriptors in ``keep``; all others are already closed there. It exits
+    with status 0, or with 1 after printing the traceback of what ``run`` raised (for ``SystemExit`` only its text).
+    Call it only where no other threads run.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -194,36 +194,36 @@ def fork(run: Callable[[], object], keep: Collection[int], death_signal: int) ->
     try:
         _bound_to(parent, death_signal)()
         os.setsid()
-        signal.set_wakeup_fd(-1)  # the pipe is the parent's, which would take our signals for its own
+        signal.set_wakeup_fd(-1)  # the pipe is the parent's; it would mistake our signals for its own
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd > STDERR and fd not in keep:
-                with contextlib.suppress(OSError):  # the one that lists them
+                with contextlib.suppress(OSError):  # the descriptor that listdir used
                     os.close(fd)
         run()
         status = 0
-    except SystemExit as error:  # as all else, not to get into the frames of the parent, of which this is a copy
+    except SystemExit as error:  # caught like all others: it must not unwind into the copied frames of the parent
         print(error, file=sys.stderr, flush=True)
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(status)  # no exit handlers and no flushing: what is registered and buffered is the parent's
+        os._exit(status)  # no exit handlers and no flushing: handlers and buffers are copies of the parent's
 
 
 def bound(command: Sequence[str], death_signal: int, environment: Mapping[str, str], cwd: str = "") -> list[str]:
-    """A command that gets ``death_signal`` when this process ends, for ``spawn`` where other threads run.
+    """Wrap a command so that it gets ``death_signal`` when this process ends, for ``spawn`` where other threads run.
 
-    It costs the start of an interpreter. Raises ``OSError`` for what could not be started.
+    It costs the start of an interpreter. Raises ``OSError`` for a command that cannot be started.
     """
     name = command[0]
     file = os.path.join(cwd, name) if "/" in name else name
     if shutil.which(file, path=environment.get("PATH")) is None:
-        number = errno.EACCES if "/" in name and os.path.exists(file) else errno.ENOENT  # a folder, too, as for exec
+        number = errno.EACCES if "/" in name and os.path.exists(file) else errno.ENOENT  # EACCES for folders, like exec
         raise OSError(number, os.strerror(number), name)
     return [sys.executable, "-I", "-S", "-c", _BOUND, f"{death_signal:d}", str(os.getpid()), *command]
 
 
 def descendants(pid: int | None = None, but: Collection[int] = ()) -> list[int]:
-    """All living descendants of ``pid`` (default: this process), parents before children; none below one of ``but``."""
+    """All living descendants of ``pid`` (default: this process), parents first; without ``but`` and all below those."""
     return _below(os.getpid() if pid is None else pid, but, lambda _: True)
 
 
@@ -242,16 +242,16 @@ def _below(pid: int, but: Collection[int], goes_on: Callable[[int], bool]) -> li
 def trackers(pids: Iterable[int]) -> set[int]:
     """Resource trackers of Python's ``multiprocessing`` among these processes.
 
-    One removes named semaphores and shared memory of processes that were killed, and ends with the last of these. Who
-    kills it as well leaves them behind for ever. A process that is just beginning its program has no command line yet:
-    it counts as one for that moment.
+    A tracker removes named semaphores and shared memory of killed processes, and exits with the last of these
+    processes. If the tracker is killed, they are never removed. A process that is just executing its program has no
+    command line yet and counts as a tracker for that moment.
     """
     lines = ((pid, _command_line(pid)) for pid in pids)
     return {pid for pid, line in lines if not line or _TRACKER in line}
 
 
 def stagers(pids: Iterable[int]) -> set[int]:
-    """Stagers of data sets among these processes: each serves all workers of its host, and outlives who started it."""
+    """Data-set stagers among these processes: each serves all workers of its host, and outlives its parent."""
     return {pid for pid in pids if _STAGER in _command_line(pid)}
 
 
@@ -262,7 +262,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def name_this(name: str) -> None:
-    """Set the name of the calling process that ``ps`` shows; the kernel takes fifteen characters."""
+    """Set the name of the calling process that ``ps`` shows; the kernel keeps fifteen characters."""
     _prctl(PR_SET_NAME, name.encode())
 
 
@@ -272,25 +272,25 @@ def die_with_parent(number: int) -> None:
 
 
 def signal_descendants(number: int, but: Collection[int] = ()) -> None:
-    """Send a signal to the descendants of this process, but none to those below one that has a say in it.
+    """Signal the descendants of this process, except those below a descendant that handles or ignores the signal.
 
-    What handles the signal, or ignores it, needs its children until it ends: a worker the processes that load its data.
-    None is sent to ``but`` and what is below.
+    Such a process needs its children until it ends: a worker needs its data-loading processes. ``but`` and all
+    processes below them get no signal.
     """
     kill(_below(os.getpid(), but, lambda pid: not _has_a_say(pid, number)), number)
 
 
 def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
-    """Send a signal to those of these processes that are still there."""
+    """Send a signal to these processes; skip those that no longer exist."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def signal_handlers(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each of these processes, or, as far as they have no handler, to the next below that do.
+    """Signal each process that handles ``number``; otherwise its nearest descendants that handle it.
 
-    A shell around a script would die of it, and so would a script that knows nothing of it.
+    A wrapper shell, or a script, without a handler would be killed by the signal.
     """
     for pid in pids:
         if _has(pid, number, "SigCgt"):
@@ -300,7 +300,7 @@ def signal_handlers(pids: Iterable[int], number: int) -> None:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """The children that have ended, each with its exit status or minus the signal's number. Never blocks."""
+    """Reap the children that have ended; yields each with its exit status or minus the signal number. Never blocks."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -314,14 +314,14 @@ def reap() -> Iterator[tuple[int, int]]:
 def has_children() -> bool:
     """True while a child is alive or not yet reaped."""
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # a look: its status is left for `reap`
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # WNOWAIT: the status stays for `reap`
     except ChildProcessError:
         return False
     return True
 
 
 def describe(code: int) -> str:
-    """The end of a process in words, to be put after its name.
+    """Describe the end of a process in words that follow its name.
 
     >>> describe(3), describe(-9)
     ('exited with code 3', 'was killed by SIGKILL')
@@ -330,7 +330,7 @@ def describe(code: int) -> str:
 
 
 def exit_status(code: int) -> int:
-    """The status that a shell makes of ``code``: 128 and the signal's number for a process that was killed."""
+    """Exit status that a shell reports for ``code``: 128 plus the signal number for a killed process."""
     return code if code >= 0 else 128 - code
 
 
@@ -343,7 +343,7 @@ def signal_name(number: int) -> str:
 
 
 def refusal(command: Sequence[str], error: OSError) -> tuple[int, str]:
-    """The exit status of a shell, and the words, for a command that could not be started."""
+    """Exit status (as of a shell) and error text for a command that could not be started."""
     name = command[0]
     if isinstance(error, (PermissionError, IsADirectoryError)) or error.errno == errno.ENOEXEC:
         without_line = f"sh {name}, or begin it with the line #!/bin/sh"
@@ -361,14 +361,14 @@ def refusal(command: Sequence[str], error: OSError) -> tuple[int, str]:
 
 
 def dump_stack(pid: int, number: int, fd: int, deadline_s: float = 2.0, quiet_s: float = 0.1) -> str:
-    """The text a process writes to its descriptor ``fd`` when signal ``number`` comes (see ``runtime/session/stacks``).
+    """Get the stack that a process writes to its descriptor ``fd`` on signal ``number`` (``runtime/session/stacks``).
 
-    Works while the process computes, waits or holds the GIL: where its main thread stays in C code, the signal before
-    is sent, too. Raises ``ControlError`` if nothing comes in time.
+    Works while the process computes, waits or holds the GIL: if its main thread stays in C code, signal ``number - 1``
+    is sent, too. Raises ``ControlError`` if the process writes nothing in time.
     """
     try:
         with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
-            before = file.seek(0, os.SEEK_END)  # earlier stacks are there, too; this position is ours, not the writer's
+            before = file.seek(0, os.SEEK_END)  # skip earlier stacks; the position is ours, separate from the writer's
             size, until_s = partial(_size, file.fileno()), time.monotonic() + deadline_s
             os.kill(pid, number)
             if _stays_in_c(pid, size, before, until_s):
@@ -384,9 +384,9 @@ def _size(fd: int) -> int:
 
 
 def _stays_in_c(pid: int, size: Callable[[], int], before: int, until_s: float) -> bool:
-    """True if the main thread sleeps, or has computed for so long that it is not in Python code; false if it answers.
+    """True if the main thread sleeps, or has used so much CPU that it is not in Python code; false if it answers.
 
-    A thread that waits for a processor or for its turn in Python does neither, and may be anywhere.
+    A thread that waits for a processor or for the GIL does neither, and nothing is known about it.
     """
     settled_s = time.monotonic() + _SETTLED_S
     _, first = _main_thread(pid)
@@ -399,21 +399,21 @@ def _stays_in_c(pid: int, size: Callable[[], int], before: int, until_s: float) 
 
 
 _SETTLED_S = 0.05
-"""Time after which a thread that sleeps has taken in a signal that woke it."""
+"""Time after which a sleeping thread has handled a signal that woke it."""
 
 _TICKS_IN_C = 6
-"""Hundredths of a second: Python code heeds a signal within much less."""
+"""Hundredths of a second of CPU time; Python code handles a signal within much less."""
 
 
 def _main_thread(pid: int) -> tuple[bool, int]:
-    """Whether the main thread of a process sleeps, and how long it has computed, in the kernel's ticks."""
+    """State of a process's main thread: whether it sleeps, and its CPU time in kernel ticks."""
     with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     return fields[0] in (b"S", b"D"), int(fields[11]) + int(fields[12])
 
 
 def _kill_main_thread(pid: int, number: int) -> None:
-    """Signal the main thread: the kernel gives one for the process to another, while the first is yet to be handled."""
+    """Signal the main thread; a signal to the process could go to another thread while the first one is pending."""
     tgkill = getattr(_libc, "tgkill", None)
     if tgkill is None:  # before glibc 2.30
         os.kill(pid, number)
@@ -436,7 +436,7 @@ def _until_quiet(size: Callable[[], int], before: int, deadline_s: float, quiet_
 
 
 def _has_a_say(pid: int, number: int) -> bool:
-    """True if the process decides what the signal does to its children; a shell runs its trap when these have ended."""
+    """True if the process handles or ignores the signal; false for a shell, which runs traps after its children."""
     with contextlib.suppress(OSError):
         if os.path.basename(os.readlink(f"/proc/{pid}/exe")) in _SHELLS:
             return False
@@ -444,7 +444,7 @@ def _has_a_say(pid: int, number: int) -> bool:
 
 
 def _has(pid: int, number: int, field: str) -> bool:
-    """True if the process catches (``SigCgt``), or ignores (``SigIgn``), the signal: a bit in ``/proc``, from 1."""
+    """True if the process catches (``SigCgt``) or ignores (``SigIgn``) the signal, by its bit mask in ``/proc``."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
         bits = next((line.split()[1] for line in file if line.startswith(f"{field}:")), "0")
         return bool(int(bits, 16) >> (number - 1) & 1)
@@ -452,7 +452,7 @@ def _has(pid: int, number: int, field: str) -> bool:
 
 
 def _parents() -> Iterator[tuple[int, int]]:
-    """Every process with its parent. Zombies are left out: they need reaping, not ending."""
+    """Yield every process with its parent. Zombies are left out: they need reaping, not killing."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -464,7 +464,7 @@ def _parents() -> Iterator[tuple[int, int]]:
 def _bound_to(parent: int, death_signal: int) -> Callable[[], None]:
     def prepare() -> None:
         die_with_parent(death_signal)
-        if os.getppid() != parent:  # it died before the kernel knew
+        if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
 
     return prepare

@@ -1,11 +1,11 @@
-"""One run of a program that a loop need not wait for: its streams and its end are descriptors.
+"""One run of a program that does not block an event loop: its streams and its exit are descriptors to poll.
 
     run = ProgramRun(["squeue", "-h"])
     wait_for(run.fds)
     run.attend()
     run.code, run.said          # None while it runs; the bytes of its standard output and error
 
-It runs in a session of its own, so that ``end`` kills what it has started, too. No thread, and no signal handler.
+The program runs in a session of its own, so that ``end`` also kills its children. No thread, and no signal handler.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from farandole.errors import UsageError
 
 @final
 class ProgramRun:
-    """One run of a program, which may read the bytes ``stdin``. Raises ``UsageError`` where it cannot be started."""
+    """One run of a program, with ``stdin`` as its standard input. Raises ``UsageError`` if it cannot be started."""
 
     def __init__(
         self, command: Sequence[str], *, stdin: bytes = b"", environment: Mapping[str, str] | None = None
     ) -> None:
         self.code: int | None = None
-        """Its exit status, or minus the signal, once it has ended by itself and all it said is read."""
+        """Exit status, or minus the signal number, once the program has exited and all its output is read."""
         self._is_reaped = False
         self.said = [b"", b""]
         pipes = [os.pipe(), os.pipe()]
@@ -57,10 +57,10 @@ class ProgramRun:
         return (*self._open.values(), self._ending)
 
     def attend(self) -> None:
-        """Take in what it has said, and whether it has ended."""
+        """Read its output and exit status."""
         end = select.poll()
         end.register(self._ending, select.POLLIN)
-        has_ended = bool(end.poll(0))  # looked at first: what it said is there then
+        has_ended = bool(end.poll(0))  # polled first: after the exit all output is ready to read
         for stream, reader in list(self._open.items()):
             with contextlib.suppress(BlockingIOError):
                 while text := os.read(reader, 2**16):
@@ -70,18 +70,18 @@ class ProgramRun:
             self.code = self._end()
 
     def end(self) -> None:
-        """Kill it, unless it has ended, and what it has left in its process group. Idempotent."""
+        """Kill the program, unless it has ended, and the rest of its process group. Idempotent."""
         if not self._is_reaped:
             self._end()
 
     def close(self) -> None:
-        """Free its descriptors."""
+        """Close the descriptors."""
         for fd in (*self._readers, self._ending):
             os.close(fd)
 
     def _end(self) -> int:
-        # Before it is reaped: from then on its number, and its group's, may be given to others. ``spawn`` has made it
-        # the leader of a session, and so of a group.
+        # Before it is reaped: afterwards the kernel may reuse its process ID and its group's. ``spawn`` made it the
+        # leader of a session, and so of a group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
         self._is_reaped = True
@@ -90,7 +90,7 @@ class ProgramRun:
 
 @contextlib.contextmanager
 def _file_of(given: bytes) -> Iterator[int]:
-    """A descriptor to read these bytes from; a file without a name, as a pipe would have to be filled by somebody."""
+    """Descriptor to read these bytes from: an unnamed file, because a pipe would need a process that fills it."""
     descriptor = os.memfd_create("farandole-stdin")
     try:
         with open(descriptor, "wb", closefd=False) as file:

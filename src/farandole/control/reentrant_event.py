@@ -1,12 +1,12 @@
-"""Event that a signal handler may set on top of any line of the thread that sets it, or waits for it.
+"""Event that a signal handler may set at any point of the thread that sets it, or waits for it.
 
     told = ReentrantEvent()
-    told.wait(0.1)          # in the main thread, where a handler's ``told.set()`` may come before any instruction of it
+    told.wait(0.1)          # in the main thread, where a handler may call ``told.set()`` before any instruction of it
 
-Threads. ``threading.Event`` has a plain lock, which a handler on top of ``wait`` would wait for and never get. Here is
-a turnstile: a lock that is taken from the beginning, and open for good from ``set`` on. Whoever has passed it leaves it
-open for the next one, whatever exception ends the wait. Nobody holds it while anything else is done, so nothing here
-waits but ``wait``; and what is set before a thread sleeps is not missed by it, as it would be by a notification.
+Threads. ``threading.Event`` has a plain lock; a handler on top of ``wait`` would wait for that lock forever. This class
+has a turnstile: a lock that is held from the beginning, and released for good by ``set``. A thread that has acquired it
+releases it for the next one, whatever exception ends the wait. No thread holds it while it does anything else, so only
+``wait`` ever waits; and a ``set`` before a thread sleeps is not missed, as a notification would be.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import final
 
 @final
 class ReentrantEvent:
-    """Event for any thread and for signal handlers. It is set once, and stays set."""
+    """Event for all threads and for signal handlers. After ``set`` it stays set."""
 
     __slots__ = ("_is_set", "_turnstile")
 
@@ -28,16 +28,16 @@ class ReentrantEvent:
         self._turnstile.acquire()
 
     def is_set(self) -> bool:
-        """True from ``set`` on."""
+        """True after ``set``."""
         return self._is_set
 
     def set(self) -> None:
-        """Wake all who wait, now and later."""
-        self._is_set = True  # before it opens: who passes looks at this
+        """Wake all present and future waiters."""
+        self._is_set = True  # before ``_open``: a thread that passes the turnstile checks this flag
         self._open()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return when it is set, or ``timeout_s`` is over; true if it is set."""
+        """Wait until the event is set, at most ``timeout_s``; true if it is set."""
         try:
             if not self._is_set:
                 self._turnstile.acquire(timeout=max(0.0, timeout_s))
@@ -47,5 +47,5 @@ class ReentrantEvent:
         return self._is_set
 
     def _open(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is open: another thread, or the frame below, has done it
+        with contextlib.suppress(RuntimeError):  # already open: by another thread, or by the frame below
             self._turnstile.release()

@@ -1,4 +1,4 @@
-"""Messages between a run that takes leases and those who ask about it, order it, or train in it."""
+"""Messages between a run that uses leases and its users and workers: questions, orders and progress."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import msgspec
 from farandole.control.message import Message
 
 PERSON = b"person-"
-"""Prefix of the identity of everybody who asks about a run, or orders it."""
+"""Prefix of the identity of a user's connection to a run (questions and orders)."""
 
 ANSWER_S = 5.0
-"""Time for the run folder to let an order be obeyed, and again to have it on the disk: then whoever gave it hears."""
+"""Time limit for reading the run folder before an order is obeyed, and again for writing it; then the user is told."""
 
 
 @final
 class RunQuestion(Message, frozen=True):
-    """Question how the run stands: a ``RunView`` answers."""
+    """Question for the state of the run; ``RunView`` answers it."""
 
 
 @final
 class RunOrder(Message, frozen=True):
-    """Order of a person, by its ``verb``: ``scale`` to ``number`` workers, ``hold``, ``release`` or ``stop``."""
+    """Order of a user; its ``verb`` is ``scale`` (to ``number`` workers), ``hold``, ``release`` or ``stop``."""
 
     verb: str
     number: int = 0
@@ -30,7 +30,7 @@ class RunOrder(Message, frozen=True):
 
 @final
 class RunReply(Message, frozen=True):
-    """Reply to an order: what becomes of it, or why it is refused."""
+    """Reply to an order: its effect, or the reason for refusing it."""
 
     accepted: bool
     text: str
@@ -38,7 +38,7 @@ class RunReply(Message, frozen=True):
 
 @final
 class HostView(msgspec.Struct, frozen=True):
-    """One host of a run: the ranks that train there, and of one that is lent the name of the lease and its end."""
+    """One host of a run and the ranks that train there; for a leased host also the name and end of the lease."""
 
     host: str
     ranks: list[int]
@@ -49,7 +49,7 @@ class HostView(msgspec.Struct, frozen=True):
 
 @final
 class LeaseView(msgspec.Struct, frozen=True):
-    """One lease: the words of ``Lease``."""
+    """One lease; the fields are those of ``Lease``."""
 
     job: str
     phase: str
@@ -76,10 +76,10 @@ class RunView(Message, frozen=True):
 
 @final
 class AdviceView(msgspec.Struct, frozen=True):
-    """Advice about the number of workers; or, with a ``refusal``, why there is none.
+    """Advice about the number of workers; or, with a ``refusal``, the reason why no advice is possible.
 
-    ``low`` and ``high`` bound the noise scale, ``batch`` is that of one worker, all in samples; ``saves_s`` is how much
-    sooner the training would end.
+    ``low`` and ``high`` bound the gradient noise scale, ``batch`` is the batch of one worker, all three in samples;
+    ``saves_s`` is the training time that the advice saves.
     """
 
     workers: int = 0
@@ -92,9 +92,9 @@ class AdviceView(msgspec.Struct, frozen=True):
 
 @final
 class Progressed(Message, frozen=True):
-    """Metrics that the script of rank 0 reports, by name, and its last advice, if it has any.
+    """Metrics that the script of rank 0 reports, by name, and the latest advice, if there is any.
 
-    ``pause_s`` is what the last planned change of the workers has cost those that stayed, 0 where there was none.
+    ``pause_s`` is the time that the last planned change of workers cost the remaining workers (0: no change yet).
     """
 
     metrics: dict[str, float]

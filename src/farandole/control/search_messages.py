@@ -1,7 +1,7 @@
-"""Messages between a search for hyper-parameters and the warm workers of its pool.
+"""Messages between a hyper-parameter search and the warm workers of its pool.
 
-The docstring of a message speaks for its sender: *I* send it, *you* receive it. What concerns the membership that a
-trial is (``Hello``, ``Submit``, ...) travels beside these, on the connections of the worker's session.
+Each trial is a membership of its own. Its control messages (``Hello``, ``Submit``, ...) travel on the connections of
+the worker's session, not here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole.control.message import Message
 
 @final
 class PoolHello(Message, frozen=True):
-    """I am a process of the pool, and free; ``version`` is Farandole's here."""
+    """A pool worker has connected and is free; ``version`` is its Farandole version."""
 
     host: str
     pid: int
@@ -24,11 +24,11 @@ class PoolHello(Message, frozen=True):
 
 @final
 class TrialOrder(Message, frozen=True):
-    """Join trial ``number`` as worker ``worker_id``, and leave it when it is over for you.
+    """Order to a pool worker: join trial ``number`` as worker ``worker_id``, and leave it when the trial ends there.
 
-    ``call`` is its function, pickled. It trains until ``epochs``, goes on from the checkpoint in ``folder`` if there is
-    one, and writes one at each of the ``levels``; what it prints goes to the file ``output``. ``most`` is the largest
-    number of workers that it may have.
+    ``call`` is the pickled function of the trial. The trial trains until ``epochs``, resumes from the checkpoint in
+    ``folder`` if there is one, and writes a checkpoint at each of the ``levels``; its output goes to the file
+    ``output``. ``most`` is its largest number of workers.
     """
 
     worker_id: int
@@ -45,11 +45,10 @@ class TrialOrder(Message, frozen=True):
 
 @final
 class TrialReport(Message, frozen=True):
-    """My trial's value after ``epoch``: I am its rank 0, and wait for your ``TrialVerdict``.
+    """Value of a trial after ``epoch``, from its rank 0, which waits for the ``TrialVerdict``.
 
-    ``metrics`` are other numbers by name.
-    Its gradient noise scale is ``noise_high`` at most, where a worker takes ``batch`` in a step, both in samples; a
-    ``batch`` of 0: that was not measured.
+    ``metrics`` are other numbers by name. ``noise_high`` is an upper bound of the gradient noise scale, measured with
+    ``batch`` samples per worker and step, both in samples; ``batch`` 0: not measured.
     """
 
     worker_id: int
@@ -62,9 +61,9 @@ class TrialReport(Message, frozen=True):
 
 @final
 class TrialVerdict(Message, frozen=True):
-    """Go on with the trial, or leave it after this epoch, all of you: it pauses, is complete, or was stopped.
+    """Order to all ranks of a trial: continue, or leave it after this epoch (paused, complete or stopped).
 
-    ``keeps``: write its state first, as it is to go on from here, and not from its last rung.
+    ``keeps``: write its state first, because the trial later resumes from here and not from its last rung.
     """
 
     worker_id: int
@@ -76,11 +75,11 @@ class TrialVerdict(Message, frozen=True):
 
 @final
 class TrialLeft(Message, frozen=True):
-    """I have left the trial and am free. I was rank ``rank`` (-1: not yet a member).
+    """A pool worker has left the trial and is free. It was rank ``rank`` (-1: not yet a member).
 
-    ``end`` says how: "returned" (with a ``value``, if the function returned a number), "ended" by a verdict,
-    "dismissed" as the trial got fewer workers, "lost" as others had died, or SIGTERM had come, or
-    "raised", with ``text`` for people.
+    ``end`` says how: "returned" (with a ``value``, if the function returned a number), "ended" (by a verdict),
+    "dismissed" (the trial got fewer workers), "lost" (another worker died, or this worker received SIGTERM), or
+    "raised", with ``text`` for users.
     """
 
     worker_id: int
@@ -92,12 +91,12 @@ class TrialLeft(Message, frozen=True):
 
 @final
 class PoolRetire(Message, frozen=True):
-    """The search is over: end."""
+    """The search is over; the pool worker exits."""
 
 
 @final
 class PoolHostView(msgspec.Struct, frozen=True):
-    """One host of a search's pool: its workers, and the trials that have some; one that ``leaves`` ends soon."""
+    """One host of a search's pool: its workers and the trials that use them; a host that ``leaves`` ends soon."""
 
     host: str
     workers: int
@@ -107,7 +106,7 @@ class PoolHostView(msgspec.Struct, frozen=True):
 
 @final
 class PoolView(Message, frozen=True):
-    """State of a search that has been asked with a ``RunQuestion``: its hosts, and its trials in a line."""
+    """State of a search, in answer to a ``RunQuestion``: its hosts, and a one-line summary of its trials."""
 
     hosts: list[PoolHostView]
     trials: str

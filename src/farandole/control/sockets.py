@@ -1,14 +1,14 @@
-"""The ZeroMQ sockets of the control plane: their options, and a cheap look whether one is readable.
+"""The ZeroMQ sockets of the control plane: their options, and a cheap test whether one is readable.
 
 socket = client_socket(context, keys)
 connect(socket, address)
 if is_readable(socket): frame = socket.recv(NOBLOCK)
 """
 
-# Threads. A context has threads of libzmq's own, which the first socket starts; where the system refuses one, libzmq
-# aborts the process. So as many threads of Python are started before, and held until all are there: one after the other
-# would fit into room for one. They only wait, and are joined before the context is made. Between that and the first
-# socket another process may take the room: then libzmq aborts after all.
+# Threads. A context has threads of libzmq, which the first socket starts; if the system refuses one, libzmq aborts the
+# process. So the same number of Python threads is started before, all alive at once, because started one after the
+# other they would need the room of only one. They only wait, and are joined before the context is made. Between that
+# and the first socket another process may use up the limit: then libzmq still aborts.
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from farandole.errors import StartError
 
 NOBLOCK, SNDMORE, RCVMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.RCVMORE)
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-"""As plain integers: ZeroMQ's own enumerations cost microseconds in the path of every message."""
+"""Plain integers: the enumerations of pyzmq cost microseconds for every message."""
 
 LINGER_MS = 1000
 
 MOST_DESCRIPTORS = 2**16
-"""More than a job has workers; some programs are slow where the limit is a thousand million."""
+"""More than a job has workers; some programs are slow if the limit is 10^9."""
 
 LONGEST_WAIT_S = 86400.0
-"""The kernel takes no time-outs of more than some weeks; who asks for more waits again and again."""
+"""Longest single wait: the kernel accepts timeouts of some weeks at most; longer waits are repeated."""
 
 CUT_BYTES = 2 * LIMIT_BYTES
-"""A peer that announces a frame above this is cut off before memory is spent on it; up to it, the frame is dropped."""
+"""ZeroMQ disconnects a peer that announces a larger frame, before allocating it; other oversized frames are dropped."""
 
 
 THREADS = 3
-"""Of a context two (for connections, and for closed sockets), and one of whoever reads its sockets."""
+"""Two threads of the context (for connections, and for closed sockets), and one of the reader of its sockets."""
 
 
 @final
 class Context(zmq.Context[zmq.Socket[bytes]]):
-    """ZeroMQ context that nobody waits for when it is forgotten.
+    """ZeroMQ context that is not terminated when it is garbage-collected.
 
-    An exception that comes between any two lines (Ctrl-C) may leave it to the garbage collector with sockets that are
-    open, or in use by other threads. Terminating it there would wait for them for ever.
-    Raises ``StartError`` where its threads could not start, for which libzmq would abort the process.
+    An exception between any two lines (Ctrl-C) may leave it to the garbage collector with sockets that are open, or in
+    use by other threads. Terminating it there would wait for these sockets forever.
+    Raises ``StartError`` if its threads could not start, where libzmq would abort the process.
     """
 
     def __init__(self, *given: Any, **options: Any) -> None:
@@ -57,11 +57,11 @@ class Context(zmq.Context[zmq.Socket[bytes]]):
         super().__init__(*given, **options)
 
     def __del__(self) -> None:
-        """Leave everything to the end of the process."""
+        """Do nothing: the exit of the process frees the context."""
 
 
 def require_threads(number: int) -> None:
-    """Start so many threads and end them; raises ``StartError`` with the limit where the system refuses one."""
+    """Start ``number`` threads and end them; raises ``StartError`` with the limit if the system refuses one."""
     end, started = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(number):
@@ -81,7 +81,7 @@ def require_threads(number: int) -> None:
 
 
 def client_socket(context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys) -> zmq.Socket[bytes]:
-    """A socket that will be let in; not connected yet."""
+    """Make a socket with the job's keys; not connected yet."""
     socket = new_socket(context, zmq.DEALER)
     socket.curve_serverkey = keys.server.public
     socket.curve_publickey = keys.client.public
@@ -90,16 +90,16 @@ def client_socket(context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys) -> zmq
 
 
 def connect(socket: zmq.Socket[bytes], address: str) -> None:
-    """Connect to ``address``, be the one before of IPv4 or IPv6: a socket of IPv4 would try for ever, and say nothing.
+    """Connect to ``address`` with the right address family: an IPv4 socket would try an IPv6 address forever, silently.
 
-    Raises ``zmq.ZMQError`` for what is no address.
+    Raises ``zmq.ZMQError`` for an invalid address.
     """
     socket.ipv6 = "[" in address
     socket.connect(address)
 
 
 def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    """A socket whose queues know no limit in number: a message is never dropped while its peer lives."""
+    """Make a socket with unlimited queues: no message is dropped while its peer lives."""
     socket = context.socket(kind)
     socket.sndhwm = socket.rcvhwm = 0
     socket.linger = LINGER_MS
@@ -108,7 +108,7 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket
 
 
 def allow_descriptors() -> None:
-    """Raise the soft limit of this process: strangers at an open port must not use up what workers need."""
+    """Raise the soft limit of descriptors: connections of strangers must not use up those that workers need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -116,5 +116,5 @@ def allow_descriptors() -> None:
 
 
 def is_readable(socket: zmq.Socket[bytes]) -> bool:
-    """True if a message is there. Like any use of the socket, asking takes in the edge of its descriptor."""
+    """True if a message is ready. Like any use of the socket, this call consumes the edge of its descriptor."""
     return int(socket.getsockopt(EVENTS)) & POLLIN != 0

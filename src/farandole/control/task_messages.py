@@ -1,4 +1,4 @@
-"""Messages between a worker and the controller about the function that ``farandole.run`` was given."""
+"""Messages between a worker and the controller that carry the function passed to ``farandole.run`` and its results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farandole.control.message import Message
 
 @final
 class FetchTask(Message, frozen=True):
-    """Send me a piece of the function given to ``run``: what follows its first ``begin`` bytes."""
+    """Request of a worker for a piece of the pickled function passed to ``run``, from byte ``begin`` on."""
 
     worker_id: int
     begin: int = 0
@@ -17,7 +17,7 @@ class FetchTask(Message, frozen=True):
 
 @final
 class TaskPayload(Message, frozen=True):
-    """A piece of the function given to ``run``, pickled by the launcher; ``left`` bytes follow it."""
+    """A piece of the function passed to ``run``, pickled by the launcher; ``left`` bytes follow it."""
 
     payload: bytes
     left: int = 0
@@ -25,9 +25,9 @@ class TaskPayload(Message, frozen=True):
 
 @final
 class TaskResult(Message, frozen=True):
-    """A piece of what the function given to ``run`` returned (``ok``), or of the error that it raised.
+    """A piece of the return value of the function passed to ``run`` (``ok``), or of the error that it raised.
 
-    The worker has pickled it; ``left`` bytes follow from the same connection.
+    The worker pickled the value; ``left`` bytes follow on the same connection.
     """
 
     worker_id: int

@@ -1,9 +1,9 @@
-"""Functions and results of ``farandole.run`` in pieces: one is on its way for each worker, however large the whole is.
+"""Functions and results of ``farandole.run`` in pieces: at most one piece per worker is in flight, whatever the size.
 
-payload = fetch(dealer, worker_id, 60.0)                    # a worker: the function that it is to call
-send_result(dealer, worker_id, True, b"...", 60.0)          # and what became of it
-router.send(identity, piece_of(task, message))              # the other end: the answer to a FetchTask
-whole = results.add(identity, message)                      # a TaskResult, once all of it is there
+payload = fetch(dealer, worker_id, 60.0)                    # worker: get the function to call
+send_result(dealer, worker_id, True, b"...", 60.0)          # worker: send its result
+router.send(identity, piece_of(task, message))              # controller: answer a FetchTask
+whole = results.add(identity, message)                      # controller: a TaskResult, once it is complete
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ PIECE_BYTES = 8 * 2**20
 
 
 def piece_of(task: bytes, asked: FetchTask) -> TaskPayload:
-    """The piece of a function that a worker asks for."""
+    """Piece of the function that a worker requests."""
     end = asked.begin + PIECE_BYTES
     return TaskPayload(task[asked.begin : end], max(0, len(task) - end))
 
 
 def fetch(dealer: Dealer, worker_id: int, timeout_s: float, first_s: float | None = None) -> bytes:
-    """The function, piece after piece, each within ``timeout_s``, the first within ``first_s`` (``None``: no limit).
+    """Fetch the function, each piece within ``timeout_s``, the first within ``first_s`` (``None``: no limit).
 
-    Raises ``ControlError`` if something else comes, or nothing.
+    Raises ``ControlError`` if another message arrives, or none.
     """
     pieces, begin, left_s = list[bytes](), 0, first_s
     while True:
@@ -42,7 +42,7 @@ def fetch(dealer: Dealer, worker_id: int, timeout_s: float, first_s: float | Non
 
 
 def send_result(dealer: Dealer, worker_id: int, ok: bool, payload: bytes, timeout_s: float) -> None:
-    """Send a result, and return when it has been received: each piece within ``timeout_s``, or ``ControlError``."""
+    """Send a result and return when it is received; raises ``ControlError`` if a piece takes over ``timeout_s``."""
     for begin in range(0, max(1, len(payload)), PIECE_BYTES):
         piece = payload[begin : begin + PIECE_BYTES]
         dealer.send(TaskResult(worker_id, ok, piece, len(payload) - begin - len(piece)))
@@ -51,13 +51,13 @@ def send_result(dealer: Dealer, worker_id: int, ok: bool, payload: bytes, timeou
 
 @final
 class ResultPieces:
-    """Results that are coming in, by the connections that they come from."""
+    """Incomplete results, by the connection that sends them."""
 
     def __init__(self) -> None:
         self._coming: dict[bytes, list[bytes]] = {}
 
     def add(self, identity: bytes, message: TaskResult) -> TaskResult | None:
-        """Take in a piece; returns the whole with the last one."""
+        """Add a piece; returns the complete result with the last piece."""
         pieces = self._coming.setdefault(identity, [])
         pieces.append(message.payload)
         if message.left:

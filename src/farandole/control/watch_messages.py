@@ -1,8 +1,8 @@
-"""Messages of watching a job: between its controller and its workers, and between it and those who watch.
+"""Messages for watching a job: between its controller and its workers, and between its controller and watchers.
 
-A watcher (the monitor, ``farandole.monitor``) has the job's key and says ``WatchJob``. From then on workers send their
-metrics, a few times a second, and the controller passes on what it learns, each as a message of its own. Where nobody
-watches, nobody sends.
+A watcher (the monitor, ``farandole.monitor``) has the job's key and sends ``WatchJob``. From then on workers send their
+metrics a few times a second, and the controller sends every event to the watchers as a message of its own. Without a
+watcher, workers send no metrics.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import msgspec
 from farandole.control.message import Message
 
 WATCHER = b"watcher-"
-"""Prefix of the identity of everybody who watches a job."""
+"""Prefix of the identity of a watcher."""
 
 AT_STEPS = ("stop", "pause", "resume", "checkpoint")
 """Orders of a watcher that all ranks obey after the same step."""
 
 OF_TRIALS = ("pause-trial", "resume-trial", "stop-trial", "repeat-trial")
-"""Orders for one trial of a search, which obeys "pause", "resume" and "stop" as a whole."""
+"""Orders for one trial of a search; "pause", "resume" and "stop" apply to the whole search."""
 
 AT_ONCE = ("scale", "end")
-"""Orders that whoever runs the job obeys: another number of workers, or its end by SIGTERM."""
+"""Orders that the launcher obeys at once: change the number of workers, or end the job by SIGTERM."""
 
 
 @final
@@ -40,12 +40,12 @@ class MetricPoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 EXPECTED_S = 0.2
-"""How often workers send metrics for a watcher that is about to come."""
+"""Interval at which workers send metrics while a watcher is expected and not connected yet."""
 
 
 @final
 class SendMetrics(Message, frozen=True):
-    """Send me your metrics every ``every_s`` seconds, as long as there are any; 0: no more."""
+    """Order to a worker: send metrics to the controller every ``every_s`` seconds; 0: stop sending."""
 
     generation: int
     every_s: float
@@ -53,7 +53,7 @@ class SendMetrics(Message, frozen=True):
 
 @final
 class Metrics(Message, frozen=True):
-    """My metrics since the last such message; ``dropped`` were too many, and ``notes`` are texts with their times."""
+    """A rank's metrics since its last such message; ``dropped``: points left out; ``notes`` are (time, text) pairs."""
 
     generation: int
     points: list[MetricPoint]
@@ -63,7 +63,7 @@ class Metrics(Message, frozen=True):
 
 @final
 class Prepare(Message, frozen=True):
-    """Wait at the end of your next step: order ``number`` is to be obeyed after the same step everywhere."""
+    """Wait at the end of the next step, so that all ranks obey order ``number`` after the same step."""
 
     generation: int
     number: int
@@ -71,9 +71,9 @@ class Prepare(Message, frozen=True):
 
 @final
 class Prepared(Message, frozen=True):
-    """I shall wait at the end of my next step; so far I have ended ``step`` of them, -1 if I never count any.
+    """A rank will wait at the end of its next step; it has completed ``step`` steps so far (-1: it counts none).
 
-    With ``at_rest`` no cell of a notebook runs here: I take no step until somebody sends one.
+    ``at_rest``: no notebook cell runs on this rank, and it makes no step until the user sends a cell.
     """
 
     generation: int
@@ -84,7 +84,7 @@ class Prepared(Message, frozen=True):
 
 @final
 class ActAt(Message, frozen=True):
-    """Obey order ``number``, which is ``verb``, when you have ended ``step`` steps; -1: forget it, and go on."""
+    """Obey order ``number``, which is ``verb``, after ``step`` completed steps; -1: drop the order and continue."""
 
     generation: int
     number: int
@@ -94,7 +94,7 @@ class ActAt(Message, frozen=True):
 
 @final
 class Acted(Message, frozen=True):
-    """I have obeyed order ``number``, after so many steps."""
+    """A rank obeyed order ``number`` after ``step`` steps."""
 
     generation: int
     number: int
@@ -103,7 +103,7 @@ class Acted(Message, frozen=True):
 
 @final
 class CellOver(Message, frozen=True):
-    """The cell has ended here in which order ``number`` came: I forget it, or have ended the pause that it was."""
+    """The notebook cell in which order ``number`` arrived has ended on a rank; the order, or its pause, ends, too."""
 
     generation: int
     number: int
@@ -114,7 +114,7 @@ class CellOver(Message, frozen=True):
 
 @final
 class WatchJob(Message, frozen=True):
-    """Tell me what happens, and of numbers every ``every_s`` seconds; at most ``window_bytes`` that I have not seen."""
+    """Subscription to events, and to metrics every ``every_s`` seconds; at most ``window_bytes`` without ``Seen``."""
 
     every_s: float
     window_bytes: int
@@ -122,16 +122,16 @@ class WatchJob(Message, frozen=True):
 
 @final
 class Seen(Message, frozen=True):
-    """I have seen so many bytes more of what you told me."""
+    """Acknowledgement of ``nbytes`` more bytes that a watcher has processed."""
 
     nbytes: int
 
 
 @final
 class WatchOrder(Message, frozen=True):
-    """Order ``number`` of mine, of ``AT_STEPS``, ``AT_ONCE`` or ``OF_TRIALS``; see ``OrderNews``.
+    """Order ``number`` of a watcher; ``verb`` is in ``AT_STEPS``, ``AT_ONCE`` or ``OF_TRIALS``. See ``OrderNews``.
 
-    ``workers`` is for ``scale``, and ``trial`` for those of trials.
+    ``workers`` is used by ``scale``, ``trial`` by the orders for one trial.
     """
 
     number: int
@@ -145,7 +145,7 @@ class WatchOrder(Message, frozen=True):
 
 @final
 class Members(Message, frozen=True):
-    """A generation is formed, of ranks on these hosts; ``resizable`` if the job may have another number of workers."""
+    """A generation is formed; ``hosts`` has the host of each rank. ``resizable``: the number of workers may change."""
 
     time_s: float
     generation: int
@@ -155,7 +155,7 @@ class Members(Message, frozen=True):
 
 @final
 class Ended(Message, frozen=True):
-    """A generation has ended, for this reason."""
+    """A generation has ended for the given reason."""
 
     time_s: float
     generation: int
@@ -175,7 +175,7 @@ class RankMetrics(Message, frozen=True):
 
 @final
 class Printed(Message, frozen=True):
-    """Whole lines that workers have written to standard output (0) or error (1), each with its tag."""
+    """Whole lines, with their tags, that workers wrote to standard output (``stream`` 0) or standard error (1)."""
 
     time_s: float
     stream: int
@@ -184,7 +184,7 @@ class Printed(Message, frozen=True):
 
 @final
 class Announced(Message, frozen=True):
-    """A line that the launcher says to people."""
+    """A line that the launcher prints for users."""
 
     time_s: float
     text: str
@@ -192,7 +192,7 @@ class Announced(Message, frozen=True):
 
 @final
 class OrderNews(Message, frozen=True):
-    """State of an order: it is ``taken``, ``acted`` (after ``step``) or ``refused``; ``text`` says it to people."""
+    """State of an order: ``taken``, ``acted`` (after ``step``) or ``refused``; ``text`` describes it for users."""
 
     number: int
     verb: str
@@ -206,8 +206,8 @@ class OrderNews(Message, frozen=True):
 class TrialNews(Message, frozen=True):
     """State of a trial of a search: its row in the table of trials.
 
-    ``values`` are those of the table, ``step`` is its last epoch, and ``points`` are values after epochs, which stand
-    beside those that you know; so are those of ``metrics``, by name.
+    ``values`` are the numbers in that row, ``step`` is the trial's last epoch. ``points`` are new (epoch, value) pairs
+    to append to the known ones; ``metrics`` are such pairs by name.
     """
 
     time_s: float
@@ -224,7 +224,7 @@ class TrialNews(Message, frozen=True):
 
 @final
 class Missed(Message, frozen=True):
-    """So many messages were not sent to you, as you had not seen the ones before."""
+    """Number of messages not sent to this watcher, because it had not acknowledged the earlier ones."""
 
     count: int
 

@@ -1,18 +1,18 @@
 """Lock of a file that one process writes, also on file systems that have no locks.
 
-    lock = WriterLock(fd, path)         # raises BlockingIOError if somebody else has it, with who that is
+    lock = WriterLock(fd, path)         # raises BlockingIOError if another process has it; the text names the process
     lock.close()                        # or the end of the process
 
-``flock`` is all that is needed on a disk. NFS may refuse it, and some mounts (``nolock``, ``local_lock``, Lustre's
-``localflock``, BeeGFS) know only the locks of their own host; and of two hosts one may mount a folder so, the other
-not. So on every file system that hosts may share a file beside the other, ``PATH.writer``, says who writes: ``O_EXCL``
-is atomic on servers, too. It is heeded wherever it lies.
+On a local disk ``flock`` is enough. NFS may refuse it, and some mounts (``nolock``, ``local_lock``, Lustre's
+``localflock``, BeeGFS) know only the locks of their own host; and two hosts may mount the same folder differently. So
+on every file system that hosts may share, a second file, ``PATH.writer``, names the writer: ``O_EXCL`` is atomic on
+servers, too. Every process respects that file, on any file system.
 
-What a process has left that was killed is taken over where that is certain. Where its ``flock`` was the server's, and
-ours is, too, having ours is proof. On one host its number and the time at which it started are, by which the kernel
-knows it. Who then binds an abstract socket, named after a nonce in the file, may remove this file, and no other; the
-nonce is shown nowhere before, so that no other user can take the name first. Of another host without locks, of another
-container or of the time before a reboot, nobody can know: that file has to be removed by somebody who does.
+A ``PATH.writer`` file that a killed process left is removed if its death is certain. If that process and this one both
+use server-side ``flock``, holding the lock is proof. On the same host, its process ID and start time are. The process
+that then binds an abstract socket, named after a nonce in the file, may remove this file and no other; the nonce is
+published nowhere else, so no other user can bind the name first. A writer on another host without locks, in another
+container or from before a reboot cannot be checked: a user who knows that it has ended must remove the file.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ import msgspec
 from farandole.events import logger
 
 LOCAL_OPTIONS = frozenset({"nolock", "local_lock=all", "local_lock=flock", "localflock", "nobrl"})
-"""Options of mounts on which ``flock`` keeps nobody away who is on another host."""
+"""Mount options with which ``flock`` does not exclude processes of other hosts."""
 
 LOCAL_TYPES = frozenset({"beegfs"})
 
 SERVED_TYPES = frozenset({"nfs", "nfs4", "lustre", "cifs", "smb3"})
-"""Types whose ``flock`` is the server's, unless the mount says otherwise."""
+"""File system types with server-side ``flock``, unless a mount option changes that."""
 
 UNKNOWN_TYPES = frozenset({"fuse", "virtiofs", "9p", "beegfs"})
-"""Types that hosts may share, and whose ``flock`` may be of one host only; ``fuse.*`` as well."""
+"""File system types that hosts may share and whose ``flock`` may be local to one host; ``fuse.*`` as well."""
 
 MOST_TRIES = 8
 
 _told: set[Path] = set()
-"""Folders of which it was said that they have no locks."""
+"""Folders for which the warning about missing locks was logged."""
 
 
 @final
 class _Writer(msgspec.Struct, frozen=True):
-    """Process that writes; ``place`` is where its number is known, and abstract sockets are.
+    """Process that writes; ``place`` identifies its boot and its namespaces of process IDs and abstract sockets.
 
-    It ``has_lock`` where it holds a ``flock`` that other hosts see. ``started`` is what the kernel says, in its ticks.
+    ``has_lock``: it holds a ``flock`` that other hosts see. ``started`` is its start time in kernel ticks.
     """
 
     host: str
@@ -65,12 +65,12 @@ class _Writer(msgspec.Struct, frozen=True):
 
     @property
     def is_of_this_place(self) -> bool:
-        """True if this process can tell whether that one lives."""
+        """True if this process can check whether the writer lives."""
         return self.place == _place() and bool(self.nonce and self.started)
 
     @property
     def is_dead(self) -> bool:
-        """True if it has ended; asked of one of this place."""
+        """True if the writer has ended; valid only if ``is_of_this_place``."""
         return _started(self.pid) != self.started
 
 
@@ -92,9 +92,9 @@ class _Mount(NamedTuple):
 
 @final
 class WriterLock:
-    """Lock of the open file ``fd`` at ``path``, until it is closed, or the process ends.
+    """Lock of the open file ``fd`` at ``path``, until ``close``, or the end of the process.
 
-    Raises ``BlockingIOError`` where another process has it, with words for people as its ``strerror``.
+    Raises ``BlockingIOError`` if another process has it; ``strerror`` is a text for users.
     """
 
     def __init__(self, fd: int, path: Path) -> None:
@@ -114,17 +114,17 @@ class WriterLock:
         if why or mount.is_shared:
             self._claim(has_lock, why)
         else:
-            _make_way(self._file, has_lock)  # somebody may have it by another way than ours
+            _make_way(self._file, has_lock)  # another host may see this folder as shared and hold ``PATH.writer``
 
     def close(self) -> None:
-        """Free what is beside the file; its own lock goes with its descriptor. Idempotent."""
+        """Remove the ``PATH.writer`` file; the ``flock`` ends when its descriptor is closed. Idempotent."""
         mine, self._mine = self._mine, None
-        if mine is not None and _read(self._file) == mine:  # else somebody has removed it, and another one writes
+        if mine is not None and _read(self._file) == mine:  # else it was removed by hand, and another process writes
             with contextlib.suppress(OSError):
                 self._file.unlink()
 
     def _claim(self, has_lock: bool, why: str) -> None:
-        """Write down that this process writes."""
+        """Create ``PATH.writer`` for this process."""
         if why and self._file.parent not in _told:
             _told.add(self._file.parent)
             logger.warning(
@@ -144,7 +144,7 @@ class WriterLock:
 
 
 def _bind(nonce: str) -> socket.socket | None:
-    """Socket that one process at a time has, while it removes the file with this ``nonce``; ``None`` for the others."""
+    """Socket as a mutex: one process at a time may remove the file with this ``nonce``; ``None`` for all others."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(f"\0farandole-writer-{nonce}")
@@ -157,7 +157,7 @@ def _bind(nonce: str) -> socket.socket | None:
 
 
 def _create(file: Path, mine: _Writer) -> bool:
-    """Write ``file``, which must not be there; false if it is."""
+    """Create ``file``; false if it exists already."""
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
@@ -169,7 +169,7 @@ def _create(file: Path, mine: _Writer) -> bool:
         os.fsync(fd)
     except BaseException:
         with contextlib.suppress(OSError):
-            file.unlink()  # an empty one would keep everybody away for good
+            file.unlink()  # an empty file would block every later writer
         raise
     finally:
         os.close(fd)
@@ -177,7 +177,7 @@ def _create(file: Path, mine: _Writer) -> bool:
 
 
 def _make_way(file: Path, has_lock: bool) -> None:
-    """Remove the file of a writer that is dead; raises ``BlockingIOError`` where that is not certain."""
+    """Remove the file of a dead writer; raises ``BlockingIOError`` if its death is not certain."""
     if not os.path.lexists(file):
         return
     other = _read(file)
@@ -187,7 +187,7 @@ def _make_way(file: Path, has_lock: bool) -> None:
     if other is None:
         is_dead = False
     elif other.is_of_this_place:
-        # As long as we have it nobody else of this host removes what lies there.
+        # While this process holds the socket, no other process of this host removes the file.
         taken = _bind(other.nonce) if other.is_dead else None
         is_dead = taken is not None
     else:
@@ -195,7 +195,7 @@ def _make_way(file: Path, has_lock: bool) -> None:
     try:
         if not is_dead:
             raise BlockingIOError(errno.EWOULDBLOCK, _words(file, other))
-        if _read(file) == other:  # nobody has done so in between
+        if _read(file) == other:  # not replaced in between
             file.unlink(missing_ok=True)
     finally:
         if taken is not None:
@@ -205,7 +205,7 @@ def _make_way(file: Path, has_lock: bool) -> None:
 def _read(file: Path) -> _Writer | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=_Writer)
-    except (OSError, ValueError, msgspec.DecodeError):  # about to be written, or its writer was killed before it could
+    except (OSError, ValueError, msgspec.DecodeError):  # being written, or its writer was killed while writing it
         return None
 
 
@@ -220,7 +220,7 @@ def _words(file: Path, other: _Writer | None) -> str:
 
 
 def _holder(fd: int, file: Path) -> str:
-    """Words on who has the ``flock`` of a file, as far as that can be known."""
+    """Text that names the holder of the ``flock`` of a file, if it can be determined."""
     other = _read(file)
     if other is not None:
         return f"process {other.pid} on host {other.host}"
@@ -235,13 +235,13 @@ def _holder(fd: int, file: Path) -> str:
 
 
 def _place() -> str:
-    """Boot, and namespaces of processes and of the network: numbers and sockets are known to all who have the same."""
+    """Identifier of boot, PID namespace and network namespace: processes that share it share PIDs and sockets."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return " ".join([boot, *(str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("pid", "net"))])
 
 
 def _started(pid: int) -> int:
-    """Time at which a process started, in ticks since the boot; 0 for one that has ended."""
+    """Start time of a process, in ticks since the boot; 0 if it has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     except OSError:
@@ -267,7 +267,7 @@ def _mount(mountinfo: str, device: str) -> _Mount:
 
 
 def local_locks(mountinfo: str, device: str) -> str:
-    """Option of the mount of ``device`` by which its locks are of one host only, or its type; "" where there is none.
+    """Mount option or type that makes the locks of ``device`` local to one host; "" if they are not.
 
     >>> local_locks("36 35 0:52 / /home rw - nfs4 server:/home rw,vers=4.2,local_lock=all", "0:52")
     'mounted with local_lock=all'

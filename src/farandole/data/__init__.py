@@ -1,4 +1,4 @@
-"""Data sets of scientists as they are: read, staged, shuffled, loaded, and watched. NumPy alone, for every framework.
+"""Read, stage, shuffle, load and profile scientific data sets in their own formats. NumPy only, for every framework.
 
     from farandole import data
 
@@ -7,7 +7,7 @@
     for batch in data.batches(source, global_batch_size=256, threads=8): ...
     print(data.report())                                               # who waited for input, how long, and why
 
-``hvd.data`` is the same. All of it needs ``pip install "farandole[data]"``; names are loaded when they are first used.
+``hvd.data`` is the same module. It needs ``pip install "farandole[data]"``; names are imported when first used.
 """
 
 from __future__ import annotations

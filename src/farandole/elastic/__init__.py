@@ -1,1 +1,1 @@
-"""Floor 5: elastic. Workers come and go, the training does not stop."""
+"""Floor 5: elastic. Training goes on while workers join, leave and fail."""

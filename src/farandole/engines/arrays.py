@@ -1,4 +1,4 @@
-"""Plain host memory and the arrays in it, as engines cut and copy them.
+"""Plain host memory, and splitting and copying of the arrays in it.
 
 first, second = split(memory.array(DType.FLOAT32), [3, 4])
 copy(second, first)
@@ -15,13 +15,13 @@ from farandole.native import core
 
 
 def plain_memory(nbytes: int) -> Memory:
-    """Zeroed memory that nobody else sees."""
+    """Allocate zeroed private memory."""
     owner = (ctypes.c_uint8 * max(1, nbytes))()
     return Memory(ctypes.addressof(owner), nbytes, owner)
 
 
 def copy(target: Array, source: Array) -> None:
-    """Copy all of ``source``; nothing is done where it is the same memory."""
+    """Copy all of ``source``; does nothing if it is the same memory."""
     if target.address != source.address:
         core.copy(target.address, source.address, source.nbytes)
 
@@ -42,7 +42,7 @@ def pieces(array: Array, limit_bytes: int) -> list[Array]:
 
 
 def shares(count: int, parts: int, least: int) -> list[int]:
-    """``count`` elements in equal shares, the last ones smaller or empty: multiples of ``least``.
+    """Divide ``count`` elements into equal shares, multiples of ``least``; the last ones are smaller or empty.
 
     >>> shares(100, 3, 16)
     [48, 48, 4]

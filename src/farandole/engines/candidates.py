@@ -1,4 +1,4 @@
-"""Every engine with what it needs to run here, looked for without importing a framework or touching a device.
+"""Engines and their requirements, checked without importing a framework or touching a device.
 
 >>> usable(find=lambda module: module, variables={})
 ['solo', 'shm', 'tcp', 'hybrid']
@@ -16,12 +16,12 @@ from typing import NamedTuple, TypeAlias, final
 from farandole.cluster.detect import detect
 
 Find: TypeAlias = Callable[[str], object | None]
-"""Looks for a module without importing it, like ``importlib.util.find_spec``."""
+"""Finds a module without importing it, like ``importlib.util.find_spec``."""
 
 Variables: TypeAlias = Mapping[str, str]
 
 STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID")
-"""Variables of launchers for a process of an MPI job: Open MPI, Slurm's and PRRTE's PMIx, MPICH and Intel, Cray."""
+"""Variables that MPI launchers set: Open MPI; Slurm and PRRTE by PMIx; MPICH and Intel; Cray."""
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -35,7 +35,7 @@ _MISSING = {
 
 
 class Lack(NamedTuple):
-    """Why an engine cannot be used and what to do about it; ``is_final`` where no installation would help."""
+    """Reason why an engine cannot be used, and the remedy; ``is_final`` if no installation would help."""
 
     reason: str = ""
     remedy: str = ""
@@ -45,10 +45,10 @@ class Lack(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine: what it is for, the modules it needs, what else it needs, and what to do where that is missing.
+    """An engine: its purpose, the modules and other things it needs, and the remedy if a module is missing.
 
-    ``besides_remedy`` is for whoever does not know which of that is missing, as another host has asked.
-    ``devices`` are the kinds of device whose tensors it takes.
+    ``besides_remedy`` is for reports from another host, which do not say what is missing.
+    ``devices`` are the kinds of device whose tensors the engine accepts.
     """
 
     name: str
@@ -60,15 +60,15 @@ class Candidate:
     devices: frozenset[str] = frozenset({"cpu"})
 
     def lack(self, find: Find = find_spec, variables: Variables | None = None) -> str:
-        """The reason why this process cannot use it; "" if it can."""
+        """Reason why this process cannot use it; "" if it can."""
         return self._lack(find, variables).reason
 
     def cure(self, find: Find = find_spec, variables: Variables | None = None) -> str:
-        """The remedy where it lacks something; "" if it lacks nothing."""
+        """Remedy if a requirement is missing; "" if none is."""
         return self._lack(find, variables).remedy
 
     def uninstalled(self, find: Find = find_spec) -> str:
-        """The text for a module that is missing; "" if none is."""
+        """Text for a missing module; "" if none is missing."""
         return _MISSING.get(self._missing(find), "")
 
     def _missing(self, find: Find) -> str:
@@ -83,7 +83,7 @@ class Candidate:
 
 
 def _not_started_by_mpi(variables: Variables) -> Lack:
-    """Lack of an MPI: the ranks of ``farandole run`` are not MPI's, even if mpirun has started the launcher."""
+    """Lack of an MPI: ranks of ``farandole run`` are no MPI ranks, even if mpirun has started the launcher."""
     if variables.get("FARANDOLE_LAUNCHED") == "1":
         return Lack("the job was started by farandole run, not by an MPI", _BY_MPI)
     if any(name in variables for name in STARTED_BY_MPI):
@@ -92,13 +92,13 @@ def _not_started_by_mpi(variables: Variables) -> Lack:
 
 
 def torch_has_cuda() -> bool:
-    """True if the installed torch was built for NVIDIA's GPUs; it is not imported."""
+    """True if the installed torch was built with CUDA; torch is not imported."""
     torch = find_spec("torch")
     return bool(torch and torch.origin and (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists())
 
 
 def _no_gpu_of_its_own(variables: Variables) -> Lack:
-    """Lack of a GPU: NCCL cannot share one between two ranks; a rank that is shown a single GPU was given it."""
+    """Lack of a GPU: NCCL needs one GPU per rank; a rank with a single visible GPU owns it."""
     try:
         shown = len(list(GPUS.iterdir()))
     except OSError:
@@ -146,9 +146,9 @@ CANDIDATES = {
         Candidate("hybrid", "several hosts: shm inside, another engine across", (_CORE,), _NATIVE),
     )
 }
-"""Every engine there is, in the order in which ``farandole check`` lists them."""
+"""All engines, in the order in which ``farandole check`` lists them."""
 
 
 def usable(find: Find = find_spec, variables: Variables | None = None) -> list[str]:
-    """The names of the engines that this process could use."""
+    """Names of the engines that this process can use."""
     return [name for name, candidate in CANDIDATES.items() if not candidate.lack(find, variables)]

@@ -1,4 +1,4 @@
-"""Choice of a job's engine: one table, from topology, what is usable and what was asked, to a name and a reason.
+"""Choice of a job's engine: from topology, usable engines and the requested engine to a name and a reason.
 
 >>> choose("auto", ["a", "a"], [["solo", "shm"], ["solo", "shm", "tcp"]])
 ('shm', 'all 2 ranks are on one host')
@@ -17,22 +17,22 @@ from farandole.errors import UnsupportedError
 HYBRID = "hybrid"
 
 SHM_MEMBERS = 64
-"""Most ranks of a host that the engine ``shm`` connects."""
+"""Largest number of ranks per host that the engine ``shm`` connects."""
 
 ACROSS = ("mpi", "tcp", "nccl")
-"""Engines that may cross between hosts: the first that all ranks can use, unless one is asked for."""
+"""Engines for the traffic between hosts: the first that all ranks can use, unless one is requested."""
 
 PREFERENCE = ("nccl", "solo", "shm", HYBRID, "mpi", "tcp")
-"""The order in which auto tries them."""
+"""Order in which ``auto`` tries the engines."""
 
 
 def choose(asked: str, hosts: Sequence[str], usable: Sequence[Sequence[str]], across: str = "auto") -> tuple[str, str]:
-    """The engine of a job and why; a pure function.
+    """Choose the engine of a job and return its name and the reason; a pure function.
 
     ``hosts[r]`` is the host of rank ``r`` and ``usable[r]`` names the engines it could use. ``asked`` is an engine's
-    name or ``auto``, ``across`` what crosses between hosts: an engine of ``ACROSS``, or ``auto``. ``hybrid`` comes with
-    the engine that crosses, ``hybrid+tcp``. Raises ``UnsupportedError`` when none fits, with the rank and host that
-    lacks it, and the remedy.
+    name or ``auto``, ``across`` the engine between hosts: one of ``ACROSS``, or ``auto``. The name of ``hybrid``
+    includes that engine, ``hybrid+tcp``. Raises ``UnsupportedError`` if none fits, with the rank and host that lacks
+    it, and the remedy.
     """
     if asked != "auto":
         if asked not in CANDIDATES:
@@ -50,7 +50,7 @@ def choose(asked: str, hosts: Sequence[str], usable: Sequence[Sequence[str]], ac
 
 
 def considered(hosts: Sequence[str], usable: Sequence[Sequence[str]], across: str = "auto") -> dict[str, str]:
-    """The engines that auto tries for this job, in this order, with what speaks against each; "" for nothing."""
+    """Engines that ``auto`` tries for this job, in this order, each with the objection to it; "" for none."""
     several = len(set(hosts)) > 1
     return {
         name: _completed(name, hosts, usable, across)[1] or (_pointless(hosts) if name == HYBRID else "")
@@ -60,12 +60,12 @@ def considered(hosts: Sequence[str], usable: Sequence[Sequence[str]], across: st
 
 
 def base(engine: str) -> str:
-    """The engine without what crosses for it: ``hybrid`` of ``hybrid+tcp``."""
+    """Engine name without the inter-host engine: ``hybrid`` of ``hybrid+tcp``."""
     return engine.partition("+")[0]
 
 
 def _completed(name: str, hosts: Sequence[str], usable: Sequence[Sequence[str]], across: str) -> tuple[str, str]:
-    """The name with what crosses, where something must; and what keeps it from serving this job, or ""."""
+    """Name, for ``hybrid`` with the inter-host engine, and the reason why it cannot serve this job, or ""."""
     problem = _problem(name, hosts, usable)
     if problem or name != HYBRID:
         return name, problem
@@ -95,7 +95,7 @@ def _problem(name: str, hosts: Sequence[str], usable: Sequence[Sequence[str]]) -
 
 
 def _pointless(hosts: Sequence[str]) -> str:
-    """The reason why ``hybrid`` is not worth choosing; "" if it is."""
+    """Reason why ``hybrid`` is not worth choosing; "" if it is."""
     counts = Counter(hosts)
     if len(counts) == 1:
         return "all ranks are on one host"

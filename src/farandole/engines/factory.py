@@ -1,4 +1,4 @@
-"""Engines by their names. Each is imported when it is first asked for: some need a library."""
+"""Factory of engines by name. Each engine is imported on first use, because some need a library."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MODULES = {
     "tcp": ("farandole.engines.tcp",),
     "nccl": ("farandole.engines.nccl.engine", "torch.distributed"),
 }
-"""The modules that ``load`` imports for an engine; those of the others do not take long."""
+"""Modules that ``load`` imports for an engine; the modules of other engines import fast."""
 
 
 def make(name: str, group: Group, rendezvous: Rendezvous, find: Find = find_spec) -> Engine:
-    """One member's engine; collective among ``group``. ``hybrid`` is followed by what crosses: ``hybrid+tcp``.
+    """Make one member's engine; collective among ``group``. ``hybrid`` names its inter-host engine: ``hybrid+tcp``.
 
     Raises ``UnsupportedError`` for an unknown name and for an engine that this process cannot use.
     """
@@ -54,20 +54,20 @@ def make(name: str, group: Group, rendezvous: Rendezvous, find: Find = find_spec
 
 
 def load(name: str) -> None:
-    """Import what ``make`` imports for this engine, so that nobody waits for that when it is made."""
+    """Import the modules of this engine ahead of time, so that ``make`` does not wait for imports."""
     for part in name.split("+"):
         for module in MODULES.get(part, ()):
             importlib.import_module(module)
 
 
 def _make_hybrid(group: Group, rendezvous: Rendezvous, across: str, find: Find) -> Engine:
-    """Make ``hybrid``; a group on one host needs nothing across, one with a member on each host nothing inside."""
+    """Make ``hybrid``; a group on one host needs only ``shm``, a group with one member per host only ``across``."""
     hosts = len(set(group.hosts))
     if hosts == 1:
         return make("shm", group, rendezvous, find=find)
     if hosts == group.size:
         return make(across, group, rendezvous, find=find)
-    if across == "mpi":  # whose beginning waits for all that it has started, also for those with no peer across
+    if across == "mpi":  # MPI_Init waits for all processes of mpirun, also for those that carry no lane
         from farandole.engines.mpi import initialise_together
 
         initialise_together(group, rendezvous.among("mpi", group.ranks))

@@ -1,11 +1,11 @@
-"""Decorator of collectives that end the engine if anything is raised in their middle: Ctrl-C, a lack of memory, a bug.
+"""Decorator that ends the engine if a collective raises an exception half-way: Ctrl-C, a lack of memory, a bug.
 
     @ends_when_interrupted
     def barrier(self) -> None: ...
 
-Members are then at different transfers of one collective, and the next one would take for its own what is left of this.
-A decorator and no context manager: the only line at which an exception leaves the engine as it was is the first, where
-the collective has not begun. In ``with`` it is also whatever runs before the block is entered.
+Members are then at different transfers of one collective, and the next one would receive leftover data of this one.
+It is a decorator and no context manager: an exception may leave the engine unchanged only on the first line, before the
+collective has begun. With a context manager that would also hold for the code before the block is entered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Interruptible(Protocol):
     """An engine that can be ended by an exception of its own thread."""
 
     def interrupted(self, error: BaseException) -> None:
-        """End the engine, and let nobody wait for this member; nothing if it has ended."""
+        """End the engine and wake the members that wait for this one; does nothing if it has ended."""
 
 
 E = TypeVar("E", bound=Interruptible)
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def ends_when_interrupted(method: Callable[Concatenate[E, P], T]) -> Callable[Concatenate[E, P], T]:
-    """Have an engine ``interrupted`` by what one of its methods raises."""
+    """Call the engine's ``interrupted`` with any exception that the method raises."""
 
     @functools.wraps(method)
     def collective(self: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,5 +50,5 @@ def ends_when_interrupted(method: Callable[Concatenate[E, P], T]) -> Callable[Co
 
 
 def said_of(label: str, error: BaseException) -> str:
-    """The text of the errors that follow."""
+    """Text of the errors that later calls raise."""
     return f"a collective of {label} was interrupted by {f'{type(error).__name__} {error}'.strip()}"

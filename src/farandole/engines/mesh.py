@@ -1,23 +1,23 @@
-"""A TCP connection between each two members of a group, both ends of which have shown that they belong to it.
+"""An authenticated TCP connection between every two members of a group.
 
     connections = connect(group, exchange)      # {1: <socket>, 2: <socket>}, by members
 
-Members tell each other where they listen, and a key, by their ``exchange``, which is authenticated. A caller sends its
-index and a digest of it under the key of the member it called, and is answered likewise. Of anybody else these 36 bytes
-are read and nothing more.
+Members send each other their listening address, and a key, by their ``exchange``, which is authenticated. A connecting
+member sends its index and an HMAC of it under the key of the listening member, which answers likewise. From any other
+client these 36 bytes are read and nothing more.
 """
 
-# One thread per member, and all members do this at the same time. No two may wait for each other: all listen before
-# anybody calls (endpoints are exchanged after ``listen``), kernels take calls without their process, all calls are
-# begun before any is waited for, and callers send their greetings before anybody reads one. Nothing can be aborted that
-# is still being made, so every wait is cut into pieces of ``_LOOK_S`` and looks at ``broken`` in between.
+# Threads. One thread per member, and all members run this at the same time. No two may wait for each other: all listen
+# before any connects (endpoints are exchanged after ``listen``), kernels complete connections without their process,
+# all connects are started before any is waited for, and clients send their greetings before any member reads one.
+# ``abort`` cannot reach an engine that is still being made: every wait checks ``broken`` once per ``_LOOK_S``.
 #
-# Strangers may call, too, and say nothing. ``_MOST_UNKNOWN`` of them are held, the others wait in the kernel's queue,
-# where members that have called keep their place. The one called first makes room, but only after ``_GREETING_S``:
-# letting the oldest go as soon as there were too many let members go that had called and not greeted yet. No member can
-# be late with its greeting now, however busy its host: all have sent theirs (``call``) before the exchange after which
-# the first call is accepted. And none is let go whose greeting lies in our kernel: silent is who was so when ``poll``
-# looked, after the time was taken.
+# Strangers may connect, too, and send nothing. ``_MOST_UNKNOWN`` clients are held, the others wait in the kernel's
+# backlog, where members that have connected keep their place. The oldest client makes room, but only after
+# ``_GREETING_S``: closing the oldest as soon as there were too many also closed members that had not greeted yet. No
+# member can be late with its greeting now, however busy its host: all have sent theirs (``call``) before the exchange
+# after which the first connection is accepted. And no client is closed whose greeting is in our kernel already: only
+# those count as silent that had sent nothing when ``poll`` ran, after the time was taken.
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ from farandole.engines.silence_monitor import limit_s
 from farandole.errors import AbortError, EngineError, StallError
 
 CONNECT_S = 30.0
-"""Time for a call where a host may be silent for ever, and for an answer beyond the deadline of a collective."""
+"""Time limit of a connect if hosts may be silent forever, and of an answer beyond the deadline of a collective."""
 
 _LOOK_S = 0.02
-"""Time between looks whether the generation has ended meanwhile."""
+"""Interval between checks whether the generation has ended meanwhile."""
 
 _BACKLOG = 4096
-"""Callers that the kernel lets wait: strangers must not keep members out."""
+"""Length of the kernel's backlog: strangers must not keep members out."""
 
 _MOST_UNKNOWN = 512
-"""Callers held at a time that have not greeted: half of the 1,024 descriptors that a process has by default."""
+"""Number of held clients that have not greeted: half of the default limit of 1,024 descriptors per process."""
 
 _GREETING_S = 3.0
-"""Time that a caller has to greet before another one may get its place: a network may lose its greeting, which was sent
-before it is accepted, four times in a row; and a whole backlog of strangers is through in ``CONNECT_S``."""
+"""Time for a client's greeting before another client may take its place: the greeting, sent before the accept, may be
+lost in the network four times in a row; and a whole backlog of strangers is processed within ``CONNECT_S``."""
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors that say that this process, or this host, can hold no more connections now."""
+"""Errors that mean that this process, or this host, can hold no more connections now."""
 
 _GREETING = struct.Struct("=I32s")
 
 
 @final
 class _Endpoint(msgspec.Struct, frozen=True, array_like=True):
-    """Address and port of a member, and the key that its callers must know; or what keeps it from listening."""
+    """Address and port of a member, and the key for connecting to it; or the ``problem`` why it cannot listen."""
 
     address: str = ""
     port: int = 0
@@ -74,9 +74,9 @@ class _Endpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 def connect(group: Group, exchange: Exchange) -> dict[int, socket.socket]:
-    """Connections to all other members, which do not block. Collective.
+    """Make non-blocking connections to all other members. Collective.
 
-    Raises ``EngineError`` on all members if one cannot listen or two do not reach each other, of which both tell
+    Raises ``EngineError`` on all members if one cannot listen or two cannot connect, which both report by
     ``group.on_silence``; ``AbortError`` if the generation ends meanwhile, ``StallError`` if a member does not answer.
     """
     meeting = _Meeting(group)
@@ -95,7 +95,7 @@ def _all_say(exchange: Exchange, mine: object, kind: Any) -> list[Any]:
 
 
 def _require_reached(group: Group, lost: Sequence[dict[int, str]]) -> None:
-    """Raise on all members what any has to say, once for each two hosts."""
+    """Raise the connection failures of all members on every member, one for each pair of hosts."""
     why: dict[tuple[str, str], str] = {}
     for caller, unheard in enumerate(lost):
         for member, said in unheard.items():
@@ -110,17 +110,17 @@ def _require_reached(group: Group, lost: Sequence[dict[int, str]]) -> None:
 
 
 def _server(address: str, ports: str) -> socket.socket:
-    """Socket that listens at a port of this range that is free; "": at any, as on one host no firewall is passed."""
+    """Socket that listens at a free port of this range; at any port if "" or on one host, where no firewall is."""
     *others, last = ports_in("" if address == LOOPBACK else ports)
     for port in others:
-        with contextlib.suppress(OSError):  # taken; of what else is wrong the last one tells
+        with contextlib.suppress(OSError):  # port in use; any other error is raised for the last port
             return socket.create_server((address, port), family=family_of(address), backlog=_BACKLOG)
     return socket.create_server((address, last), family=family_of(address), backlog=_BACKLOG)
 
 
 @final
 class _Caller(NamedTuple):
-    """A caller that has not greeted yet, the time when it was accepted, and what has come of its greeting."""
+    """A client that has not greeted yet, the time of its accept, and the received part of its greeting."""
 
     connection: socket.socket
     since_s: float
@@ -129,7 +129,7 @@ class _Caller(NamedTuple):
 
 @final
 class _Meeting:
-    """The sockets of a member while it connects. Each member calls those before it and is called by those after it."""
+    """Sockets of a member while it connects: to the members before it, and from the members after it."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -140,7 +140,7 @@ class _Meeting:
         self._poll = select.poll()
 
     def listen(self, exchange: Exchange) -> _Endpoint:
-        """Let this host's kernel take calls from now on, without this process."""
+        """Listen: from now on this host's kernel completes connections without this process."""
         group, address = self._group, ""
         try:
             address = reachable_address(group, exchange)
@@ -155,7 +155,7 @@ class _Meeting:
         return _Endpoint(address, self._server.getsockname()[1], self._key)
 
     def call(self, members: Sequence[_Endpoint]) -> dict[int, str]:
-        """Call all members before this one at once, and greet them; returns why some of them were not reached."""
+        """Connect to all members before this one at once, and greet them; returns the failures, by member."""
         silence_s = self._group.silence_s
         until = time.monotonic() + (limit_s(silence_s) if silence_s else CONNECT_S)
         calling: dict[int, int] = {}
@@ -166,7 +166,7 @@ class _Meeting:
             code = call.connect_ex((there.address, there.port))
             if code in (0, errno.EINPROGRESS):
                 calling[call.fileno()] = member
-            else:  # said at once, and not a second time: there is no route, or nothing but our own host
+            else:  # failed at once, without a later event: there is no route, or the host is our own
                 self._poll.unregister(call)
                 lost[member] = os.strerror(code)
         while calling and time.monotonic() < until:
@@ -180,7 +180,7 @@ class _Meeting:
         return lost | dict.fromkeys(calling.values(), "no answer")
 
     def greet(self, keys: Sequence[bytes]) -> dict[int, socket.socket]:
-        """Take the greetings of all members, and answer them; returns their connections."""
+        """Receive the greetings of all members, and answer them; returns their connections."""
         until = time.monotonic() + CONNECT_S + self._group.deadline_s
         known = self._callers(until)
         for member, caller in known.items():
@@ -188,60 +188,60 @@ class _Meeting:
         for member, call in enumerate(self._calls):
             self._poll.register(call, select.POLLIN)
             answer = bytearray()
-            while not _received(call, answer):  # tried first: it may have come while others were waited for
+            while not _received(call, answer):  # before polling: it may have arrived while waiting for others
                 self._ready(until, member)
             self._poll.unregister(call)
             if self._member(answer) != member:
                 name, label = self._group.name(member), self._group.label
                 raise EngineError(f"the connection to {name} was lost while {label} was being connected")
             known[member] = call
-        self._open.difference_update(known.values())  # these are the caller's now
+        self._open.difference_update(known.values())  # these now belong to the caller of ``connect``
         return known
 
     def close(self) -> None:
-        """Close what has not become a connection."""
+        """Close all sockets except the established connections."""
         for each in self._open:
             each.close()
 
     def _callers(self, until: float) -> dict[int, socket.socket]:
-        """Take the calls of the members after this one. Who does not greet as one of them is turned away."""
+        """Accept the members after this one. A client that does not greet as one of them is closed."""
         expected = set(range(self._group.rank + 1, self._group.size))
         known: dict[int, socket.socket] = {}
-        unknown: dict[int, _Caller] = {}  # who called first comes first
+        unknown: dict[int, _Caller] = {}  # in order of accept
         while expected:
             is_full = len(unknown) >= _MOST_UNKNOWN
             self._poll.register(self._server, 0 if is_full else select.POLLIN)
-            looked_s = time.monotonic()  # before the look: who is silent in it has been silent until now at least
+            looked_s = time.monotonic()  # before the poll: a client silent in it has been silent until now at least
             for fd in self._ready(until, min(expected)):
                 if fd == self._server.fileno():
                     is_full = not self._accepted(unknown)
                 elif _received(unknown[fd].connection, unknown[fd].heard):
                     self._poll.unregister(fd)
                     caller, _, heard = unknown.pop(fd)
-                    if (member := self._member(heard)) in expected:  # and only once
+                    if (member := self._member(heard)) in expected:  # each member only once
                         expected.remove(member)
                         known[member] = caller
                     else:
                         self._turn_away(caller)
             if is_full:
                 self._make_room(unknown, looked_s - _GREETING_S)
-        self._poll = select.poll()  # forgets the server, and strangers that have not said anything yet
+        self._poll = select.poll()  # without the server, and without strangers that have sent nothing yet
         return known
 
     def _accepted(self, unknown: dict[int, _Caller]) -> bool:
-        """Accept a caller; False if there is no descriptor or memory for one now."""
+        """Accept a client; False if there is no descriptor or memory for it now."""
         try:
             caller = self._watched(self._server.accept()[0], select.POLLIN)
         except OSError as error:
             if error.errno not in _NO_ROOM:
-                return True  # the caller is gone again
-            self._group.broken.wait(_LOOK_S)  # it stays in the kernel's queue, which would wake us at once
+                return True  # the client has disconnected
+            self._group.broken.wait(_LOOK_S)  # it stays in the kernel's backlog, which would wake ``poll`` at once
             return False
         unknown[caller.fileno()] = _Caller(caller, time.monotonic(), bytearray())
         return True
 
     def _make_room(self, unknown: dict[int, _Caller], until_s: float) -> None:
-        """Turn away those that were accepted before ``until_s``."""
+        """Close the clients that were accepted before ``until_s``."""
         for fd, caller in list(unknown.items()):
             if caller.since_s > until_s:
                 return
@@ -269,12 +269,12 @@ class _Meeting:
         return [fd for fd, _ in self._poll.poll(_LOOK_S * 1000)]
 
     def _send_greeting(self, connection: socket.socket, key: bytes) -> None:
-        """Send the first bytes of a connection, for which there is room; who waits for them sees if they are lost."""
+        """Send the first bytes of a connection, for which there is room; the receiver detects their loss."""
         with contextlib.suppress(OSError):
             connection.send(_GREETING.pack(self._group.rank, _digest(self._group.rank, key)), socket.MSG_NOSIGNAL)
 
     def _member(self, heard: bytes | bytearray) -> int:
-        """The member that has sent this greeting; -1 for anybody who does not know the key."""
+        """Member that sent this greeting; -1 if the sender does not know the key."""
         if len(heard) == _GREETING.size:
             member, digest = _GREETING.unpack(heard)
             if hmac.compare_digest(digest, _digest(member, self._key)):
@@ -287,9 +287,9 @@ def _digest(member: int, key: bytes) -> bytes:
 
 
 def _received(connection: socket.socket, heard: bytearray) -> bool:
-    """Add what has come of a greeting to ``heard``; true if nothing more can come of it."""
+    """Append received bytes of a greeting to ``heard``; true if it is complete or the connection has ended."""
     try:
-        # No more than the greeting: what a member sends after it belongs to whoever gets the connection.
+        # Read no more than the greeting: the next bytes belong to the owner of the connection.
         heard += (more := connection.recv(_GREETING.size - len(heard)))
     except BlockingIOError:
         return False

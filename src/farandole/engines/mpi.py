@@ -1,21 +1,21 @@
-"""The MPI that started the job, through mpi4py.
+"""Engine on the MPI that started the job, through mpi4py.
 
     engine = MpiEngine(group, exchange)         # in a process that mpirun or srun started
 
-MPI moves the bytes by its own transports (shared memory, InfiniBand, Slingshot, TCP); ``pairwise`` does the rest, as
-MPI knows no bfloat16, no bool as we mean it, and does not promise the same bits on all members. Transfers are
-non-blocking and tested in a loop, since nothing can wake a thread inside a blocking MPI call.
+MPI moves the bytes by its own transports (shared memory, InfiniBand, Slingshot, TCP); ``pairwise`` does the rest,
+because MPI has no bfloat16 and no bool with our meaning, and does not guarantee the same bits on all members. Transfers
+are non-blocking and tested in a loop, because a thread inside a blocking MPI call cannot be woken.
 
-mpi4py is imported, and MPI initialised, when the first engine is made and not before.
+mpi4py is imported, and MPI initialized, when the first engine is made and not before.
 
-Threads. Each engine has one user at a time, and there are several engines: MPI is called by several threads at once
-(``MPI_THREAD_MULTIPLE``). ``abort`` calls nothing of MPI, it sets the flag that the loop looks at between tests.
+Threads. Each engine has one user at a time, and there are several engines: several threads call MPI concurrently
+(``MPI_THREAD_MULTIPLE``). ``abort`` calls no MPI function; it sets the flag that the loop checks between tests.
 
-Memory. A request that was begun belongs to MPI until it is done, whatever has become of the collective. Receives can be
-taken back, and are, since they would write to arrays that the caller has again. Sends and MPI's own collectives cannot:
-their requests and the memory that they use are kept (``_World.keep``), and their communicator is never freed.
+Memory. A started request belongs to MPI until it is complete, however the collective ends. Receives can be cancelled,
+and are, because they would write to arrays that are the caller's again. Sends and MPI's own collectives cannot: their
+requests and the memory that they use are kept (``_World.keep``), and their communicator is never freed.
 
-``_World._lock`` guards ``_unfinished`` and the writing of ``_broken``, which engines of several threads change.
+``_World._lock`` guards ``_unfinished`` and writes of ``_broken``, which engines of several threads change.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from farandole.engines.transport import Parcel, Transport, interruptible
 from farandole.errors import EngineError, UnsupportedError
 
 Running: TypeAlias = tuple[int, Any]
-"""The index of a member, and a request for what it sends or gets; this member's own, where all are in it."""
+"""Index of a member, and the request of a transfer with it; this member's own index for a collective request."""
 
 CREATE_S = 30.0
 _TAG = 1
 _MOST_BYTES = 2**30
-"""MPI before version 4 counts in an int; longer parcels travel in pieces."""
+"""Largest transfer: MPI before version 4 counts in an int; longer arrays are sent in pieces."""
 _YIELD_S = 0.001
 _SLOW_BYTES_PER_S = 100e6
-"""A waiter gives way between looks for a millisecond and for as long as its bytes take at this speed, then it naps."""
+"""A waiter yields between tests for a millisecond plus the time of its bytes at this speed; then it sleeps briefly."""
 _NAP_S, _LONGEST_NAP_S = 0.00005, 0.001
 _SETTLE_S = 0.1
-"""Time for cancelled receives to end."""
+"""Time limit for cancelled receives to complete."""
 
 
 @final
@@ -66,14 +66,14 @@ class MpiEngine(PairwiseEngine):
 
     @ends_when_interrupted
     def barrier(self) -> None:
-        """Meet in MPI's own barrier."""
+        """Use MPI's own barrier."""
         self._begin()
         self._wire.barrier()
 
     def _gather(self, mine: Array) -> list[Array]:
-        """Gather by MPI's own all-gather, as nothing is computed in it; into our memory, as it cannot be taken back.
+        """Gather by MPI's own all-gather, because it computes nothing; into our memory, because it cannot be cancelled.
 
-        Two members send to each other, which is as good with Open MPI and better with MPICH (docs/design/mpi.md).
+        Two members use point-to-point transfers, as fast with Open MPI and faster with MPICH (docs/design/mpi.md).
         """
         size = self.group.size
         if size <= 2:
@@ -91,16 +91,16 @@ class MpiTransport(Transport):
         super().__init__(group)
         self._world, ranks = _meet(group, exchange)
         self._mpi = self._world.mpi
-        tag = zlib.crc32(f"{group.generation} {group.label}".encode()) % 2**15  # the least that MPI promises
+        tag = zlib.crc32(f"{group.generation} {group.label}".encode()) % 2**15  # MPI guarantees tags below 2**15
         limit_s = CREATE_S + group.deadline_s
         self._communicator = interruptible(
             group, "an MPI communicator", limit_s, lambda: self._world.communicator(ranks, tag)
         )
-        exchange(b"")  # nobody goes on, and perhaps leaves, while another still connects
+        exchange(b"")  # no member continues, and maybe leaves, while another still connects
         self._world.trust(ranks, group.broken)
 
     def barrier(self) -> None:
-        """Return when every member has come."""
+        """Return when every member has called it."""
 
         def begin(_: list[Running], others: list[Running]) -> None:
             others.extend(zip([self.group.rank], map(self._mpi.Comm.Ibarrier, [self._communicator]), strict=True))
@@ -108,7 +108,7 @@ class MpiTransport(Transport):
         self._run(begin, [])
 
     def gather(self, mine: Array, whole: Array) -> None:
-        """Gather everybody's ``mine`` in ``whole``."""
+        """All-gather ``mine`` of all members into ``whole``."""
         self.transfers += 1
         self.bytes_sent += mine.nbytes * (self.group.size - 1)
         byte, buffer = self._mpi.BYTE, self._mpi.buffer.fromaddress
@@ -131,10 +131,10 @@ class MpiTransport(Transport):
         self._run(begin, [array for _, array in (*sends, *receives)])
 
     def _run(self, begin: Callable[[list[Running], list[Running]], None], arrays: Sequence[Array]) -> None:
-        """Return when all requests are done that ``begin`` adds to its two lists: receives, and others.
+        """Return when all requests are complete that ``begin`` adds to its two lists: receives, and others.
 
-        It adds them by ``extend`` and ``map``, in one step for the interpreter: Ctrl-C between the beginning of a
-        request and its place in the list would leave MPI with memory of which nobody knows.
+        ``begin`` adds them by ``extend`` and ``map``, in one step for the interpreter: Ctrl-C between the start of a
+        request and its insertion would leave MPI with memory that is not recorded anywhere.
         """
         receives: list[Running] = []
         others: list[Running] = []
@@ -142,7 +142,7 @@ class MpiTransport(Transport):
         try:
             begin(receives, others)
             self._wait([*receives, *others], sum(array.nbytes for array in arrays), deadline)
-        except BaseException as error:  # Ctrl-C, too: requests must not be left with arrays that the caller has again
+        except BaseException as error:  # Ctrl-C, too: no request may keep arrays that are the caller's again
             self._give_up([request for _, request in receives], [request for _, request in others], arrays)
             if isinstance(error, self._mpi.Exception):
                 why = f"MPI could not move the bytes of {self.group.label}: {error}"
@@ -153,7 +153,7 @@ class MpiTransport(Transport):
     def _wait(self, running: Sequence[Running], nbytes: int, deadline: float) -> None:
         requests, test = [request for _, request in running], self._mpi.Request.Testall
         nap, drowsy = _NAP_S, 0.0
-        while not test(requests):  # which is also what lets MPI move anything
+        while not test(requests):  # testing also makes MPI progress
             now = time.monotonic()
             drowsy = drowsy or now + _YIELD_S + nbytes / _SLOW_BYTES_PER_S
             if self.aborted.is_set():
@@ -163,11 +163,11 @@ class MpiTransport(Transport):
             elif now < drowsy:
                 os.sched_yield()
             else:
-                self.aborted.wait(nap)  # and no sleep: an abort ends it
+                self.aborted.wait(nap)  # not ``sleep``: an abort ends this wait
                 nap = min(2 * nap, _LONGEST_NAP_S)
 
     def _give_up(self, receives: Sequence[Any], others: Sequence[Any], arrays: Sequence[Array]) -> None:
-        """Let MPI write to none of the arrays any more. Only a receive can be taken back; the rest keeps its memory."""
+        """Keep MPI from writing to the arrays. Only receives can be cancelled; other requests keep their memory."""
         for request in receives:
             if request != self._mpi.REQUEST_NULL:
                 request.Cancel()
@@ -177,7 +177,7 @@ class MpiTransport(Transport):
         self._world.keep([*receives, *others], [array.owner for array in arrays])
 
     def _cut(self, parcels: Sequence[Parcel]) -> tuple[list[int], list[Any]]:
-        """Members and buffers of parcels, in pieces that MPI can count."""
+        """Members and buffers of parcels, in pieces whose length fits an int."""
         make, byte = self._mpi.buffer.fromaddress, self._mpi.BYTE
         cut = [
             (peer, [make(at, min(_MOST_BYTES, array.address + array.nbytes - at)), byte])
@@ -187,25 +187,25 @@ class MpiTransport(Transport):
         return [peer for peer, _ in cut], [buffer for _, buffer in cut]
 
     def _interrupt(self) -> None:
-        """Do nothing: the loop sees the flag."""
+        """Do nothing: the loop checks the flag."""
 
     def _release(self, clean: bool) -> None:
-        if clean:  # otherwise something may still come, which must not be taken for another communicator's
+        if clean:  # otherwise a late message could be matched on a later communicator with the same id
             self._communicator.Free()
 
 
 @final
 class _World:
-    """The MPI that started this process, with what engines have left in it; one for all engines."""
+    """MPI of this process, with unfinished requests of ended engines; one for all engines."""
 
     def __init__(self, library: MpiLibrary) -> None:
         self.mpi, self.initialise = library.mpi, library.initialise
         self._lock = threading.Lock()
         self._unfinished: list[tuple[list[Any], list[Any]]] = []
-        self._broken: dict[int, ReentrantEvent] = {}  # by rank of the world, of the newest generation it was in
+        self._broken: dict[int, ReentrantEvent] = {}  # by world rank: ``broken`` of its latest generation
 
     def communicator(self, ranks: Sequence[int], tag: int) -> Any:
-        """A new communicator among these ranks of the world; collective among them only."""
+        """Make a communicator of these world ranks; collective among them only."""
         world = self.mpi.COMM_WORLD
         members = world.group.Incl(ranks)
         try:
@@ -214,24 +214,24 @@ class _World:
             members.Free()
 
     def trust(self, ranks: Sequence[int], broken: ReentrantEvent) -> None:
-        """Take these ranks for alive until ``broken`` is set."""
+        """Assume that these ranks are alive until ``broken`` is set."""
         with self._lock:
             self._broken.update(dict.fromkeys(ranks, broken))
 
     def keep(self, requests: list[Any], owners: list[Any]) -> None:
-        """Keep requests that MPI may still have, and the memory that they use, until they are done."""
+        """Keep requests that MPI may still use, and their memory, until they are complete."""
         with self._lock:
             kept = [*self._unfinished, (requests, owners)]
             self._unfinished = [each for each in kept if not self.mpi.Request.Testall(each[0])]
 
     def has_lost_a_peer(self) -> bool:
-        """True if one that was trusted may not be there any more."""
+        """True if a trusted rank may have exited."""
         return any(broken.is_set() for broken in self._broken.values())
 
 
 @functools.cache
 def _world() -> _World:
-    """The MPI that mpi4py loads, not initialised yet unless somebody did; raises ``UnsupportedError`` if it cannot."""
+    """MPI as loaded by mpi4py, initialized only if the script did so; raises ``UnsupportedError`` if loading fails."""
     library = load()
     world = _World(library)
     library.doubts["engine"] = world.has_lost_a_peer
@@ -239,9 +239,9 @@ def _world() -> _World:
 
 
 def initialise_together(group: Group, exchange: Exchange) -> _World:
-    """MPI, running on all members; raises ``EngineError`` on all of them if one cannot take part.
+    """Initialize MPI on all members; raises ``EngineError`` on all of them if one cannot take part.
 
-    Everybody loads the library before anybody initialises it, as that waits for all that MPI has started.
+    All members load the library before any initializes it, because MPI_Init waits for all processes of mpirun.
     """
     try:
         world, trouble = _world(), ""
@@ -255,7 +255,7 @@ def initialise_together(group: Group, exchange: Exchange) -> _World:
 
 
 def _meet(group: Group, exchange: Exchange) -> tuple[_World, list[int]]:
-    """The members' ranks in MPI's world; raises ``EngineError`` on all of them if one cannot take part."""
+    """World ranks of the members; raises ``EngineError`` on all of them if one cannot take part."""
     world = initialise_together(group, exchange)
     _raise_together(group, exchange(_trouble(world.mpi, group).encode()))
     ranks = [int(said) for said in exchange(b"%d" % world.mpi.COMM_WORLD.rank)]
@@ -274,7 +274,7 @@ def _raise_together(group: Group, said: Sequence[bytes]) -> None:
 
 
 def _trouble(mpi: Any, group: Group) -> str:
-    """The reason why this process cannot take part; "" if it can."""
+    """Reason why this process cannot take part; "" if it can."""
     size, level = mpi.COMM_WORLD.size, mpi.Query_thread()
     if size < group.size:
         return (

@@ -1,9 +1,9 @@
-"""Collectives out of point-to-point transfers, with the arithmetic of the native core.
+"""Collectives built from point-to-point transfers, with the arithmetic of the native core.
 
-    class TcpEngine(PairwiseEngine): ...          # brings its transport
+    class TcpEngine(PairwiseEngine): ...          # supplies its transport
 
-A library's own reductions know fewer dtypes than we do and round float16 between each two ranks. Here every dtype and
-op exists, float16 accumulates in float32, and the order of reduction is the ranks', whatever the transport.
+The reductions of libraries support fewer dtypes and round float16 after each rank. Here every dtype and op is
+supported, float16 accumulates in float32, and the order of reduction is rank order, whatever the transport.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from farandole.engines.transport import Transport
 from farandole.native import core
 
 SMALL_BYTES = 128 * 1024
-"""Up to here, counting everybody's, all get everything and reduce it all: one exchange instead of two."""
+"""Up to this total of all members, every member gathers all arrays and reduces them: one exchange instead of two."""
 DIRECT_MEMBERS = 4
-"""Up to here everybody sends to everybody; more members gather in rounds, each twice as much as in the one before."""
+"""Up to this size every member sends to every other; larger groups gather in rounds of doubling size."""
 BLOCK_BYTES = 32 * 2**20
 """Larger arrays are reduced in pieces of this size, which bounds the scratch memory."""
 LINE_BYTES = 64
 
 
 class PairwiseEngine(Engine):
-    """An engine on a ``Transport``. Derive, give it a ``name`` and hand a transport to the constructor."""
+    """An engine on a ``Transport``. Derive from it, set ``name`` and pass a transport to the constructor."""
 
     adds_as_tree: ClassVar[bool] = True
 
@@ -40,12 +40,12 @@ class PairwiseEngine(Engine):
         self._calls = 0
 
     def allocate(self, nbytes: int) -> Memory:
-        """Plain zeroed memory: a network reads from anywhere equally fast."""
+        """Allocate plain zeroed memory: a network reads all memory equally fast."""
         return plain_memory(nbytes)
 
     @ends_when_interrupted
     def allreduce(self, array: Array, how: Reduction) -> None:
-        """Reduce in place: everybody reduces a slice and sends it to all; small arrays are reduced by everybody."""
+        """Reduce in place: every member reduces a slice and sends it to all; each reduces small arrays whole."""
         self._begin()
         require_served(array.dtype, how.op)
         size = self.group.size
@@ -60,7 +60,7 @@ class PairwiseEngine(Engine):
 
     @ends_when_interrupted
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
-        """Send mine to each, and receive theirs where they belong."""
+        """Send this member's array to each other member, and receive theirs in place."""
         self._begin()
         slices = split(recv, counts)
         copy(slices[self.group.rank], send)
@@ -68,7 +68,7 @@ class PairwiseEngine(Engine):
 
     @ends_when_interrupted
     def broadcast(self, array: Array, root: int) -> None:
-        """Along a binomial tree: receive from the parent, then send to the children, the largest subtree first."""
+        """Broadcast along a binomial tree: receive from the parent, then send to children, largest subtree first."""
         self._begin()
         size = self.group.size
         member = (self.group.rank - root) % size
@@ -89,7 +89,7 @@ class PairwiseEngine(Engine):
 
     @ends_when_interrupted
     def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
-        """Send each member its slice, and reduce mine."""
+        """Send each member its slice, and reduce this member's slice."""
         self._begin()
         require_served(send.dtype, how.op)
         slices = split(send, counts)
@@ -97,12 +97,12 @@ class PairwiseEngine(Engine):
 
     @ends_when_interrupted
     def barrier(self) -> None:
-        """Return when everybody has been heard from."""
+        """Return when every member has sent a message."""
         self.gather_small(b"")
 
     @ends_when_interrupted
     def gather_small(self, payload: bytes) -> list[bytes]:
-        """Gather as small arrays are gathered; NULs at the end of a payload are lost."""
+        """Gather like small arrays; trailing NULs of a payload are lost."""
         require_short(payload)
         self._begin()
         said = ctypes.create_string_buffer(payload.ljust(PAYLOAD_BYTES, b"\0"), PAYLOAD_BYTES)
@@ -110,20 +110,20 @@ class PairwiseEngine(Engine):
         return [ctypes.string_at(part.address, PAYLOAD_BYTES).rstrip(b"\0") for part in parts]
 
     def abort(self, reason: str) -> None:
-        """Wake this member."""
+        """Wake this member and fail all its calls."""
         self._transport.abort(reason)
 
     def interrupted(self, error: BaseException) -> None:
-        """End the transport; what it has raised itself has done so."""
+        """End the transport; errors of its own have already ended it."""
         self._transport.interrupted(error)
 
     def close(self) -> None:
-        """Drop the transport."""
+        """Close the transport."""
         self._transport.close()
         self._scratch = plain_memory(0)
 
     def statistics(self) -> dict[str, int | float | str]:
-        """Calls, transfers and bytes sent besides."""
+        """Also count calls, transfers and bytes sent."""
         sent = {"transfers": self._transport.transfers, "bytes_sent": self._transport.bytes_sent}
         return {**super().statistics(), "calls": self._calls, **sent}
 
@@ -138,18 +138,18 @@ class PairwiseEngine(Engine):
         core.reduce(addresses, target.address, target.count, target.dtype, how.op, how.prescale, how.postscale, divisor)
 
     def _collect(self, mine: Array, outgoing: Sequence[Array]) -> list[Array]:
-        """Send ``outgoing[i]`` to member ``i``; everybody's part of ``mine``, in the order of members."""
+        """Send ``outgoing[i]`` to member ``i``; returns all members' parts for this member's slice, in member order."""
         parts = self._rooms(mine)
         self._swap(outgoing, parts)
         parts[self.group.rank] = mine
         return parts
 
     def _gather(self, mine: Array) -> list[Array]:
-        """Everybody's ``mine``, of one length, in the order of members."""
+        """All-gather ``mine``, of equal length on all members; returns the parts in member order."""
         rank, size = self.group.rank, self.group.size
         if size <= DIRECT_MEMBERS:
             return self._collect(mine, [mine] * size)
-        # Held here, from the start on: the parts of rank, rank + 1, ... A round doubles how many.
+        # ``whole`` holds, from its start, the parts of rank, rank + 1, ... Each round doubles their number.
         whole = self._room(mine.nbytes * size).array(mine.dtype, 0, mine.count * size)
         copy(whole.slice(0, mine.count), mine)
         held = 1
@@ -171,7 +171,7 @@ class PairwiseEngine(Engine):
         )
 
     def _rooms(self, like: Array) -> list[Array]:
-        """Scratch memory for an array like this from each member."""
+        """Scratch memory for an array of this size and dtype from each member."""
         room = (like.nbytes + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
         memory = self._room(room * self.group.size)
         return [memory.array(like.dtype, i * room, like.count) for i in range(self.group.size)]

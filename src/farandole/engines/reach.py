@@ -1,8 +1,8 @@
-"""The address that other hosts reach this process by, as the kernel's routes and name resolution have it.
+"""Address by which other hosts reach this process, from the kernel's routes and name resolution.
 
     address = reachable_address(group, exchange)
 
-No interface is tried: the kernel knows which of its addresses it would use towards a peer, and says so without sending.
+No interface is probed: the kernel knows which of its addresses it would use towards a peer, without sending a packet.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _ANY_PORT = 9
 
 
 def known_address(interface: str, controller: str) -> str:
-    """The address that a process knows without asking anybody: that of an interface, or its side of a connection.
+    """Address of this process known without communication: that of an interface, or of the route to the controller.
 
-    ``interface`` names the one that was asked for, or is ""; ``controller`` is where that is, or "".
+    ``interface`` is the requested interface, or ""; ``controller`` is the address of the controller, or "".
     """
     if interface:
         return reachable_by(list(interfaces()), interface, "")[0]
@@ -33,12 +33,12 @@ def known_address(interface: str, controller: str) -> str:
 
 
 def reachable_address(group: Group, exchange: Exchange) -> str:
-    """The address at which this member should listen. Collective: each member first says which one it knows of.
+    """Address at which this member should listen. Collective: all members first exchange their known addresses.
 
-    Tried in this order: what the group knows (a network interface that was asked for, or this side of the connection to
-    the controller), the route to a peer that knows its address, the route to a peer's host by its name, the name of
-    this host. All listen by the same version of IP, that of the first member that knows: each may have found the
-    controller by the other. Raises ``EngineError`` on a member that finds nothing.
+    Tried in this order: the known address of the group (of a requested network interface, or of the route to the
+    controller), the route to a peer that knows its address, the route to a peer's host by its name, the name of this
+    host. All members use the IP version of the first member with a known address, because members may have reached the
+    controller by different versions. Raises ``EngineError`` on a member without any address.
     """
     if len(set(group.hosts)) == 1:
         return LOOPBACK
@@ -61,7 +61,7 @@ def reachable_address(group: Group, exchange: Exchange) -> str:
 
 
 def source_towards(destination: str, family: int = socket.AF_UNSPEC) -> str:
-    """The address of this host that the kernel would send from to ``destination``; "" if only the loopback, or none."""
+    """Source address that the kernel would use towards ``destination``; "" if there is none but the loopback."""
     with contextlib.suppress(OSError):
         for found, kind, protocol, _, address in socket.getaddrinfo(destination, _ANY_PORT, family, socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(found, kind, protocol) as asking:
@@ -81,7 +81,7 @@ def _own_address(family: int) -> str:
 
 
 def family_of(address: str) -> int:
-    """The version of IP of a literal address."""
+    """IP version (address family) of a literal address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

@@ -1,16 +1,16 @@
-"""The embedded default inside a host: shared memory and futexes, in the native core.
+"""Default engine inside a host: shared memory and futexes, in the native core.
 
 engine = ShmEngine(group, exchange)
 memory = engine.allocate(64 * 2**20)          # arrays in it are reduced without copying
 engine.allreduce(memory.array(DType.FLOAT32), Reduction(ReduceOp.AVERAGE))
 """
 
-# Processes share the memory; in each, one thread calls collectives and any other may abort or close. The core has all
-# locks and all lock-free words (``native/barrier.hpp``, ``native/endpoint.hpp``), so nothing here needs one: its calls
-# release the GIL while they wait, ``abort`` takes a lock that no waiter holds, ``close`` first aborts and then waits
-# until the collective in progress has let go of the memory. So a signal handler on top of a collective may abort, and
-# must leave ``close`` to another thread. In a forked child every collective is refused, and ``close`` does nothing: the
-# group is the parent's.
+# Threads. Processes share the memory; in each, one thread calls collectives and any other may abort or close. The core
+# has all locks and all lock-free words (``native/barrier.hpp``, ``native/endpoint.hpp``), so this file needs none: its
+# calls release the GIL while they wait, ``abort`` acquires a lock that no waiter holds, ``close`` first aborts and then
+# waits until the collective in progress no longer uses the memory. So a signal handler on top of a collective may
+# abort, and must leave ``close`` to another thread. In a forked child every collective is refused, and ``close`` does
+# nothing, because the group belongs to the parent.
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from farandole.errors import UnsupportedError
 from farandole.native import core
 
 SPIN_S = 50e-6
-"""About what sleeping and waking cost: to watch for longer cannot pay."""
+"""About the cost of sleeping and waking: longer polling cannot pay off."""
 
 
 @final
 class ShmEngine(Engine):
     """Collectives in memory that all members map; for 1 to 64 members on one host.
 
-    Creating one is collective: every member of ``group`` calls it with an ``exchange`` among them. Raises
-    ``EngineError`` on every member if one of them cannot share memory. A wait watches for ``spin_s``, and then sleeps.
+    The constructor is collective: every member of ``group`` calls it with an ``exchange`` among them. Raises
+    ``EngineError`` on every member if one of them cannot share memory. A wait polls for ``spin_s``, and then sleeps.
     """
 
     name: ClassVar[str] = "shm"

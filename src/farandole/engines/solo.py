@@ -1,14 +1,14 @@
-"""The engine of a job of one: a reduction of one contribution is that contribution, scaled.
+"""Engine of a job of one process: the reduction of a single contribution only scales it.
 
 engine = SoloEngine(group)
 engine.allreduce(array, Reduction(ReduceOp.SUM, prescale=0.5))
 """
 
-# One thread at a time is in a collective, and none of these waits. ``abort`` may come from any other, or from a signal
-# handler on top of one: it writes one reference, which the next collective finds. So there is no lock.
+# Threads. One thread at a time is in a collective, and no collective waits. Any other thread may call ``abort``, or a
+# signal handler on top of a collective: it writes one reference, which the next collective reads. So there is no lock.
 #
-# Memory is a mapping without a file, and shared: a forked child (a data loader's worker) sees what is written here, as
-# it does with the memory of every other engine. Nothing that a user gets may lie in it.
+# Memory is a shared anonymous mapping: a forked child (a data loader's worker) sees what is written here, like the
+# memory of every other engine. So no tensor of a user may lie in it.
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SoloEngine(Engine):
 
     def allocate(self, nbytes: int) -> Memory:
         self._begin()
-        # The ctypes array keeps the mapping alive, and knows its address.
+        # The ctypes array keeps the mapping alive, and has its address.
         owner = (ctypes.c_char * nbytes).from_buffer(mmap.mmap(-1, max(1, nbytes)))
         return Memory(ctypes.addressof(owner), nbytes, owner)
 
@@ -68,7 +68,7 @@ class SoloEngine(Engine):
         return [payload]
 
     def abort(self, reason: str) -> None:
-        self._ended = self._ended or reason  # from any thread, without a lock: nobody waits in here
+        self._ended = self._ended or reason  # by any thread, without a lock: no thread waits in this engine
 
     def close(self) -> None:
         self._ended = self._ended or "this engine was closed"

@@ -1,16 +1,16 @@
-"""Collectives of host memory over TCP, among any hosts, with nothing but sockets.
+"""Collectives of host memory over TCP, among any hosts, with plain sockets.
 
     engine = TcpEngine(group, exchange)
 
-Sockets are what a thread can be woken from at any point of a transfer: by ``shutdown``, which the others notice too.
+A thread that waits on sockets can be woken at any point of a transfer: by ``shutdown``, which the peers detect, too.
 
-Threads. The caller of a collective serves all connections itself; there is no other thread, no queue and no lock.
-``abort`` comes from any thread and touches two things: the flag and the reason, and then, by ``shutdown``, the
-connections, which makes ``poll`` return and every later call fail. It does not close them: only ``_release`` does, when
-nobody uses the engine any more, as a descriptor closed in the middle of a ``poll`` may be somebody else's by the next.
+Threads. The caller of a collective serves all connections itself; there is no other thread, no queue and no lock. Any
+thread may call ``abort``, which writes the reason and the flag, and then calls ``shutdown`` on the connections: that
+makes ``poll`` return and every later call fail. It does not close them: only ``_release`` does, when no thread uses the
+engine any more, because the number of a descriptor closed during a ``poll`` may belong to another file at the next.
 
-Connections carry bytes and nothing else, no lengths and no names. What they mean follows from the order of collectives,
-so after any error, Ctrl-C as well, a connection that was left in the middle of an array is of no use: all are shut.
+Connections carry only data, no lengths and no names. The meaning of the bytes follows from the order of collectives, so
+after any error, Ctrl-C as well, a connection that was left in the middle of an array is useless: all are shut down.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from farandole.engines.transport import Parcel, Transport
 from farandole.errors import CollectiveError, EngineError
 
 _REASON_S = 0.5
-"""Time for ``abort`` to say who ended the generation, after a connection was lost."""
+"""Time to wait for an ``abort`` with the reason, after a connection was lost."""
 
 
 @final
 class TcpEngine(PairwiseEngine):
-    """Collectives of host memory over TCP. Each member is connected to each other."""
+    """Collectives of host memory over TCP. Every two members are connected."""
 
     name = "tcp"
 
@@ -60,7 +60,7 @@ class TcpTransport(Transport):
         outgoing = {peer: _memory(array) for peer, array in sends}
         incoming = {peer: _memory(array) for peer, array in receives}
         try:
-            for peer in list(outgoing):  # a copy: `_pass` takes out what is sent whole
+            for peer in list(outgoing):  # a copy: `_pass` removes arrays that are sent completely
                 self._pass(peer, outgoing, partial(_send, self._connections[peer]))
             if outgoing or incoming:
                 self._wait(outgoing, incoming)
@@ -73,7 +73,7 @@ class TcpTransport(Transport):
             raise
 
     def _wait(self, outgoing: dict[int, memoryview], incoming: dict[int, memoryview]) -> None:
-        """Serve whatever is ready until nothing is left."""
+        """Send and receive on ready connections until all transfers are done."""
         poll, peers = select.poll(), {}
         for peer in outgoing.keys() | incoming.keys():
             peers[self._connections[peer].fileno()] = peer
@@ -87,18 +87,18 @@ class TcpTransport(Transport):
             self._lookout.look(since)
             for fd, event in poll.poll(min(left_s, self._lookout.pause_s, LONGEST_WAIT_S) * 1000):
                 peer = peers[fd]
-                # Not POLLIN alone: errors and hang-ups come unasked, and reading, or writing, says what they are.
+                # Not only POLLIN: poll always reports errors and hang-ups, and the read, or write, raises them.
                 if peer in incoming and event & ~select.POLLOUT:
                     self._pass(peer, incoming, self._connections[peer].recv_into)
                 if peer in outgoing and event & ~select.POLLIN:
                     self._pass(peer, outgoing, partial(_send, self._connections[peer]))
                 if wanted := _events(peer, outgoing, incoming):
                     poll.modify(fd, wanted)
-                else:  # what this peer sends next belongs to the next collective
+                else:  # the next bytes of this peer belong to the next collective
                     poll.unregister(fd)
 
     def _pass(self, peer: int, left: dict[int, memoryview], call: Callable[[memoryview], int]) -> None:
-        """Send or receive as much of what is left as the kernel takes, or has, now; ``call`` does it."""
+        """Send or receive by ``call`` as much of the remaining data as is possible without blocking."""
         try:
             count = call(left[peer])
         except BlockingIOError:
@@ -113,14 +113,14 @@ class TcpTransport(Transport):
             del left[peer]
 
     def _lost(self, peer: int, why: str | None) -> CollectiveError:
-        self._interrupt()  # first, so that the others need not wait for us meanwhile
+        self._interrupt()  # first, so that the other members need not wait for us meanwhile
         self.aborted.wait(_REASON_S)
         text = f"the connection to {self.group.name(peer)} in {self.group.label} was lost: {why}"
         return self.failure(EngineError, text)
 
     def _interrupt(self) -> None:
         for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # shut before, by us or by the other side
+            with contextlib.suppress(OSError):  # already shut down, by us or by the peer
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _release(self, clean: bool) -> None:
@@ -129,7 +129,7 @@ class TcpTransport(Transport):
 
 
 def _send(connection: socket.socket, left: memoryview) -> int:
-    """Send without a signal for a lost peer: a script that has given SIGPIPE its default action would die of it."""
+    """Send without SIGPIPE for a lost peer: it would kill a script that has restored the default action."""
     return connection.send(left, socket.MSG_NOSIGNAL)
 
 

@@ -1,15 +1,15 @@
-"""Bytes between each two members of a group: all that an engine over a network needs of what it is built on.
+"""Transport: point-to-point transfers between the members of a group, the base of an engine over a network.
 
     transport.transfer(sends=[(1, mine)], receives=[(1, theirs)])
 
-Sockets and MPI are such transports; ``pairwise`` makes collectives of them.
+Sockets and MPI are such transports; ``pairwise`` builds collectives on them.
 
 Threads. One thread at a time is in ``transfer`` or ``interrupted``; it writes the counters and, like ``close``,
-``_failure``. ``abort`` may come from any other, or from a signal handler on top of that thread's own frames. So there
-is no lock: the handler would wait for the frame below it. Each write is of one reference, and their order does what is
-needed: ``reason`` is there before ``aborted`` is set, and ``aborted`` is set before ``_interrupt`` wakes anybody. So
-whoever wakes, or sees the flag, finds the reason. Of two aborts at once either may give it. ``check`` and ``failure``
-look at ``reason`` first: a lost connection is mostly the consequence of what the abort says.
+``_failure``. Any other thread may call ``abort``, or a signal handler on top of that thread's own frames. So there is
+no lock: the handler would wait for the frame below it. Each write is of one reference, and the order of writes is
+sufficient: ``reason`` is written before ``aborted`` is set, and ``aborted`` is set before ``_interrupt`` wakes a
+thread. So a thread that wakes, or sees the flag, finds the reason. Of two concurrent aborts either may win. ``check``
+and ``failure`` read ``reason`` first: a lost connection is mostly the consequence of the abort.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from farandole.errors import AbortError, CollectiveError, EngineError, StallErro
 T = TypeVar("T")
 
 Parcel: TypeAlias = tuple[int, Array]
-"""The index of a member in the group, and what is sent to or received from it."""
+"""Index of a member in the group, and the array to send to it or to receive from it."""
 
 _LOOK_S = 0.02
-"""Time between looks, while a transport is being made, whether its generation has ended."""
+"""Interval between checks whether the generation has ended, while a transport is being made."""
 
 
 class Transport(ABC):
-    """Point-to-point transfers in the order in which they are asked for.
+    """Point-to-point transfers in the order of the calls.
 
-    One thread at a time calls ``transfer``; ``abort`` may come from any. What has failed once fails for ever.
+    One thread at a time calls ``transfer``; any thread may call ``abort``. After a failure every later call fails.
     """
 
     def __init__(self, group: Group) -> None:
@@ -50,9 +50,9 @@ class Transport(ABC):
 
     @final
     def transfer(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
-        """Send and receive all at once, at most one array to and from each member, and return when all of it is done.
+        """Send and receive concurrently, at most one array to and from each member, and return when all is done.
 
-        Nothing empty travels.
+        Empty arrays are not transferred.
 
         Raises ``AbortError``, ``StallError`` or ``EngineError``, and touches none of the arrays afterwards.
         """
@@ -68,13 +68,13 @@ class Transport(ABC):
     def abort(self, reason: str) -> None:
         """Wake the thread that is in ``transfer``, and fail from now on."""
         if self.reason is None:
-            self.reason = reason  # before the flag: who sees that reads this
+            self.reason = reason  # before the flag: a thread that sees the flag reads the reason
         self.aborted.set()
         self._interrupt()
 
     @final
     def close(self) -> None:
-        """Give everything back."""
+        """Free all resources."""
         clean = self.reason is None and self._failure is None  # before ``_failure`` is set to make later calls fail
         if self._failure is None:
             self._failure = EngineError, f"the engine of {self.group.label} is closed"
@@ -82,7 +82,7 @@ class Transport(ABC):
 
     @final
     def check(self) -> None:
-        """Raise what ended this transport, if something has."""
+        """Raise the error that ended this transport, if it has ended."""
         if self.reason is not None:
             raise AbortError(self.reason)
         if self._failure is not None:
@@ -91,21 +91,21 @@ class Transport(ABC):
 
     @final
     def failure(self, kind: type[CollectiveError], text: str) -> CollectiveError:
-        """Note what happened; the error to raise is the abort's if there was one."""
+        """Record a failure and return the error to raise; after an abort that is the abort's error."""
         if self._failure is None:
             self._failure = kind, text
         return AbortError(self.reason) if self.reason is not None else kind(text)
 
     @final
     def interrupted(self, error: BaseException) -> None:
-        """Fail from now on, and let nobody wait for this member, as the caller gives up a collective half-way."""
+        """Fail from now on, and wake members that wait for this one, whose caller leaves a collective unfinished."""
         if self.reason is None and self._failure is None:
             self._failure = EngineError, said_of(self.group.label, error)
             self._interrupt()
 
     @final
     def stalled(self, peer: int) -> CollectiveError:
-        """The error for a member that did not come in time; for this one, where it is not known who."""
+        """Make the error for a late member ``peer``; pass this member's own index if the late one is unknown."""
         group = self.group
         who = "some member" if peer == group.rank else group.name(peer)
         return self.failure(
@@ -114,7 +114,7 @@ class Transport(ABC):
 
     @abstractmethod
     def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
-        """Do what ``transfer`` says, within the group's ``deadline_s``."""
+        """Do the work of ``transfer``, within the group's ``deadline_s``."""
 
     @abstractmethod
     def _interrupt(self) -> None:
@@ -122,16 +122,16 @@ class Transport(ABC):
 
     @abstractmethod
     def _release(self, clean: bool) -> None:
-        """Free what is held; ``clean`` if nothing has failed and nothing is in flight. May be called again."""
+        """Free all resources; ``clean`` if nothing has failed and nothing is in flight. Idempotent."""
 
 
 def interruptible(group: Group, what: str, limit_s: float, make: Callable[[], T]) -> T:
-    """The result of ``make``, which blocks where nothing can wake it; an end of the generation is not waited out.
+    """Result of ``make``, which blocks without a way to wake it; raises early if the generation ends meanwhile.
 
-    ``make`` runs in a thread of its own, which an abort leaves behind: it ends when the library gives up.
+    ``make`` runs in a thread of its own, which is abandoned in that case: it ends when the library gives up.
     """
-    # Lists, as each is written by one thread and read by the other after ``done``. What an abandoned thread still makes
-    # stays in them, and nobody gets it.
+    # Lists, because each is written by one thread and read by the other after ``done``. The result of an abandoned
+    # thread stays in them unused.
     made: list[T] = []
     raised: list[BaseException] = []
     done = threading.Event()
@@ -139,11 +139,11 @@ def interruptible(group: Group, what: str, limit_s: float, make: Callable[[], T]
     def run() -> None:
         try:
             made.append(make())
-        except BaseException as error:  # also SystemExit: without ``done`` the caller would wait for its time limit
+        except BaseException as error:  # also SystemExit: without ``done`` the caller would wait until its limit
             raised.append(error)
         done.set()
 
-    # A daemon: left behind in a library that never gives up, it must not keep the process from ending.
+    # A daemon: abandoned in a library that never gives up, it must not keep the process from exiting.
     thread = threading.Thread(target=run, name=f"farandole-{what}", daemon=True)
     thread.start()
     give_up = time.monotonic() + limit_s

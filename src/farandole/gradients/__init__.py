@@ -1,1 +1,1 @@
-"""Floor 6: gradients, whatever framework has made them."""
+"""Floor 6: reduction of gradients, for any framework."""

@@ -1,9 +1,9 @@
-"""Changes of weights, combined over the ranks by Adasum, compressed on the way.
+"""Adasum of weight changes over the ranks, compressed for the transfer.
 
     changes = [after - before for ...]
-    combined = combine_changes(verbs, changes, "adasum.weight", Terms())
+    combined = combine_changes(verbs, changes, "adasum.weight", ReductionOptions())
 
-For optimizers where every rank steps on its own gradients, and what the steps have changed is combined.
+For optimizers where every rank steps with its own gradients and the ranks then combine the weight changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def combine_changes(verbs: Verbs[T], changes: Sequence[T], name: str, terms: ReductionOptions) -> list[T]:
-    """Combine ``changes``, which may be overwritten. Collective among the ranks of ``terms``."""
+    """Combine ``changes``, which may be overwritten. Collective over the process set of ``terms``."""
     compression = terms.compression or NoneCompressor
     compressed = [compression.compress(change) for change in changes]
     how, process_set = Reduction(ReduceOp.ADASUM), terms.process_set

@@ -1,4 +1,4 @@
-"""Agreement on the kinds of gradients that members have, and what they are together: pure, but for the asking.
+"""Agreement of the members on the kind and dtype of each gradient: pure, except for the collectives in ``agree``.
 
     mine = [code(DType.FLOAT32, 1), code(DType.FLOAT32, 0)]     # a dense gradient, and none
     agreed = agree(lane, mine, names)           # raises on every member if one parameter has two dtypes
@@ -21,11 +21,11 @@ from farandole.runtime.collectives.planned import PlannedLane
 _BITS = 4
 _KINDS = (1 << _BITS) - 1
 _FOREIGN = len(DType) + 1
-"""The number of every dtype that does not travel."""
+"""Number of every dtype that the engines cannot reduce."""
 
 
 def code(dtype: DType | None, kind: int) -> int:
-    """The code of a gradient; where there is none (``kind`` 0), it says which dtype one must have.
+    """Code of a gradient. With ``kind`` 0 (no gradient), ``dtype`` is the dtype that a gradient would have.
 
     >>> code(DType.UINT8, 1)
     17
@@ -34,12 +34,12 @@ def code(dtype: DType | None, kind: int) -> int:
 
 
 ANY = 0
-"""The code of no gradient where one may have any dtype."""
+"""Code of an absent gradient whose dtype is not fixed."""
 
 
 @final
 class Agreed:
-    """Agreement on gradients. ``kinds`` per parameter: 0 none on any member, 1 a dense one, 1 + d a sparse one."""
+    """Agreed codes. ``kinds`` per parameter: 0 if no member has a gradient, 1 dense, 1 + d sparse."""
 
     def __init__(self, codes: list[int]) -> None:
         self.codes = codes
@@ -51,13 +51,13 @@ class Agreed:
         return all(kind == 1 for kind in self.kinds)
 
     def dtypes(self, before: Sequence[DType | None]) -> list[DType | None]:
-        """Dtypes of the gradients; where there is none, the dtype ``before``."""
+        """Dtypes of the gradients; for a parameter without a gradient, its dtype in ``before``."""
         pairs = zip(self.codes, before, strict=True)
         return [_dtype(code >> _BITS) if code & _KINDS else dtype for code, dtype in pairs]
 
 
 def agree(lane: PlannedLane, mine: Sequence[int], names: Sequence[str]) -> Agreed:
-    """Ask all members. Raises ``MismatchError`` on every one where dtypes differ, ``UnsupportedError`` for odd ones."""
+    """Agree with all members. Raises ``MismatchError`` on all if dtypes differ, ``UnsupportedError`` for odd dtypes."""
     least = [-(code >> _BITS) if code >> _BITS else -_FOREIGN - 1 for code in mine]
     asked = array("i", [*mine, *least])
     lane.allreduce("codes", Array.of_numbers(asked), Reduction(ReduceOp.MAX))
@@ -76,7 +76,7 @@ def agree(lane: PlannedLane, mine: Sequence[int], names: Sequence[str]) -> Agree
 
 
 def _difference(lane: PlannedLane, mine: Sequence[int], names: Sequence[str], differing: Sequence[int]) -> str:
-    """Error text that says which member has which dtype. Collective."""
+    """Error text that lists the dtype of each member. Collective."""
     own, every = array("i", mine), array("i", bytes(4 * lane.size * len(mine)))
     lane.allgather("codes", Array.of_numbers(own), Array.of_numbers(every), [len(mine)] * lane.size)
     first = differing[0]

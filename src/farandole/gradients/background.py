@@ -1,13 +1,13 @@
-"""Background tasks: calls on a thread of their own, whose result or error is for whoever waits for them.
+"""Background tasks: calls on their own threads; the waiting thread gets the result or the error.
 
 >>> task = BackgroundTask(lambda: 6 * 7, "farandole-example")
 >>> task.result()
 42
 """
 
-# Threads. The outcome needs no lock: the task's thread writes it once, and others read it after joining that thread.
-# The thread refers to the call and to the outcome, never to the task: so a task that nobody wants any more is collected
-# while its thread still runs, and what owns the task can end the thread when it is itself collected.
+# Threads. The outcome needs no lock: the task's thread writes it once, and other threads read it after joining that
+# thread. The thread refers to the call and to the outcome, never to the task. So the collector can free an unused task
+# while its thread still runs, and the finalizer of the task's owner can end the thread.
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class _Outcome(Generic[R]):
 
 @final
 class BackgroundTask(Generic[R]):
-    """One ``call``, which begins at once, on a daemon thread with this ``name``.
+    """One ``call``, started at once on a daemon thread with this ``name``.
 
-    A daemon, as the interpreter's end would wait for any other thread without a limit, also where other ranks are gone.
+    The thread is a daemon because at exit the interpreter joins other threads without a timeout, even if ranks failed.
     """
 
     def __init__(self, call: Callable[[], R], name: str) -> None:
         self._outcome: _Outcome[R] = _Outcome()
-        # As arguments, which the thread drops at its end: an attribute would keep what the call refers to.
+        # Passed as arguments, because the thread drops these at its end; an attribute would keep the call's objects.
         self.thread = threading.Thread(target=_run, args=(call, self._outcome), name=name, daemon=True)
         self.thread.start()
 
     def wait(self) -> None:
-        """Wait until the call has ended, well or not; in its own thread, where the collector lets go of it, not."""
+        """Wait until the call has returned or raised. No-op on the task's own thread (the collector may run there)."""
         join(self.thread)
 
     def result(self) -> R:
-        """Wait for the call, and return what it returned or raise what it raised."""
+        """Wait for the call, and return its result or raise its error."""
         join(self.thread)
         if self._outcome.error is not None:
             raise self._outcome.error
@@ -54,5 +54,5 @@ class BackgroundTask(Generic[R]):
 def _run(call: Callable[[], R], outcome: _Outcome[R]) -> None:
     try:
         outcome.results.append(call())
-    except BaseException as error:  # whatever it is, it is for the thread that waits; this one would only print it
+    except BaseException as error:  # any error belongs to the waiting thread; this thread would only print it
         outcome.error = error

@@ -1,4 +1,4 @@
-"""Bucket layout, the gradients that travel together: a pure function from pieces to buckets and offsets.
+"""Bucket layout (which gradients one collective reduces): a pure function from pieces to buckets and offsets.
 
     >>> pieces = [Piece(3, DType.FLOAT32), Piece(5, DType.FLOAT32), Piece(2, DType.FLOAT64)]
     >>> layout = lay_out(pieces, bucket_bytes=2**20)
@@ -25,7 +25,7 @@ ALIGNMENT_BYTES = 64
 @final
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One gradient. Pieces of one ``group`` (-1: none) travel in one bucket per dtype and device, however large."""
+    """One gradient. Pieces of one ``group`` (-1: none) share one bucket per dtype and device, of any size."""
 
     count: int
     dtype: DType
@@ -48,7 +48,7 @@ class BucketSlot:
 class Bucket:
     """Pieces that are reduced by one collective, ``count`` elements from byte ``start`` of the layout's memory.
 
-    A *lone* piece has no place in that memory: it is reduced where it lies, and ``start`` is -1.
+    A *lone* piece has no place in that memory: it is reduced in place, in its own tensor, and ``start`` is -1.
     """
 
     dtype: DType
@@ -59,7 +59,7 @@ class Bucket:
 
     @property
     def lone(self) -> bool:
-        """True if its one piece is reduced where it lies."""
+        """True if the bucket is one piece, reduced in its own tensor."""
         return self.start < 0
 
     @property
@@ -71,17 +71,17 @@ class Bucket:
 @final
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
-    """All buckets, in the order in which they are reduced, and the memory they need together."""
+    """All buckets, in the order of their reduction, and their total memory."""
 
     buckets: tuple[Bucket, ...]
     nbytes: int
 
 
 def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int, lone_bytes: float = math.inf) -> BucketLayout:
-    """Assign pieces to buckets of at most ``bucket_bytes`` (a larger piece, or a group, has one of its own).
+    """Assign pieces to buckets of at most ``bucket_bytes`` (a larger piece, or a group, has its own bucket).
 
-    Pieces of ``lone_bytes`` or more that belong to no group are lone. ``None`` stands for a piece that does not travel
-    in a bucket; it keeps its index.
+    Pieces of ``lone_bytes`` or more that belong to no group are lone. ``None`` stands for a gradient that is reduced
+    outside buckets; it keeps its index.
     """
     gathering: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
@@ -104,7 +104,7 @@ def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int, lone_bytes: float
 
 
 def is_lone(piece: Piece, lone_bytes: float) -> bool:
-    """True if ``piece`` is reduced where it lies."""
+    """True if ``piece`` is reduced in its own tensor."""
     return piece.group < 0 and piece.count * piece.dtype.itemsize >= lone_bytes
 
 
@@ -131,6 +131,6 @@ def _lay_out(pieces: Sequence[Piece | None], members: Sequence[Sequence[int]], l
 
 
 def _room(piece: Piece) -> int:
-    """Elements a piece takes, up to the next cache line."""
+    """Elements that a piece occupies, rounded up to a cache line."""
     per_line = ALIGNMENT_BYTES // piece.dtype.itemsize
     return -(-piece.count // per_line) * per_line

@@ -1,4 +1,4 @@
-"""Comparison of the parameters that ranks step with, where no meeting of a planned lane takes place anyway.
+"""Comparison of parameters across ranks, for optimizers without a planned-lane meeting that carries the digests.
 
 comparison = ParameterComparison(tensors, process_set, "Adasum")
 comparison.compare("adasum.compare", lambda: [("fc.weight", weight)])       # before every step, on all ranks
@@ -21,7 +21,7 @@ from farandole.runtime.session.process_sets import ProcessSet
 
 @final
 class ParameterComparison(Generic[T]):
-    """Comparison of one optimizer's parameters by objects that the ranks gather; ``title`` begins its errors."""
+    """Comparison of one optimizer's parameters through ``allgather_object``; error texts begin with ``title``."""
 
     def __init__(self, tensors: Tensors[T], process_set: ProcessSet, title: str) -> None:
         self._tensors, self._process_set, self._title = tensors, process_set, title
@@ -31,11 +31,11 @@ class ParameterComparison(Generic[T]):
         self._comparison = Comparison(title, [])
 
     def compare(self, name: str, named: Callable[[], Named]) -> None:
-        """Raise ``DivergenceError`` on every rank if the parameters are not the same on all; not at every step."""
+        """Raise ``DivergenceError`` on every rank if parameters differ between ranks. Compares only at some steps."""
         session = current("step()")
         is_known = self._session is not None and self._session() is session and self._joins == joins()
-        if not is_known:  # the ranks may have made more steps or fewer
-            # No optimizer keeps a session that is over, as its ``OptimizerKey`` does not.
+        if not is_known:  # the ranks may have made different numbers of steps
+            # Weak, like in ``OptimizerKey``: an optimizer must not keep an ended session alive.
             self._session, self._joins, self._snapshots = weakref.ref(session), joins(), StepSnapshots(self._tensors)
             ranks = self._process_set.ranks
             self._comparison = Comparison(self._title, [f"rank {r} on {session.topology.hosts[r]}" for r in ranks])

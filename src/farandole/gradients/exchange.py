@@ -1,21 +1,21 @@
 """Reduction of the gradients of all ranks: buckets, unused parameters, sparse gradients.
 
-    exchange = GradientExchange(lane, parameters, names, Terms())
+    exchange = GradientExchange(lane, parameters, names, ReductionOptions())
     exchange.run("step 7")                  # now every gradient is the average
 
-A run *meets* (are all at the same step, and is everything as last time?), reduces each bucket, and writes what came of
-it over the gradients. What the ranks have is compared in detail only where some rank says that it is not as last time.
+A run first *meets*: a barrier where members check that all are at the same step, and report whether their gradients
+changed in kind. It then reduces each bucket into the gradients. Only after such a change members compare the details.
 """
 
-# Threads take turns with an exchange: the one on which a backward pass ends or ``step()`` is called, those of a lag,
-# one of ``join()``. Whoever calls sees to that, and fields have no lock. Only during an overlapped pass there are two:
-# its background thread has the lane and the buckets that have begun, until ``OverlappedPass.finish`` has joined it.
+# Threads. One thread at a time uses an exchange: the thread that ends a backward pass or calls ``step()``, a thread of
+# a lag, or a thread of ``join()``. Callers ensure this, so fields have no lock. Only an overlapped pass has two: its
+# background thread owns the lane and the buckets that have begun, until ``OverlappedPass.finish`` has joined it.
 #
-# ``_pass`` is a pass that has begun and that no run has taken. One that is there when the next begins has failed:
-# nothing tells of that (see ``passes``), and the others have reduced a part of it.
+# ``_pass`` is a pass that has begun and whose run has not started. If ``_pass`` is set when the next pass begins, that
+# pass failed: no framework reports this (see ``passes``), and the other members have reduced a part of the pass.
 #
 # A check that may fail on this rank alone calls ``refuse`` before it raises: the other members are in a meeting or will
-# come to it, and without this rank they would wait there until the stall shutdown.
+# enter it, and without this rank they would wait there until the stall shutdown.
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import JOINED, REFUSED, PlannedLane
 
 LONE_BYTES = 2**20
-"""Gradients from this size on are reduced where they lie: copying them into engine memory costs more than it saves."""
+"""Gradients of at least this size are reduced in their own tensors: staging them costs more than it saves."""
 
 Weigh: TypeAlias = Callable[[], float]
 
 
 def unweighted() -> float:
-    """Weight of a rank where all count alike."""
+    """Weight of a rank if all ranks count alike."""
     return 1.0
 
 
@@ -56,7 +56,7 @@ RIDES = "+"
 
 @final
 class GradientExchange(Generic[T]):
-    """Reduces the gradients of ``parameters``, the same on every member. ``names`` are for the wire."""
+    """Reduction of the gradients of ``parameters``, the same on every member. Collectives and errors use ``names``."""
 
     def __init__(
         self, lane: PlannedLane, parameters: Parameters[T], names: Sequence[str], terms: ReductionOptions
@@ -66,7 +66,7 @@ class GradientExchange(Generic[T]):
         self.params: Sequence[Param] = parameters.params
         """The parameters, in their order on every member."""
         self.overlaps = False
-        """True if gradients are reduced while backward passes run, for which the first run must have made buckets."""
+        """True if gradients are reduced during backward passes; false until the first run has made the buckets."""
         self._agreed: Agreed | None = None
         self._bucketed: list[bool] = []
         self._bucket_bytes = lane.session.settings.bucket_bytes
@@ -77,7 +77,7 @@ class GradientExchange(Generic[T]):
         self._is_idempotent = terms.how.op is ReduceOp.AVERAGE
 
     def begin_pass(self, step: str, weigh: Weigh) -> OverlappedPass[T] | None:
-        """Begin a backward pass that will be reduced; if it overlaps, return whom to tell of complete gradients."""
+        """Begin a backward pass; if its reduction overlaps, return the pass, to call ``arrived`` on."""
         self._weight = weigh()
         if self._pass is not None:
             self.refuse_failed_pass(step)
@@ -96,10 +96,10 @@ class GradientExchange(Generic[T]):
         return self._pass
 
     def refuse_failed_pass(self, step: str) -> None:
-        """Raise on every member if the pass that began last has not come to its end here."""
-        failed, self._pass = self._pass, None  # now: ``finish`` may raise, and is not to be called again
+        """Raise on every member if the last pass began on this rank but did not end."""
+        failed, self._pass = self._pass, None  # first: ``finish`` may raise, and must not be called again
         if failed is not None:
-            failed.finish()  # as the others do, who will now learn that this rank is not where they are
+            failed.finish()  # as on the other members; ``refuse`` then reports that this rank failed
             self.refuse(step)
             raise UsageError(
                 "a backward pass failed half-way, or step() in a hook came before its end, when some of its gradients "
@@ -113,29 +113,29 @@ class GradientExchange(Generic[T]):
         observer: Observer | None = None,
         snapshot: StepDigests | None = None,
     ) -> list[float] | None:
-        """Replace every gradient by the reduced one. ``step`` says where in the program this is.
+        """Replace every gradient by the reduced one. ``step`` names this point of the program.
 
-        ``weigh`` gives the factor of this rank's gradients, and is asked once. ``snapshot`` is of what this rank last
-        stepped with, if that is to be compared. Returns the sums of the numbers of all members' observers; ``None``
-        unless all of them had some.
+        ``weigh`` returns the factor of this rank's gradients and is called once. ``snapshot``: digests of this rank's
+        last step, if they are to be compared. Returns the sums of the numbers of all members' observers; ``None``
+        unless every member's observer had some.
         """
         overlapped = self._pass or self.begin_pass(step, weigh)
         if overlapped is not None:
-            self._pass = None  # before ``finish``, which may raise: the next run would call it again
+            self._pass = None  # before ``finish``, which may raise; otherwise the next run would call it again
             if not overlapped.finish():
                 overlapped = None
             elif overlapped.spoiled is not None:
                 self._refuse_spoiled(step, *overlapped.spoiled)
         parameters, agreed = self._parameters, self._agreed
         present = parameters.present()
-        gradients = present if self._is_idempotent else parameters.without_stale(present)  # an average leaves none
+        gradients = present if self._is_idempotent else parameters.without_stale(present)  # average: none is stale
         is_ordinary = parameters.are_ordinary(gradients)
         if not is_ordinary and overlapped is None:
             self._require_shapes(step)
         survey = agreed.codes if is_ordinary and agreed is not None and agreed.is_dense else parameters.codes(gradients)
         state = SAME if agreed is not None and survey == agreed.codes else CHANGED
         riding = None if observer is None or agreed is None else observer.departs(self._weight)
-        # Before anything is written: who is elsewhere in the program makes all raise, and gradients are as they were.
+        # Before anything is written: if a member is at another point, all members raise with unchanged gradients.
         states = self.lane.meet(self._point(step), state + (RIDES if riding else ""), snapshot)
         if agreed is None or states.count(SAME) != len(states):
             agreed = self._conclude(states, survey)
@@ -153,7 +153,7 @@ class GradientExchange(Generic[T]):
         return self._sum(riding) if riding and all(state.endswith(RIDES) for state in states) else None
 
     def _refuse_spoiled(self, step: str, spoiled: Param, how: str) -> None:
-        """Raise on every member: nobody knows which part of what was done to the gradient was reduced."""
+        """Raise on every member: which version of the gradient was reduced is unknown."""
         self.refuse(step)
         [name] = (name for name, param in zip(self._names, self.params, strict=True) if param is spoiled)
         raise UsageError(
@@ -161,18 +161,18 @@ class GradientExchange(Generic[T]):
         )
 
     def holds_any(self) -> bool:
-        """True if some gradient is what a run has left."""
+        """True if some gradient is still the result of an earlier run."""
         return not self._is_idempotent and self._parameters.holds_any()
 
     def refuse(self, step: str) -> None:
-        """Make the others, who are reducing, raise: this rank cannot."""
+        """Make the other members raise in their reduction, because this rank cannot take part."""
         self.lane.meet(self._point(step), REFUSED)
 
     def serve(self) -> int:
-        """Contribute nothing to the others' runs until all members serve; for a rank that has joined. Counts them."""
+        """Contribute zeros to others' runs until all members serve; return their number. For a rank in ``join()``."""
         deferred, served = False, 0
         while set(states := self.lane.meet("", JOINED)) != {JOINED}:
-            if WAIT in states:  # said where an overlapped pass begins: its buckets come after the meeting that ends it
+            if WAIT in states:  # from the beginning of an overlapped pass: the buckets follow the meeting at its end
                 deferred = True
                 continue
             served += 1
@@ -190,7 +190,7 @@ class GradientExchange(Generic[T]):
         return f"{step}, {self._digest}"
 
     def _require_shapes(self, step: str) -> None:
-        """Raise on every member if a parameter has got another shape here, which its place in a bucket has not."""
+        """Raise on every member if a parameter changed its shape here: its place in a bucket has the old one."""
         if found := self._parameters.reshaped():
             index, shapes = found
             self.refuse(step)
@@ -200,7 +200,7 @@ class GradientExchange(Generic[T]):
             )
 
     def _finish(self, agreed: Agreed) -> list[bool]:
-        """After an overlapped pass; says which gradients were in buckets."""
+        """Publish the buckets after an overlapped pass; return which gradients were in buckets."""
         dtypes, bucketed = self._parameters.dtypes, self._bucketed
         now = agreed.dtypes(dtypes)
         if now != list(dtypes):
@@ -209,14 +209,14 @@ class GradientExchange(Generic[T]):
                 f"the dtype of the gradient of {name} changed during a backward pass that reduces gradients as they "
                 "come: cast between passes, or set FARANDOLE_OVERLAP=step"
             )
-        for bucket in self.buckets:  # not sooner: the meeting after the pass says which gradients some member has
+        for bucket in self.buckets:  # not sooner: only the meeting after the pass tells which gradients exist
             bucket.publish(agreed)
-        self._adopt(agreed)  # after the old buckets have given back what they hold
+        self._adopt(agreed)  # after the old buckets have published their gradients
         return bucketed
 
     def _reduce(self, gradients: Gradients[T], targets: Gradients[T], agreed: Agreed) -> None:
-        """Reduce what is in buckets."""
-        if targets is not gradients:  # what shares memory with a target is read before that is written
+        """Reduce the gradients that are in buckets."""
+        if targets is not gradients:  # a gradient that shares memory with a target is read before the target is written
             gradients = self._parameters.kept_apart(gradients, targets)
         for i, bucket in enumerate(self.buckets):
             begin_s = time.monotonic()
@@ -230,13 +230,13 @@ class GradientExchange(Generic[T]):
             bucket.publish(agreed)
 
     def _conclude(self, states: Sequence[str], mine: list[int]) -> Agreed:
-        """Return the agreement of the members: the last one or, if some member says that its own changed, a new one."""
+        """Return the members' agreement: the last one or, if some member reports a change, a new one."""
         if self._agreed is not None and not any(state.startswith(CHANGED) for state in states):
             return self._agreed
         return agree(self.lane, mine, self._names)
 
     def _adopt(self, agreed: Agreed) -> None:
-        """Make buckets for what is dense now. Collective where that changed, or a dtype."""
+        """Make buckets for the dense gradients. Collective if the dense set or a dtype changed."""
         if agreed is self._agreed:
             return
         known = self._bucketed or [True] * len(agreed.kinds)
@@ -264,7 +264,7 @@ class GradientExchange(Generic[T]):
         return numbers.tolist()
 
     def _reduce_others(self, gradients: Gradients[T], agreed: Agreed, bucketed: Sequence[bool]) -> None:
-        """Reduce what was in no bucket, through the negotiated lane: what is sparse, and what just ceased to be so."""
+        """Reduce gradients outside buckets through the negotiated lane: sparse, or sparse until now."""
         pending: list[Callable[[], object]] = []
         every = zip(gradients, self._names, agreed.kinds, bucketed, strict=True)
         for i, (given, name, kind, done) in enumerate(every):
@@ -274,13 +274,13 @@ class GradientExchange(Generic[T]):
         for finish in pending:
             try:
                 finish()
-            except MismatchError as found:  # the others have to be waited for: their names come again
+            except MismatchError as found:  # still wait for the other collectives: the next step reuses their names
                 error = error or found
         if error is not None:
             raise error
 
     def _choose_overlap(self) -> bool:
-        """True to reduce during backward passes; the same on every member, or their fingerprints would differ."""
+        """True to reduce during backward passes. All members must choose alike, or their fingerprints differ."""
         spec = self._parameters.tensors.adapter.spec
         nbytes = sum(spec(param).nbytes for param in self.params)
         choice, why = choose_overlap(self.lane.session.settings.overlap, nbytes, self.lane.crosses_hosts)
@@ -288,7 +288,7 @@ class GradientExchange(Generic[T]):
         return choice == "backward"
 
     def _fingerprint(self) -> str:
-        """Digest that two members share if their buckets are laid out and reduced alike."""
+        """Digest that is equal on two members if they lay out and reduce buckets alike."""
         terms = self._terms
         everything = list(zip(self._names, self._parameters.described(), self._parameters.groups, strict=True))
         compression = getattr(terms.compression, "__name__", "")

@@ -1,4 +1,4 @@
-"""Factors of the gradients of collectives: those of the derivative, and those of Horovod.
+"""Factors of the gradients of collectives: of the true derivative, and of Horovod.
 
 >>> HOROVOD.allgather, DERIVATIVE.allgather
 (-1, 0)
@@ -19,7 +19,7 @@ from farandole.runtime.session.process_sets import ProcessSet
 @final
 @dataclass(frozen=True)
 class Factors:
-    """Powers of the number of members by which gradients differ from the derivative, for each collective."""
+    """Exponents e, per collective: its gradient is the derivative times (number of members) ** e."""
 
     allgather: int = 0
     broadcast: int = 0
@@ -28,14 +28,14 @@ class Factors:
 
 DERIVATIVE = Factors()
 HOROVOD = Factors(allgather=-1, broadcast=-1, reducescatter=1)
-"""Horovod 0.28.1 averages the gradients of what it gathers or broadcasts, and does not undo reducescatter's average.
+"""Horovod 0.28.1 averages the gradients of allgather and broadcast, and does not undo the average of reducescatter.
 
-For ``op=Sum`` it multiplies the gradients of reducescatter by the number of members, so its factor is one for both.
+For ``op=Sum`` it multiplies the gradients of reducescatter by the number of members: the exponent is 1 for both.
 """
 
 
 def require_linear(how: Reduction, verb: str) -> None:
-    """Raise ``UnsupportedError`` for a reduction whose gradient is not known."""
+    """Raise ``UnsupportedError`` for a reduction without a known gradient."""
     if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise UnsupportedError(
             f"the gradient of {verb} is known for op=Sum and op=Average, found op={how.op.label}: "
@@ -47,7 +47,7 @@ _told: list[bool] = []
 
 
 def factor(power: int, process_set: ProcessSet, module: str) -> float:
-    """Factor by which Horovod's gradient differs from the derivative; the first that is not 1 is logged, by rank 0."""
+    """Ratio of Horovod's gradient to the derivative. Rank 0 logs a warning at the first ratio other than 1."""
     members = len(process_set.ranks)
     if power and members > 1 and not _told:
         _told.append(True)

@@ -1,12 +1,12 @@
-"""Leaving a round of collectives early: ``join``, for ranks that have fewer batches than others."""
+"""Ranks with fewer batches than others: ``join`` takes part in collectives until all ranks have joined."""
 
-# Threads. While the calling thread waits in the negotiated lane until all ranks have joined, a thread for each
-# optimizer serves what ranks that still train reduce. One thread for all would not do: lanes are apart, and nobody
-# knows in which order the others will come to them. A serving thread has its reducer for itself until it is joined;
-# ``served`` is set only after that.
+# Threads. The calling thread waits in the negotiated lane until all ranks have joined. Meanwhile one thread per
+# optimizer takes part in the reductions of the ranks that still train. One thread for all would not do: each optimizer
+# has its lane, and the order in which other ranks use the lanes is unknown. A serving thread owns its reducer until the
+# thread is joined; ``served`` is set only after that.
 #
-# It ends when all members of its process set serve. If some rank does not have the optimizer any more, that never is:
-# then all ranks, having told each other in ``_end`` what they serve, end it by ``forsake``: in its lane, or a pairing.
+# A serving thread ends when all members of its process set serve: never, if some rank has dropped the optimizer. So all
+# ranks exchange in ``_end`` what they serve, and end such a thread by ``forsake``: in its lane or in a pairing.
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _joins = [0]
 
 
 def joins() -> int:
-    """Number of joins of this process, each with all other ranks; what ranks count since the last, they count alike."""
+    """Number of joins of this process. All ranks join together, so counters that restart at a join agree."""
     return _joins[0]
 
 
@@ -37,19 +37,19 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
     ...     train(batch)
     >>> last = hvd.join()
 
-    Returns the rank that came last. The others' allreduces get zeros from this rank (an Average is still over all
-    ranks), their gathers nothing. Distributed optimizers are served too: the gradients of ranks that still train are
-    averaged over all ranks. ``device`` is accepted for compatibility.
+    Returns the rank that joined last. This rank contributes zeros to the others' allreduces (an Average is still over
+    all ranks), and nothing to their gathers. The same holds for distributed optimizers: the gradients of ranks that
+    still train are averaged over all ranks. ``device`` is accepted for compatibility.
     """
     session = current("join()")
     _require_apart()
-    settle()  # before any thread serves: programs that are under way have steps of this rank's own
+    settle()  # before any thread serves: compiled programs that still run may contain steps of this rank
     if not all(_is_forsakable(reducer, session) for reducer in living_reducers()):
         gc.collect()  # before any thread holds a reducer
     serving = [_Serving(reducer) for reducer in living_reducers()]
     last = session.join()
-    _joins[0] += 1  # before ``_end``, for which it makes a label that no earlier join has used
-    _end(serving, session)  # alone, too: a thread that serves drops what lags behind, which the script may go on with
+    _joins[0] += 1  # before ``_end``, which needs a label that no earlier join has used
+    _end(serving, session)  # also with one rank: a serving thread drops lagged runs, and the script may train on
     if session.topology.size > 1:
         served = {each.label: each.served for each in serving}
         told = allgather_object((served, session.steps), name="join.served")
@@ -59,7 +59,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
 
 
 def _require_apart() -> None:
-    """Raise ``UsageError`` where an optimizer's steps need this rank; one out of anybody's reach is collected first."""
+    """Raise ``UsageError`` if an optimizer's steps need this rank. Unreachable optimizers are collected first."""
     if any(each.steps_together for each in living_reducers()):
         gc.collect()
     if label := next((each.label for each in living_reducers() if each.steps_together), ""):
@@ -70,10 +70,10 @@ def _require_apart() -> None:
 
 
 def _latest(last: int, served: Sequence[Mapping[str, int]]) -> int:
-    """The rank that has missed no step, which the controller takes for the ``last`` in most cases.
+    """Rank that missed no step. In most cases this is ``last``, the controller's answer.
 
-    A rank serves the others' optimizers as soon as it is about to join, and its word may reach the controller after
-    that of a rank that has trained on meanwhile. Who has served a reduction has missed that step.
+    A rank serves the others' optimizers before its join reaches the controller. The join may arrive after the join of a
+    rank that trained on meanwhile. A rank that served a reduction has missed that step.
     """
     for _ in served:
         own = served[last]
@@ -88,7 +88,7 @@ def _latest(last: int, served: Sequence[Mapping[str, int]]) -> int:
 
 
 def _end(serving: list[_Serving], session: Session) -> None:
-    """Finish what all members of its process set have served, and give up the rest."""
+    """Finish the reducers that all members of their process set served, and abort the others."""
     sets = session.process_sets()
     mine = [(each.process_set.process_set_id, each.label) for each in serving]
     every = allgather_object(mine, name="join.optimizers")
@@ -98,20 +98,20 @@ def _end(serving: list[_Serving], session: Session) -> None:
         if number in sets and not all((number, label) in every[rank] for rank in sets[number].ranks)
     }
     forsaken = [each for each, told in zip(serving, mine, strict=True) if told in partial]
-    for each in forsaken:  # before the rounds that follow, in which threads in a pairing learn of it
+    for each in forsaken:  # before the rounds below, which release the threads that wait in a pairing
         each.forsake()
-    for number in sorted({number for number, _ in partial}):  # who waits there for a partner is in a round with all
+    for number in sorted({number for number, _ in partial}):  # a thread that waits in a pairing needs a round of all
         if sets[number].included():
             pairing(session, sets[number]).pair(session, Unpaired(f"join {joins()}", ()))
-    for each in serving:  # last: a thread in a pairing comes out of it only by the rounds above
+    for each in serving:  # last: only the rounds above release a thread in a pairing
         each.finish(forsaken=each in forsaken)
 
 
 def _is_forsakable(reducer: GradientReducer[Any], session: Session) -> bool:
-    """True if it costs nothing should other ranks have lost this optimizer: its lane is there, and can be aborted.
+    """True if ``forsake`` can end this reducer should other ranks have lost it: its lane exists and can be aborted.
 
-    One out of anybody's reach is gone on this rank when its garbage collector runs, and on another perhaps before. The
-    first use of a lane waits for all ranks, and cannot be taken back; only then is a collection worth its 0.2 s.
+    The garbage collector frees an unreachable optimizer at another time on each rank. The first use of a lane waits for
+    all ranks and cannot be aborted; only then is a collection worth its 0.2 s.
     """
     lanes = reducer._held.lanes.values()
     return any(lane.session is session for lane in lanes) or not reducer._is_needed(session)
@@ -119,12 +119,12 @@ def _is_forsakable(reducer: GradientReducer[Any], session: Session) -> bool:
 
 @final
 class _Serving:
-    """Takes part in the reductions of one optimizer, on a thread of its own."""
+    """Thread that takes part in the reductions of one optimizer."""
 
     def __init__(self, reducer: GradientReducer[Any]) -> None:
         self._reducer = reducer
         self.served = 0
-        """Number of the other ranks' reductions that it took part in, after ``finish``."""
+        """Number of reductions of other ranks that the thread took part in; set by ``finish``."""
         self._task = BackgroundTask(reducer.serve, f"farandole-join-{reducer.label}")
 
     @property
@@ -133,15 +133,15 @@ class _Serving:
 
     @property
     def label(self) -> str:
-        """Label of the optimizer, the same on all ranks that it has been paired with."""
+        """Label of the optimizer, the same on all ranks after pairing."""
         return self._reducer.label
 
     def forsake(self) -> None:
-        """Other ranks do not have this optimizer any more: nobody will come."""
+        """Abort serving, because other ranks do not have this optimizer any more."""
         self._reducer.forsake(self._task.wait)
 
     def finish(self, forsaken: bool) -> None:
-        if forsaken:  # it ends by an abort
+        if forsaken:  # the thread ends by an abort
             self._task.wait()
         else:
             self.served = self._task.result()

@@ -1,24 +1,24 @@
-"""Reducing gradients while later steps compute: the gradients of a run are handed out ``lag`` runs later.
+"""Gradient lag: gradients are reduced while later steps compute, and a run returns the gradients of ``lag`` runs ago.
 
 exchange = LaggedExchange(parameters, 1, lambda shadows: GradientExchange(lane, shadows, names, terms))
 exchange.run("step 7")          # takes the gradients of step 7 away, and puts those of step 6 there, reduced
 """
 
-# Threads. The script's (on which backward passes end) appends runs and takes their results. Each run has a thread,
-# which alone uses the inner exchange, its lane and the gradients of the shadows; it begins by waiting for the thread of
-# the run before, so runs are one after the other, in an order that all ranks share. What is handed over needs no lock:
-# a run gets its gradients, its weight and its snapshot before its thread starts, and results are read
-# after the thread was joined. The script uses the inner exchange only after ``forget``, when there is no run.
+# Threads. The script's thread (on which backward passes end) appends runs and takes their results. Each run has its own
+# thread, which alone uses the inner exchange, its lane and the gradients of the shadows. The thread first waits for the
+# thread of the previous run, so runs are sequential, in an order that all ranks share. No lock is needed: a run gets
+# its gradients, its weight and its snapshot before its thread starts, and results are read after the thread was
+# joined. The script's thread uses the inner exchange only after ``forget``, when no run is pending.
 #
-# Shadows share the memory of the weights and not their ``grad``: so the script is free to compute the next gradients,
-# and the exchange can do with ``grad`` what it does without a lag.
+# Shadows share the memory of the weights but have their own ``grad``. So the script can compute the next gradients
+# while the exchange uses ``grad`` of the shadows just as without a lag.
 #
-# A rank that leaves waits for the runs that it has begun, also for those that nobody here will want any more: the other
-# ranks need it there, and are not all equally far.
+# A rank that leaves waits for all runs that it has begun, even if their results are not used: the other ranks need its
+# part, and the ranks are not all at the same step.
 #
-# An error is kept until its run is wanted: so all ranks raise it at the same step, whenever their threads have come to
-# it. Runs that follow have it, too, and reduce nothing: all ranks know of it, and one has raised it already, if it was
-# that one's own.
+# An error is kept until the result of its run is due. So all ranks raise it at the same step, independent of thread
+# timing. Later runs fail with the same error and reduce nothing: every rank gets the error, and the rank that caused it
+# may have raised it already.
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from farandole.runtime.session.init import finish_before_leaving
 
 @final
 class LaggedExchange(Generic[T]):
-    """Stands for a ``GradientExchange`` of the same ``parameters``; ``make`` makes one of what stands for these.
+    """Stand-in for a ``GradientExchange`` of ``parameters``; ``make`` makes the inner exchange of their shadows.
 
-    Runs are reduced one after the other, each on a thread of its own, whose error the run raises that wants its
-    gradients. The first ``lag`` runs hand out zeros.
+    Runs are reduced one after the other, each on its own thread. The run that takes the gradients of an earlier run
+    raises that run's error. The first ``lag`` runs return zeros.
     """
 
     overlaps = False
@@ -53,7 +53,7 @@ class LaggedExchange(Generic[T]):
         self._exchange = make(self._shadows)
         self._lag = lag
         self._runs: deque[_Run[T]] = deque()
-        self._lasting: dict[int, T] = {}  # what was handed out where some run has found it stale
+        self._lasting: dict[int, T] = {}  # last returned gradients of parameters that a pending run found stale
 
     @property
     def params(self) -> Sequence[Param]:
@@ -62,13 +62,13 @@ class LaggedExchange(Generic[T]):
 
     @property
     def lane(self) -> PlannedLane:
-        """Lane of the runs; nobody else may use it."""
+        """Lane of the runs; for no other use."""
         return self._exchange.lane
 
     def run(
         self, step: str, weigh: Weigh = unweighted, observer: object = None, snapshot: StepDigests | None = None
     ) -> None:
-        """Begin to reduce the gradients of ``step``, and replace them by the reduced ones of ``lag`` runs ago."""
+        """Begin to reduce the gradients of ``step``, and replace them by the reduced gradients of ``lag`` runs ago."""
         if observer is not None:
             raise UnsupportedError(
                 "NoiseScale compares gradients before and after their reduction: not with GradientLag"
@@ -82,23 +82,23 @@ class LaggedExchange(Generic[T]):
         self._runs.append(_Run(_begin(lambda: self._reduce(step, taken, weight, snapshot), previous), stale))
         try:
             given = self._hand_out(present)
-        except BaseException:  # Control-C, too: whoever goes on must find no run in the lane
+        except BaseException:  # Control-C, too: the next call must find no run in the lane
             self.forget()
             raise
         parameters.put(given)
         parameters.note()
         pairs = [(i, given[i]) for run in self._runs for i in run.stale]
-        # Clones: what is handed out is the script's, which may clip it in place.
+        # Clones, because the script may clip the returned gradients in place.
         self._lasting = {i: parameters.tensors.clone(grad) for i, grad in pairs if grad is not None}
 
     def begin_pass(self, step: str, weigh: Weigh) -> None:
-        """See ``GradientExchange``: nothing is reduced during the pass that makes it."""
+        """See ``GradientExchange``: a lagged exchange reduces nothing during a pass."""
 
     def refuse_failed_pass(self, step: str) -> None:
-        """See ``GradientExchange``: nothing is reduced during a pass."""
+        """See ``GradientExchange``: no pass can be half reduced here."""
 
     def holds_any(self) -> bool:
-        """True if some gradient is what a run has handed out."""
+        """True if some gradient is still the result of an earlier run."""
         return self._parameters.holds_any()
 
     def refuse(self, step: str) -> None:
@@ -112,12 +112,12 @@ class LaggedExchange(Generic[T]):
         return self._exchange.serve()
 
     def forget(self) -> None:
-        """Wait for what is on its way, and drop it; what went wrong there shows at the next run, if it still is."""
+        """Wait for pending runs and drop their results and errors; a lasting error shows again at the next run."""
         while self._runs:
             self._runs.popleft().task.wait()
 
     def _require_likeness(self, step: str) -> None:
-        """Raise on every member if a parameter has become another one here than when the lag began."""
+        """Raise on every member if a parameter changed its shape, dtype or device here since the lag began."""
         if difference := self._parameters.difference(self._shadows):
             self.refuse(step)
             raise UsageError(
@@ -127,17 +127,17 @@ class LaggedExchange(Generic[T]):
 
     def _reduce(self, step: str, taken: Gradients[T], weight: float, snapshot: StepDigests | None) -> list[T | None]:
         shadows = self._shadows
-        with shadows.tensors.untracked():  # of this thread: what the caller of ``run`` has set is not known here
+        with shadows.tensors.untracked():  # per thread: the mode that the caller of ``run`` set does not apply here
             shadows.put(taken)
             self._exchange.run(step, lambda: weight, snapshot=snapshot)
             reduced = list(shadows.present())
-            shadows.put([None] * len(reduced))  # the result is the script's alone, and its memory free with that
+            shadows.put([None] * len(reduced))  # then only the script refers to the result, and can free it
             return reduced
 
     def _hand_out(self, present: Gradients[T]) -> list[T | None]:
-        """The gradients of ``lag`` runs ago; those that were stale there are still what they were before.
+        """Gradients of ``lag`` runs ago; a gradient that was stale in that run keeps its previous value.
 
-        In the beginning zeros for all parameters alike, or ranks with and without a gradient would step differently.
+        The first runs return zeros for all parameters; otherwise ranks with and without a gradient would step unlike.
         """
         if len(self._runs) > self._lag:
             run = self._runs.popleft()
@@ -147,9 +147,9 @@ class LaggedExchange(Generic[T]):
 
 
 class _Run(NamedTuple, Generic[T]):
-    """One reduction on its way.
+    """One pending reduction.
 
-    It takes nothing of the parameters in ``stale``, which are frozen, and whose gradients an earlier run has left.
+    It skips the parameters in ``stale``: these are frozen, and their gradients are the result of an earlier run.
     """
 
     task: BackgroundTask[list[T | None]]
@@ -159,13 +159,13 @@ class _Run(NamedTuple, Generic[T]):
 def _begin(
     reduce: Callable[[], list[T | None]], previous: BackgroundTask[list[T | None]] | None
 ) -> BackgroundTask[list[T | None]]:
-    """Reduce in the background, after the ``previous`` one."""
+    """Start ``reduce`` in the background, after the ``previous`` run."""
 
     def call() -> list[T | None]:
         if previous is not None:
-            previous.result()  # its error is this one's, too: a rank that has raised it may never come to this run
+            previous.result()  # raises its error here, too: a rank that has raised it may never begin this run
         return reduce()
 
     task = BackgroundTask(call, "farandole-gradient-lag")
-    finish_before_leaving(task.thread)  # the other ranks are in this reduction, or will come to it
+    finish_before_leaving(task.thread)  # the other ranks need this rank in the reduction
     return task

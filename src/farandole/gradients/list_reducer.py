@@ -1,4 +1,4 @@
-"""Gradients that a framework hands in as a list and wants back: Keras, JAX, TensorFlow, arrays of NumPy.
+"""Reducer for frameworks that pass gradients as a list and get a list back: Keras, JAX, TensorFlow, NumPy arrays.
 
     reducer = ListReducer(tensors, lambda: params, key, ReductionOptions())
     means = reducer.reduce(gradients)           # None while an accumulation goes on
@@ -6,10 +6,10 @@
     ...                                         # the framework's own step
     reducer.stepped()
 
-No tensor that was handed in is written to, and none that is handed out shares memory with one of them, or with memory
-of an engine: the values are copied into buckets, and out of them. ``copied`` counts the bytes of both. Where the caller
-says ``into`` which tensors the results go, a step copies each gradient once into its bucket, and once out of it. A
-large gradient, which has no place in a bucket, is copied to where its result goes, unless it lies there already.
+Input tensors are never written to, and no returned tensor shares memory with an input tensor or with engine memory:
+the values are copied into buckets and out of them. ``copied`` counts the bytes of both. If the caller names the result
+tensors in ``into``, a step copies each gradient once into its bucket and once out of it. A large gradient, which has no
+place in a bucket, is copied into its result tensor, unless it is that tensor.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from farandole.runtime.collectives.verbs import Verbs
 from farandole.runtime.session.init import current
 
 NOWHERE: Mapping[int, Any] = MappingProxyType({})
-"""Targets of gradients that have none."""
+"""Empty map of targets, for reductions without ``into``."""
 
 
 @final
 class Copied:
     """Bytes of gradients that the reducers of this process have copied into buckets, and out of them.
 
-    No lock: the steps of one process follow each other, and numbers are all there is to lose.
+    No lock: the steps of one process are sequential, and a race would only lose counts.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ copied = Copied()
 
 @final
 class ListReducer(GradientReducer[T]):
-    """Reducer of gradients in the order of ``params``, which may be anything that has their shapes and dtypes.
+    """Reducer of gradients in the order of ``params``: any objects with the shapes and dtypes of the gradients.
 
-    ``titles`` are what errors call them, where they have no names that are the same on all ranks.
+    ``titles``: names of the parameters in errors, if they have no names that are the same on all ranks.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class ListReducer(GradientReducer[T]):
         if terms.compression is not None:
             raise UsageError("compression of gradients that are handed in: cast them before reduce(), and back after")
         self._verbs = verbs
-        self._present: dict[int, T | None] = {}  # by the ``id`` of the parameter; the exchange has this very dict
-        self._into: dict[int, T] = {}  # likewise: the tensors that take the results of this call
+        self._present: dict[int, T | None] = {}  # by ``id`` of the parameter; the exchange shares this dict
+        self._into: dict[int, T] = {}  # likewise shared: the tensors for the results of this call
         self._weights: Sequence[T | None] = ()
         self._titles = titles
         super().__init__(tensors, params, identity, terms, passes_per_step)
@@ -80,14 +80,14 @@ class ListReducer(GradientReducer[T]):
     def reduce(
         self, gradients: Sequence[T | None], weights: Sequence[T | None] = (), into: Sequence[T] = ()
     ) -> list[T | None] | None:
-        """Reduce the gradients of one pass, or the sum of those of ``passes_per_step``; ``None`` while there are fewer.
+        """Reduce the gradients of one pass, or the sum over ``passes_per_step`` passes; ``None`` before the last pass.
 
-        Collective in the last pass. ``None`` among ``gradients``: this rank has none for the parameter, and contributes
-        zeros; where no rank has one, the result is ``None``, too. ``weights``, one for each parameter: what the coming
-        step changes, for ``vote`` to compare with that of the other ranks, ``None`` for what is not compared.
-        ``into``, one for each: tensors that results are written to, and returned as, where they come out of a bucket;
-        others are returned as they are. They may be the very tensors that were handed in. Raises ``UsageError`` for a
-        wrong number.
+        Collective in the last pass. ``None`` in ``gradients``: this rank has no gradient for the parameter and
+        contributes zeros; if no rank has one, the result is ``None``, too. ``weights``, one for each parameter: tensors
+        that the next step changes; ``vote`` compares them across ranks (``None``: not compared). ``into``, one for each
+        parameter: tensors that results from buckets are copied to, and that are returned for them; other results are
+        returned as they are. ``into`` may hold the same tensors as ``gradients``. Raises ``UsageError`` for a list of
+        wrong length.
         """
         params = self.params()
         for what, given in (("gradients", gradients), ("weights", weights), ("results", into)):
@@ -95,12 +95,12 @@ class ListReducer(GradientReducer[T]):
                 self.refuse()
                 raise UsageError(f"reduce() of {len(given)} {what} for {len(params)} parameters: give one for each")
         self._weights = weights
-        self._into.clear()  # of a call that has failed
+        self._into.clear()  # a failed call may have left entries
         self._into.update((id(param), target) for param, target in zip(params, into, strict=False))
         for param, gradient in zip(params, gradients, strict=True):
             self._add(param, gradient)
         self.begin_pass()
-        for param in params:  # all of them at once; an observer reads what is reduced in the background next
+        for param in params:  # all of them at once; an observer reads each before the background thread reduces it
             self.completed(param)
         self.end_pass()
         if not self._reduced:
@@ -111,18 +111,18 @@ class ListReducer(GradientReducer[T]):
         return reduced
 
     def gradients(self, params: Sequence[Param]) -> list[T]:
-        """Gradients of these parameters, as far as there are any: of this rank, and once they are reduced of all."""
+        """Existing gradients of these parameters: of this rank, or after the reduction of all ranks."""
         found = (self._present.get(id(param)) for param in params)
         return [gradient for gradient in found if gradient is not None]
 
     def refuse(self) -> None:
-        """Make the other ranks raise in their ``reduce``: what this rank has been given cannot be reduced."""
+        """Make the other ranks raise in their ``reduce``, because the input of this rank cannot be reduced."""
         session = current("the reduction of gradients")
         if self._is_needed(session):
             self._bind(session).refuse(self._where())
 
     def held(self, param: Param) -> T | None:
-        """The gradient of a parameter while a reduction goes on: what was handed in, or what it has become."""
+        """Gradient of a parameter during a reduction: the input tensor, or the result once it exists."""
         return self._present.get(id(param))
 
     def rejoin(self, label: str) -> None:
@@ -141,13 +141,13 @@ class ListReducer(GradientReducer[T]):
         super().restart()
 
     def _add(self, param: Param, gradient: T | None) -> None:
-        """Add to what earlier passes have left."""
+        """Add a gradient to the sum of earlier passes."""
         before = self._present.get(id(param)) if self._passes else None
         if before is None or gradient is None:
             self._present[id(param)] = gradient if before is None else before
             return
         shape = self._tensors.adapter.shape
-        if shape(before) != shape(gradient):  # which could be added all the same, one to each row of the other
+        if shape(before) != shape(gradient):  # an addition could succeed by broadcasting
             self.refuse()
             raise UsageError(f"a gradient of shape {shape(gradient)} in a pass after one of {shape(before)}")
         total = self._tensors.adapter.clone(before)
@@ -159,7 +159,7 @@ class ListReducer(GradientReducer[T]):
 
     def stepped(self) -> None:
         """See ``Reducer``."""
-        self._weights = ()  # the script's: they are not kept alive here
+        self._weights = ()  # do not keep the script's tensors alive
         super().stepped()
 
     def _named(self) -> list[tuple[str, Param]]:
@@ -174,7 +174,7 @@ class ListReducer(GradientReducer[T]):
 def named(
     identity: OptimizerKey, params: Sequence[Param], weights: Sequence[T | None], titles: Sequence[str] = ()
 ) -> list[tuple[str, Param]]:
-    """The ``weights`` of ``params`` as far as there are any, by title or name, in the order of all ranks."""
+    """The ``weights`` that are not ``None``, with the title or name of their parameter, in the order of all ranks."""
     positions = {id(param): i for i, param in enumerate(params)}
     arranged = [positions[id(param)] for param in identity.arrange(params)]
     titled = [(titles[i] if titles else identity.name(params[i], i), weights[i]) for i in arranged]
@@ -226,7 +226,7 @@ class HandedParameters(Parameters[T]):
             self._present[id(param)] = gradient
 
     def are_ordinary(self, gradients: Gradients[T]) -> bool:
-        """See ``Parameters``; asked before shapes are looked at, so these count, too."""
+        """See ``Parameters``; checks shapes too, because it is called before ``reshaped``."""
         adapter = self.tensors.adapter
         return all(
             gradient is not None and adapter.shape(gradient) == shape and adapter.array(gradient).dtype is dtype
@@ -234,7 +234,7 @@ class HandedParameters(Parameters[T]):
         )
 
     def targets(self, gradients: Gradients[T]) -> Gradients[T]:
-        """See ``Parameters``; none is ever written over."""
+        """See ``Parameters``; no input gradient is ever overwritten."""
         return [None] * len(gradients)
 
     def kept_apart(self, gradients: Gradients[T], targets: Gradients[T]) -> Gradients[T]:
@@ -248,7 +248,7 @@ class HandedParameters(Parameters[T]):
         return [code(dtype, 0) if grad is None else code(array(grad).dtype, 1) for grad, dtype in pairs]
 
     def can_overlap(self) -> bool:
-        """See ``Parameters``; they are all there already, if in the dtypes of before."""
+        """See ``Parameters``; all gradients exist already, so only their dtypes and shapes are checked."""
         return self.are_ordinary(self.present())
 
     def adopt(self, dtypes: Sequence[DType | None]) -> None:
@@ -295,7 +295,7 @@ class HandedParameters(Parameters[T]):
 
 @final
 class HandedBucket(GradientBucket[T]):
-    """See ``GradientBucket``: in engine memory; for a large gradient where its result goes, or in a copy of its own."""
+    """See ``GradientBucket``; in engine memory, or for a large gradient in its result tensor or in a copy."""
 
     def __init__(
         self,
@@ -308,9 +308,7 @@ class HandedBucket(GradientBucket[T]):
     ) -> None:
         self._tensors, self._bucket, self._present, self._into = tensors, bucket, present, into
         self.nbytes = bucket.nbytes
-        self._values_bytes = (
-            sum(slot.count for slot in bucket.slots) * bucket.dtype.itemsize
-        )  # without what aligns them
+        self._values_bytes = sum(slot.count for slot in bucket.slots) * bucket.dtype.itemsize  # without alignment gaps
         self.pieces = [slot.piece for slot in bucket.slots]
         self.params = [params[piece] for piece in self.pieces]
         self._views: list[T] = []
@@ -328,7 +326,7 @@ class HandedBucket(GradientBucket[T]):
         self._take(gradients, self._into)
 
     def fill_alone(self) -> None:
-        """See ``GradientBucket``; no target is written to, which is the caller's again where the pass fails."""
+        """See ``GradientBucket``; writes no target, because targets are the caller's again if the pass fails."""
         self._take([self._present.get(id(param)) for param in self.params])
 
     def weigh(self, weight: float) -> None:
@@ -341,7 +339,7 @@ class HandedBucket(GradientBucket[T]):
             if agreed.kinds[piece]:
                 self._present[id(param)] = self._given(view, self._into.get(id(param)))
         if self._bucket.lone:
-            self._views = []  # it is the user's now
+            self._views = []  # the tensor belongs to the caller now
 
     def _given(self, view: T, target: T | None) -> T:
         """The values of ``view`` in memory that is not the engine's."""
@@ -364,7 +362,7 @@ class HandedBucket(GradientBucket[T]):
             self._tensors.copy(self._views, given)
 
     def _apart(self, gradient: T, target: T | None) -> T:
-        """The large ``gradient`` in memory where it may be reduced: its ``target``, where that can be, or a copy."""
+        """Copy the large ``gradient`` into memory where it may be reduced: its ``target`` if usable, or new memory."""
         adapter = self._tensors.adapter
         if target is None or adapter.dense(target) is not target or not _are_alike(adapter, target, gradient):
             target = adapter.clone(gradient)

@@ -1,4 +1,4 @@
-"""Virtual workers for gradients that a framework hands in as lists: Keras, JAX, TensorFlow, arrays of NumPy.
+"""Virtual workers for frameworks that pass gradients as lists: Keras, JAX, TensorFlow, NumPy arrays.
 
     for shard in reducer.shards(rows):
         reducer.add(gradients)                  # of the shard's rows
@@ -7,7 +7,7 @@
     ...                                         # the framework's own step
     reducer.stepped()
 
-No tensor that was handed in is written to, and none that is handed out shares memory with one of them.
+Input tensors are never written to, and no returned tensor shares memory with an input tensor.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from farandole.gradients.tensors import Param, T, Tensors
 
 @final
 class ListShardReducer(ShardReducer[T]):
-    """``ShardReducer`` of gradients in the order of ``params``, which may be anything that has their shapes and dtypes.
+    """``ShardReducer`` of gradients in the order of ``params``: any objects with the gradients' shapes and dtypes.
 
-    ``steps`` counts the steps, which the shards' random streams depend on: set it after a checkpoint was loaded.
+    ``steps`` counts the steps. The shards' random streams depend on it: set it after loading a checkpoint.
     """
 
     def __init__(
@@ -45,27 +45,27 @@ class ListShardReducer(ShardReducer[T]):
         self._params = params
         self._present: dict[int, T | None] = {}  # by the ``id`` of the parameter
         self._weights: Sequence[T] = ()
-        self._is_open = self._is_given = False  # a shard, and gradients of it
+        self._is_open = self._is_given = False  # inside a shard's loop body; its gradients were added
 
     def params(self) -> list[Param]:
         """See ``ShardReducer``."""
         return self._params()
 
     def shards(self, rows: int) -> Generator[Shard, None, None]:
-        """See ``ShardReducer``. Raises ``UsageError`` when a shard is over that nothing was added for."""
-        with closing(super().shards(rows)) as shards:  # at once, as the random generators are the shard's until then
+        """See ``ShardReducer``. Raises ``UsageError`` at the end of a shard for which ``add`` was not called."""
+        with closing(super().shards(rows)) as shards:  # closes at once: that restores the random generators
             for shard in shards:
                 self._is_open, self._is_given = True, False
                 try:
                     yield shard
-                finally:  # also where the script leaves the loop
+                finally:  # also if the script breaks out of the loop
                     self._is_open = False
                 if not self._is_given:
                     self.refuse()
                     raise UsageError(f"shard {shard.number} has no gradients: call add() once for each of shards()")
 
     def add(self, gradients: Sequence[T | None]) -> None:
-        """Take the gradients of the shard that was given out last; ``None`` for a parameter that it did not use."""
+        """Add the gradients of the current shard; ``None`` for a parameter that the shard did not use."""
         try:
             given = self._checked(gradients)
         except UsageError:
@@ -77,7 +77,7 @@ class ListShardReducer(ShardReducer[T]):
     def reduce(self, weights: Sequence[T] = ()) -> list[T | None]:
         """Add up the shards of all workers. Collective; ``None`` for a parameter that no shard has used.
 
-        ``weights``: see ``ListReducer.reduce``. Raises ``UsageError`` unless all shards were run through.
+        ``weights``: see ``ListReducer.reduce``. Raises ``UsageError`` unless all shards were computed.
         """
         params, self._weights = self.params(), weights
         self.settle()
@@ -91,7 +91,7 @@ class ListShardReducer(ShardReducer[T]):
         super().stepped()
 
     def _checked(self, gradients: Sequence[T | None]) -> list[T | None]:
-        """Copies of ``gradients``, as what other shards give is added to them in place."""
+        """Copies of ``gradients``, because the gradients of other shards are added to them in place."""
         params, adapter = self.params(), self._tensors.adapter
         if not self._is_open or self._is_given:
             raise UsageError("add() is for the loop over shards(), once for each shard")

@@ -1,10 +1,10 @@
-"""Agreement on loss scales: a step is taken by all ranks or by none, whichever of them has had an overflow.
+"""Agreement on loss scales: if one rank has an overflow, all ranks skip the step.
 
     agreement = LossScaleAgreement()
     overflow = agreement.reach(found_overflow, scale)       # the same on every rank
 
-A sum or average carries infinities and NaN to all ranks, which then see the same. Where gradients are local (``Min``,
-``Max``, Adasum, a rank without a backward pass) they do not, and ranks that skip other steps have other scales.
+A sum or average carries infinities and NaN to all ranks, so all see the same overflow. With local gradients (``Min``,
+``Max``, Adasum, a rank without a backward pass), ranks would skip different steps, and their scales would differ.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ V = TypeVar("V")
 
 @final
 class Lagging(Generic[V]):
-    """Scales of gradients that an optimizer with a lag has not handed out yet."""
+    """Loss scales of gradients that an optimizer with a lag has not returned yet."""
 
     def __init__(self) -> None:
         self._waiting: deque[V] = deque()
 
     def due(self, scale: V, lag: int) -> V:
-        """The scale of the gradients that are handed out now, where those of this step have ``scale``.
+        """Scale of the gradients that are returned now; the gradients of this step have ``scale``.
 
-        In the first steps of a lag gradients are zeros, which any scale fits.
+        The first steps of a lag return zeros, for which any scale is right.
         """
         if not lag:
             return scale
@@ -45,16 +45,16 @@ class Lagging(Generic[V]):
 
 @final
 class LossScaleAgreement:
-    """One small collective for each step of the ranks of ``process_set``, which use several in the same order."""
+    """One small collective per step over ``process_set``. All ranks must use several agreements in the same order."""
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         self._process_set = process_set
-        self._name = ""  # numbered by the first use: ranks may make some that they never use
+        self._name = ""  # numbered at the first use, because ranks may make agreements that they never use
 
     def reach(self, overflow: bool, scale: float) -> bool:
-        """True if any rank has had an ``overflow``: infinity or NaN among its gradients. Collective.
+        """True if any rank has an ``overflow``: infinity or NaN in its gradients. Collective.
 
-        ``scale``: what this rank's loss was multiplied by. Raises ``MismatchError`` if that differs between ranks.
+        ``scale``: factor of this rank's loss. Raises ``MismatchError`` if the factor differs between ranks.
         """
         if not takes_part(self._process_set, "a loss scale"):
             return overflow

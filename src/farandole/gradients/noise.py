@@ -1,8 +1,8 @@
-"""Gradient noise scale of a training, from what its reduction computes anyway.
+"""Gradient noise scale of a training, from values that the gradient reduction computes anyway.
 
-Every few steps the squared norm of this rank's gradient is taken when the backward pass has ended, before reduction,
-compression and clipping. It travels with the gradients as a number more, and the norm of the reduced gradient is known
-to all ranks without asking. So all ranks have the same estimate.
+Every few steps, each rank computes the squared norm of its gradient after the backward pass, before reduction,
+compression and clipping. The norm is reduced with the gradients as one more number. Each rank can compute the norm of
+the reduced gradient itself. So all ranks have the same estimate.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from farandole.runtime.session.init import current
 from farandole.runtime.session.training import training
 
 SHARE = 0.0025
-"""Of a step: what reading norms may cost on average, where it is left to itself how often that is."""
+"""Mean cost of reading norms, as a share of the step time, if ``every`` is chosen automatically."""
 FIRST_EVERY, MOST_EVERY = 16, 1024
 
 
 class GradientNoise(Observer):
-    """Observer of a reducer that estimates S, |G|^2 and B_simple; a framework's subclass takes the norms.
+    """Observer of a reducer that estimates S, |G|^2 and B_simple; a framework's subclass computes the norms.
 
-    Arguments are those of ``NoiseScale`` of a framework. Raises ``UsageError`` for gradients that are neither averaged
+    For the arguments see a framework's ``NoiseScale``. Raises ``UsageError`` for gradients that are neither averaged
     nor summed.
     """
 
     lone_needs: ClassVar[str] = "backward_passes_per_step=2 or more"
-    """What gives a rank that is alone two batches to compare."""
+    """Setting that gives a single rank two batches to compare."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class GradientNoise(Observer):
             raise UsageError(f"every={every}: it must be at least 1")
         self.every = every or FIRST_EVERY
         self._adapts = every is None
-        self._reducer = weakref.ref(reducer)  # which owns its observer
+        self._reducer = weakref.ref(reducer)  # weak: the reducer owns its observer
         self._summed_passes = summed_passes
         self._plain, self._adam = (NoiseEstimator(horizon_samples, dataset_size) for _ in range(2))
         self._trouble = ""
@@ -71,34 +71,34 @@ class GradientNoise(Observer):
 
     @abstractmethod
     def _norms2(self, params: Sequence[Param]) -> tuple[float, float]:
-        """Squared norms of the gradients as they are, and as Adam takes them (0 if that is not known)."""
+        """Squared norms of the gradients, and of the gradients as Adam scales them (0 if unknown)."""
 
-    # -- what users call ----------------------------------------------------------------------------------------------
+    # -- public methods -----------------------------------------------------------------------------------------------
 
     def saw(self, samples: int, weight: float = 1.0) -> None:
-        """Call it before every backward pass: this rank's loss is the mean over so many samples, times ``weight``."""
+        """Report a batch before its backward pass: this rank's loss is ``weight`` times the mean over ``samples``."""
         if samples < 1 or not weight > 0:
             raise UsageError(f"saw({samples}, weight={weight}): both must be above 0")
         self._seen.append((samples, weight))
 
     def estimate(self) -> Estimated:
-        """Estimate S, |G|^2 and B_simple; where nothing is known of them, a ``NoEstimate`` says why."""
+        """Estimate S, |G|^2 and B_simple. If they are unknown, return a ``NoEstimate`` with the reason."""
         return self._reported(self._plain)
 
     def adam_estimate(self) -> Estimated:
-        """Estimate them of gradients divided by sqrt(v) + eps, as Adam and its kin take them."""
+        """Like ``estimate``, of gradients divided by sqrt(v) + eps, the step direction of Adam and similar."""
         if self._plain.estimate() and not self._adam.samples:
             return NoEstimate("the optimizer keeps no second moment of its gradients")
         return self._reported(self._adam)
 
     def gain(self, base_batch: int, batch: int) -> float:
-        """AdaScale's gain of steps of ``batch`` samples over those of ``base_batch``; 1 as long as nothing is known."""
+        """AdaScale's gain of steps of ``batch`` samples over steps of ``base_batch``; 1 while no estimate exists."""
         found = self._plain.estimate()
         return gain(found.trace, found.norm2, base_batch, batch) if isinstance(found, Estimate) else 1.0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Steps inside are neither measured nor timed, and their samples do not count; all ranks pause alike.
+        """Skip the steps inside: no measurement, no timing, no samples counted. All ranks must pause alike.
 
         >>> with noise.paused():
         ...     step_on_synthetic_data()
@@ -115,11 +115,11 @@ class GradientNoise(Observer):
             reducer.carry(self)
 
     def timings(self) -> list[Timing]:
-        """Step times, one for each number of workers and batch measured so far; the present ones come last."""
+        """Step times, one for each number of workers and batch measured so far; the current one is last."""
         return self._stopwatch.timings()
 
     def cost_s(self) -> float:
-        """Seconds that measuring takes on this rank, in a step that is measured."""
+        """Seconds that the measurement takes on this rank, per measured step."""
         return self._stopwatch.read()[3]
 
     def advise(
@@ -130,9 +130,9 @@ class GradientNoise(Observer):
         workers_per_host: int = 0,
         adam: bool = False,
     ) -> Advised:
-        """On how many workers to go on, and why; or what is missing for an answer. See ``farandole.largebatch.advise``.
+        """Best number of workers and the reason, or what is missing for an answer. See ``farandole.largebatch.advise``.
 
-        ``base_batch``: by default the one of now. ``adam``: go by ``adam_estimate()``.
+        ``base_batch``: by default the current batch. ``adam``: use ``adam_estimate()``.
         """
         found, timings = self.adam_estimate() if adam else self.estimate(), self.timings()
         if base_batch is None:
@@ -147,24 +147,24 @@ class GradientNoise(Observer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, the same on all ranks: for a checkpoint, and for ranks that come later."""
+        """Plain numbers, the same on all ranks: for a checkpoint, and for ranks that join later."""
         estimators = {"plain": self._plain.state(), "adam": self._adam.state()}
         return {**estimators, "every": self.every, "timings": self._stopwatch.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, on any number of ranks."""
+        """Continue from ``state_dict()``, on any number of ranks."""
         self._plain.load(state["plain"])
         self._adam.load(state["adam"])
         self.every = state["every"]
         self._stopwatch.load(state["timings"])
 
-    # -- what the reduction calls -------------------------------------------------------------------------------------
+    # -- methods of ``Observer`` --------------------------------------------------------------------------------------
 
     def begins(self, passing: Passing) -> bool:
         """See ``Observer``."""
         if passing.number == 1:
             self._small, self._departed = None, False
-            del self._seen[:-1]  # what a pass that failed had seen
+            del self._seen[:-1]  # left from a failed pass
         self._passing = passing
         first_of_many = passing.number == 1 and not passing.last
         return passing.step % self.every == 0 and (first_of_many if passing.alone else passing.last)
@@ -254,7 +254,7 @@ class GradientNoise(Observer):
         self._add(pairs, self._batch(), self._batch())
 
     def _add(self, pairs: Sequence[NormPair], since: int, batch: int) -> None:
-        """A step of ``batch`` samples was measured, the last of ``since`` samples."""
+        """Record the measurement of a step of ``batch`` samples; ``since`` samples passed since the last one."""
         self._trouble = ""
         for estimator, pair in zip((self._plain, self._adam), pairs, strict=True):
             if pair.small or pair.large:
@@ -264,20 +264,20 @@ class GradientNoise(Observer):
             self._tell()
 
     def _tell(self) -> None:
-        """Show the estimate to whoever watches; rank 0 does, as it is the same on all."""
+        """Send the estimate to the live view. Only rank 0 sends, because all ranks have the same estimate."""
         found, rank = self._plain.estimate(), current("NoiseScale").topology.rank
         if isinstance(found, Estimate) and rank == 0:
             shown = {"noise_scale": found.b_simple, "noise_scale_low": found.low, "noise_scale_high": found.high}
             training.log(None, None, {name: value for name, value in shown.items() if math.isfinite(value)}, rank)
 
     def _timed(self, ranks: int, hosts: int, seconds: float, waited: float, samples: float, cost: float) -> None:
-        """Keep the time of steps, and measure as often as it is worth; the same on all ranks, as its numbers are."""
+        """Keep the step time, and adapt ``every`` to the cost. All ranks choose alike, because their numbers agree."""
         passes = len(self._seen)
         if math.isfinite(seconds):
             self._stopwatch.keep(Timing(ranks, hosts, samples / passes, passes, seconds, max(seconds - waited, 1e-9)))
         if self._adapts and math.isfinite(seconds + cost):
             wanted = math.ceil(math.log2(max(1.0, cost / (SHARE * seconds))))
-            self.every = min(MOST_EVERY, 2**wanted)  # a power of two: should ranks ever differ, they meet again
+            self.every = min(MOST_EVERY, 2**wanted)  # powers of two: even ranks that differ share some steps
 
     def _reported(self, estimator: NoiseEstimator) -> Estimated:
         found = estimator.estimate()

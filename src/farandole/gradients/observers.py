@@ -2,7 +2,7 @@
 
     reducer.carry(observer)                     # from now on asked at every backward pass
 
-An observer reads the gradients of one rank before anything happens to them, and the reduced ones afterwards.
+An observer reads the gradients of its rank before the reduction, and the reduced gradients afterwards.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class Observer(ABC):
 
     @abstractmethod
     def begins(self, passing: Passing) -> bool:
-        """True to have this rank's gradients read in this pass; must be the same on all ranks."""
+        """True to read this rank's gradients in this pass; must be the same on all ranks."""
 
     @abstractmethod
     def read(self, params: Sequence[Param]) -> None:
-        """The gradients of these parameters are complete, and still this rank's; all at once, or a few at a time."""
+        """Read complete gradients of these parameters before their reduction; called once for all, or for a few."""
 
     @abstractmethod
     def ended(self) -> None:
-        """The pass is over; from now on this rank waits for others, if it is the last one."""
+        """Called at the end of the pass; after the last pass this rank waits for the other ranks."""
 
     @abstractmethod
     def departs(self, weight: float) -> list[float] | None:
-        """Numbers to be summed over the ranks; ``None`` if there are none, or if this rank has nothing to say.
+        """Numbers to be summed over the ranks; ``None`` if this rank has none.
 
-        This rank's gradients count ``weight`` times in the mean of all ranks. Not called where there are no others.
+        This rank's gradients count ``weight`` times in the mean of all ranks. Not called on a single rank.
         """
 
     @abstractmethod
     def returns(self, sums: list[float] | None, params: Sequence[Param]) -> None:
-        """The gradients are reduced. ``sums``: ``None`` unless every rank had something to say."""
+        """Called after the reduction. ``sums`` of the ranks' numbers: ``None`` unless every rank had some."""

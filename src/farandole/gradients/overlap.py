@@ -6,19 +6,19 @@ overlapped.arrived(param)                               # its gradient is comple
 overlapped.finish()                                     # raises what went wrong meanwhile
 """
 
-# Two threads. The thread of the backward pass tells ``arrived`` what is complete, and has ``_begun``, ``_missing``,
-# ``_complete`` and ``spoiled`` for itself. The background thread does the tasks it is given in their order, alone uses
-# the lane, and alone touches ``_states`` until ``finish`` has joined it. A bucket goes from one to the other: the
-# background thread takes its gradients and reduces it; the results are written to ``param.grad`` only after ``finish``,
-# by the caller of that (those of a gradient that is reduced where it lies are there sooner).
+# Two threads. The thread of the backward pass calls ``arrived`` for each complete gradient, and owns ``_begun``,
+# ``_missing``, ``_complete`` and ``spoiled``. The background thread runs its tasks in order, alone uses the lane, and
+# alone touches ``_states`` until ``finish`` has joined it. A bucket passes from one thread to the other: the background
+# thread copies its gradients and reduces it; the caller of ``finish`` then writes the results to ``param.grad`` (a lone
+# gradient is reduced in place, so its result is there sooner).
 #
-# That ``param.grad`` is read without a lock is safe as autograd has completed a gradient before it tells of it. It may
-# add to it again only in a nested pass, and a hook that is called after ours may change it. Then nobody knows which
-# values the bucket has taken: that is ``spoiled``, and an error on every member. A change is one of the tensor or of
-# its version, which the background thread must not move. Tensors in one buffer have one version: theirs says nothing.
+# Reading ``param.grad`` without a lock is safe, because autograd calls the hook only after it completed the gradient.
+# Autograd adds to it again only in a nested pass, and a hook that runs after ours may change it. Then the values in the
+# bucket are unknown: ``spoiled`` is set, and every member raises. A new tensor or a new version reveals the change, so
+# the background thread must not advance the version. Tensors in one buffer share a version, which is ignored.
 #
-# Buckets begin in one order on all members, though a later one may be complete sooner: a lane knows what a member
-# sends by its order alone.
+# Buckets begin in one order on all members, even if a later bucket is complete sooner: a lane matches collectives by
+# their order alone.
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from farandole.runtime.collectives.planned import PlannedLane
 Overlap: TypeAlias = Literal["step", "backward"]
 
 OVERLAP_BYTES = 2**20
-"""Fewer bytes cross between hosts in less time than it takes to give them to another thread."""
+"""Below this size, the transfer between hosts takes less time than a hand-over to another thread."""
 
 
 def choose_overlap(asked: str, nbytes: int, crosses_hosts: bool) -> tuple[Overlap, str]:
-    """Choose when to reduce gradients, and say why: after the backward pass (``step``), or during it (``backward``).
+    """Choose when to reduce gradients, with the reason: after the backward pass (``step``) or during it (``backward``).
 
     >>> choose_overlap("auto", nbytes=40 * 2**20, crosses_hosts=True)
     ('backward', 'the network works while the cores compute')
@@ -64,21 +64,21 @@ _Tasks: TypeAlias = "queue.SimpleQueue[Callable[[], object] | None]"
 
 @final
 class Background:
-    """Background thread of one backward pass; it runs the collectives that it is given, in order."""
+    """Background thread of one backward pass; runs the queued collectives in order."""
 
     def __init__(self, label: str) -> None:
         self._tasks: _Tasks = queue.SimpleQueue()
         self._work = BackgroundTask(partial(_work, self._tasks), f"farandole-{label}")
-        # After a backward pass that raises, ``finish`` comes with the next one, if there is one. If not, the thread
-        # ends when this is collected; it runs what it has been given, as the other ranks do.
+        # After a backward pass that raises, the next pass calls ``finish``. If there is no next pass, the thread ends
+        # when this object is collected; until then it runs all queued tasks, because the other ranks run theirs.
         weakref.finalize(self, self._tasks.put, None).atexit = False
 
     def run(self, task: Callable[[], object]) -> None:
-        """Queue a task after those given before; nothing more is done once a task has raised."""
+        """Queue a task. After a task has raised, the thread runs no further task."""
         self._tasks.put(task)
 
     def finish(self) -> None:
-        """Wait for all tasks, and raise what the first failing one has raised."""
+        """Wait for all tasks, and raise the error of the first that failed."""
         self._tasks.put(None)
         self._work.result()
 
@@ -87,10 +87,10 @@ def _work(tasks: _Tasks) -> None:
     try:
         while (task := tasks.get()) is not None:
             task()
-            del task  # it refers to gradients, and the next may be long in coming
+            del task  # the task refers to gradients, and the next task may be queued much later
     except BaseException:
-        # The rest is taken and dropped, up to the ``None`` of ``finish``: the finalizer keeps the queue, and what
-        # stayed in there, which refers to the pass, would never be collected.
+        # Drop the remaining tasks, up to the ``None`` of ``finish``: the finalizer keeps the queue alive, and queued
+        # tasks refer to the pass, which would then never be collected.
         while tasks.get() is not None:
             pass
         raise
@@ -112,8 +112,8 @@ CHANGED = (
 class OverlappedPass(Generic[T]):
     """One backward pass. Buckets are reduced in their order, each as soon as it and all before it are complete.
 
-    What is never complete (a parameter was not used) is reduced by ``finish``. Nothing is, if some rank ``waits``: it
-    must see all gradients before it knows how to reduce the first.
+    Buckets that stay incomplete (a parameter was not used) are reduced by ``finish``. If some rank ``waits``, nothing
+    is reduced during the pass: that rank needs all gradients before it knows how to reduce the first.
     """
 
     def __init__(
@@ -133,20 +133,20 @@ class OverlappedPass(Generic[T]):
         self._bucket_of = {id(param): i for i, bucket in enumerate(buckets) for param in bucket.params}
         self._complete: dict[int, tuple[Param, T | None, int]] = {}  # with the gradient and its version, by ``id``
         self.spoiled: tuple[Param, str] | None = None
-        """A parameter whose gradient has become another one since it was complete, and how."""
+        """Parameter whose gradient changed after it was complete, with the kind of change."""
         self._background = Background(lane.label)
         self._states: list[str] = []
-        # A task as well: here, the backward pass would wait for the slowest rank before its first gradient is reduced.
+        # The meeting is a task, too: on this thread, the backward pass would wait here for the slowest rank.
         self._background.run(lambda: self._states.extend(lane.meet(point, WAIT if waits else BEGIN)))
 
     def arrived(self, param: Param) -> None:
-        """The gradient of ``param`` is complete, unless this is said again.
+        """Mark the gradient of ``param`` as complete; a later call for ``param`` replaces an earlier one.
 
-        Reentrant checkpointing runs a pass within this one for each block, and a parameter of two blocks is in two.
+        Reentrant checkpointing runs a nested pass for each block, so a parameter of two blocks completes twice.
         """
         index = self._bucket_of.get(id(param))
         if index is not None:
-            if index < self._begun:  # no error here: the others must hear of it in a meeting, once the lane is free
+            if index < self._begun:  # no error here: a meeting must report it to the others, once the lane is free
                 self.spoiled = param, ADDED_TO
             gradient = self._tensors.gradient(param)
             self._complete[id(param)] = param, gradient, 0 if gradient is None else self._tensors.version(gradient)
@@ -155,10 +155,10 @@ class OverlappedPass(Generic[T]):
                 self._begin()
 
     def finish(self) -> bool:
-        """Reduce the rest and wait for all; raises what went wrong meanwhile. False if some rank waits."""
+        """Reduce the rest, wait for all tasks, and raise the first error. False if some rank ``waits``."""
         while self._begun < len(self._buckets):
             self._begin()
-        self._background.finish()  # raises what a task has: ``_states`` may be empty then, which is not "nobody waits"
+        self._background.finish()  # raises a task's error: after one, ``_states`` may be empty and must not be read
         complete, self._complete = self._complete, {}
         changed = next(filter(self._is_changed, complete.values()), None)
         if self.spoiled is None and changed is not None:
@@ -173,13 +173,13 @@ class OverlappedPass(Generic[T]):
         return self._tensors.version(now) != version and not self._tensors.is_part(now)
 
     def _begin(self) -> None:
-        i, bucket = self._begun, self._buckets[self._begun]  # now: ``_begun`` has moved on when the task runs
+        i, bucket = self._begun, self._buckets[self._begun]  # read now: ``_begun`` is higher when the task runs
         self._begun += 1
 
         def reduce() -> None:
-            if WAIT in self._states:  # of all members alike, and known, as the meeting was the first task
+            if WAIT in self._states:  # the same on all members, and known here: the meeting was the first task
                 return
-            # A new thread has gradients enabled, whatever the thread of the backward pass has: the mode is per thread.
+            # The autograd mode is per thread, and a new thread starts with gradients enabled.
             begin_s = time.monotonic()
             with self._tensors.untracked():
                 bucket.fill_alone()

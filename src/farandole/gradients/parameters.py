@@ -1,10 +1,10 @@
-"""Parameters of one exchange: the framework's part of the reduction of gradients.
+"""Parameters of one exchange: the framework-specific part of the reduction of gradients.
 
     parameters = TorchParameters(params, groups, terms)
     present = parameters.present()
     parameters.codes(present)                       # which gradients there are, for the agreement of the members
 
-``GradientExchange`` decides what is reduced and when; this says where gradients are, and writes the reduced ones.
+``GradientExchange`` decides what is reduced and when; ``Parameters`` finds the gradients and writes the reduced ones.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from farandole.gradients.tensors import Gradients, Param, T, Tensors
 
 
 class GradientBucket(ABC, Generic[T]):
-    """The gradients of some parameters, reduced as one ``array``: what ``fill`` or ``clear`` has left there.
+    """Gradients of some parameters, reduced as one ``array``, which ``fill`` or ``clear`` has written.
 
-    ``pieces`` say which ones, by their index in the exchange. One thread at a time uses a bucket; in an overlapped pass
-    the background thread fills and reduces it, and the script's thread publishes it after that.
+    ``pieces``: indices of the parameters in the exchange. One thread at a time uses a bucket; in an overlapped pass the
+    background thread fills and reduces it, and the script's thread publishes it afterwards.
     """
 
     array: Array
@@ -36,33 +36,33 @@ class GradientBucket(ABC, Generic[T]):
 
     @abstractmethod
     def clear(self) -> None:
-        """Contribute nothing."""
+        """Contribute zeros."""
 
     @abstractmethod
     def fill(self, gradients: Gradients[T], targets: Gradients[T]) -> None:
-        """Take ``gradients``; zeros where there is none. ``targets``: where ``publish`` may write the reduced ones.
+        """Copy ``gradients`` in; zeros for ``None``. ``targets``: tensors that ``publish`` may write the results to.
 
-        If they are the same object, all gradients are ordinary.
+        If both are the same object, all gradients are ordinary.
         """
 
     @abstractmethod
     def fill_alone(self) -> None:
-        """Take the gradients as they are now, none of which shares memory with those of another bucket."""
+        """Copy the current gradients in, none of which shares memory with a gradient of another bucket."""
 
     @abstractmethod
     def weigh(self, weight: float) -> None:
-        """Multiply what ``fill`` has taken."""
+        """Multiply the values that ``fill`` has copied."""
 
     @abstractmethod
     def publish(self, agreed: Agreed) -> None:
-        """Make the reduced values the gradients; those of parameters that no member used stay as they are."""
+        """Make the reduced values the gradients; a parameter that no member used keeps its gradient."""
 
 
 class Parameters(ABC, Generic[T]):
     """Parameters in an order that all members share, and their gradients.
 
-    ``dtypes``: those in which gradients are reduced, ``None`` for one that does not travel. ``groups``: the numbers of
-    the parameters' groups, -1 for none.
+    ``dtypes``: dtype of each gradient in the reduction, ``None`` if engines cannot reduce it. ``groups``: number of the
+    group of each parameter, -1 for none.
     """
 
     dtypes: Sequence[DType | None]
@@ -74,44 +74,44 @@ class Parameters(ABC, Generic[T]):
 
     @abstractmethod
     def described(self) -> list[object]:
-        """Description of each parameter that members must have alike: dtype, shape, layout."""
+        """Properties of each parameter that must agree between members: dtype, shape, layout."""
 
     @abstractmethod
     def reshaped(self) -> tuple[int, str] | None:
-        """The first parameter that has got another shape since the exchange was made, and which; ``None`` if none."""
+        """Index of the first parameter whose shape changed since the exchange was made, and the shapes; or ``None``."""
 
     # -- gradients as they are ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def present(self) -> Gradients[T]:
-        """The gradients that are there."""
+        """The current gradients."""
 
     @abstractmethod
     def put(self, gradients: Gradients[T]) -> None:
         """Make these the gradients."""
 
     def without_stale(self, gradients: Gradients[T]) -> Gradients[T]:
-        """``gradients``, or what is left without those that a run has left and nothing has touched since."""
+        """``gradients``, with ``None`` for frozen parameters whose gradient is the unchanged result of a run."""
         return gradients
 
     def note(self) -> None:
-        """Remember that a run has left the gradients that are there now."""
+        """Remember the current gradients as results of a run."""
 
     def holds_any(self) -> bool:
-        """True if some gradient is what a run has left, whatever was added to it."""
+        """True if some gradient is a result of a run, even if more was added to it."""
         return False
 
     @abstractmethod
     def are_ordinary(self, gradients: Gradients[T]) -> bool:
-        """True if all are there as the framework makes them, and may be written over. Every step asks."""
+        """True if all gradients exist, have the framework's usual form and may be overwritten. Called in every step."""
 
     @abstractmethod
     def targets(self, gradients: Gradients[T]) -> Gradients[T]:
-        """Per gradient: itself if it may be written over, or ``None``."""
+        """For each gradient, the gradient itself if it may be overwritten, else ``None``."""
 
     @abstractmethod
     def kept_apart(self, gradients: Gradients[T], targets: Gradients[T]) -> Gradients[T]:
-        """``gradients``, those without a target as copies: what shares memory with a target is to be overwritten."""
+        """``gradients``, with copies of those without a target: they may share memory with a target."""
 
     @abstractmethod
     def codes(self, gradients: Gradients[T]) -> list[int]:
@@ -119,7 +119,7 @@ class Parameters(ABC, Generic[T]):
 
     @abstractmethod
     def can_overlap(self) -> bool:
-        """True if gradients can be reduced one by one in the pass that begins, before all of them are there."""
+        """True if gradients can be reduced one by one in the coming pass, before all of them exist."""
 
     # -- the reduction ------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Parameters(ABC, Generic[T]):
 
     @abstractmethod
     def begin_alone(self, index: int, gradient: T | None, kind: int, name: str, weight: float) -> Callable[[], object]:
-        """Begin to reduce one gradient in no bucket; the result becomes the gradient when the returned call returns.
+        """Begin to reduce one gradient outside buckets; the returned call waits, and makes the result the gradient.
 
         ``kind``: see ``Agreed``.
         """
@@ -146,19 +146,19 @@ class Parameters(ABC, Generic[T]):
 
     @abstractmethod
     def shadowed(self) -> Parameters[T]:
-        """The same weights, with gradients of their own."""
+        """Shadows: parameters that share the weights' memory but have their own gradients."""
 
     @abstractmethod
     def difference(self, shadows: Parameters[T]) -> str | None:
-        """Description of a parameter that differs from its shadow by now: in shape, dtype or device."""
+        """Description of a parameter that now differs from its shadow in shape, dtype or device; ``None`` if none."""
 
     @abstractmethod
     def zeros(self, present: Gradients[T]) -> list[T | None]:
-        """Zeros like the gradients that are there, or else like the parameters."""
+        """Zeros like the present gradients; like the parameter where a gradient is ``None``."""
 
 
 class HoldingParameters(Parameters[T]):
-    """Parameters of a framework where they hold their gradients themselves, as ``Tensors.gradient`` tells."""
+    """Parameters that hold their gradients themselves (``Tensors.gradient``)."""
 
     def __init__(
         self, tensors: Tensors[T], params: Sequence[Param], groups: Sequence[int], terms: ReductionOptions

@@ -1,11 +1,11 @@
-"""Gradients of all ranks as one call, for training loops of a user's own: the class that frameworks derive from.
+"""Reduction of gradients in one call, for the user's own training loop: base class of ``DistributedGradients``.
 
 class DistributedGradients(ReducedGradients[np.ndarray]):
     tensors, verbs = tensors, verbs
     ...
 
 average = DistributedGradients(weights, Reduction())
-means = average(gradients)                          # of this rank, by the names of the weights
+means = average(gradients)                          # this rank's gradients, by the names of the weights
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ GivenGradients: TypeAlias = Mapping[str, Any] | Sequence[Any]
 
 
 class ReducedGradients(ABC, Generic[T]):
-    """Reduction of gradients that are given as a dict or a list, like those of which it was made.
+    """Reduction of gradients in a dict or a list, in the form of ``like``.
 
-    ``how``: checked by ``terms_of_gradients``. ``kind`` begins its label: ranks match what is of one kind and has the
-    same names, or no names, in the order in which they make it. ``group_count``: see ``DistributedOptimizer``.
-    ``virtual_workers``: the same bits for any number of workers, see ``shards``; ``seed`` is that of the shards' random
-    streams. ``titles``: what errors call parameters that are given as a list.
+    ``how``: checked by ``terms_of_gradients``. ``kind`` begins its label: ranks match objects of the same kind and the
+    same names (or without names) in the order in which they are made. ``group_count``: see ``DistributedOptimizer``.
+    ``virtual_workers``: the same bits for any number of workers, see ``shards``; ``seed`` seeds the shards' random
+    streams. ``titles``: names in errors for parameters that are given as a list.
     """
 
     tensors: ClassVar[Tensors[Any]]
@@ -61,9 +61,9 @@ class ReducedGradients(ABC, Generic[T]):
         terms = ReductionOptions(
             how, None, {id(p): 0 for p in params if group_count}, group_count, process_set=process_set
         )
-        self._outlast = lag > 0 or backward_passes_per_step > 1  # then gradients are used after the call
+        self._outlast = lag > 0 or backward_passes_per_step > 1  # the reducer uses gradients after the call
         self.reducer: ListReducer[T] | ListShardReducer[T]
-        """What reduces them, for observers; not for scripts."""
+        """Reducer of the gradients, for observers; not for scripts."""
         if virtual_workers is None:
             identity = OptimizerKey(params, names, process_set, kind)
             self.reducer = ListReducer(
@@ -79,13 +79,12 @@ class ReducedGradients(ABC, Generic[T]):
         self.reducer = ListShardReducer(self.tensors, lambda: params, identity, terms, virtual_workers, seed)
 
     def __call__(self, gradients: GivenGradients, weights: GivenGradients | None = None) -> Any:
-        """Reduced ``gradients``, a dict or a list of new tensors; ``None`` while more passes are to come. Collective.
+        """Reduced ``gradients``, a dict or a list of new tensors; ``None`` before the last pass. Collective.
 
-        ``None`` in the place of a gradient: this rank has none, and contributes zeros; where no rank has one, the
-        result is ``None`` there. ``weights``: what the gradients will change, as it is now, in the same form; ranks
-        compare theirs now and then, and raise ``DivergenceError`` where they differ. Raises ``UsageError`` for
-        gradients of other shapes or under other names, and ``HorovodInternalError`` on every rank where they do not fit
-        each other.
+        ``None`` instead of a gradient: this rank has none and contributes zeros; if no rank has one, the result is
+        ``None`` there. ``weights``: the current values that the gradients will change, in the same form; at some steps
+        the ranks compare them, and raise ``DivergenceError`` if they differ. Raises ``UsageError`` for gradients of
+        other shapes or names, and ``HorovodInternalError`` on every rank if the gradients of the ranks do not match.
         """
         if isinstance(self.reducer, ListShardReducer):
             self.reducer.refuse()
@@ -100,7 +99,7 @@ class ReducedGradients(ABC, Generic[T]):
 
     @property
     def steps(self) -> int:
-        """Number of steps with virtual workers, on which shards' random streams depend: keep it with the weights."""
+        """Number of steps with virtual workers. Shards' random streams depend on it: save it with the weights."""
         return self._sharded("steps").steps
 
     @steps.setter
@@ -120,27 +119,27 @@ class ReducedGradients(ABC, Generic[T]):
         return self._sharded("shards()").shards(rows)
 
     def add(self, gradients: GivenGradients) -> None:
-        """Hand in the gradients of the shard that was given out last."""
+        """Add the gradients of the current shard."""
         self._sharded("add()").add(self._listed(gradients))
 
     def total(self, weights: GivenGradients | None = None) -> Any:
-        """Gradients of the global batch, of the shards of all ranks. Collective; for ``weights`` see ``__call__``."""
+        """Gradients of the global batch, over the shards of all ranks. Collective; for ``weights`` see ``__call__``."""
         return self._stepped(self._sharded("total()").reduce(self._compared(weights)))
 
     def rejoin(self, label: str) -> None:
-        """Reduce with the ranks of a generation that begins; ``label`` is the same on all of them."""
+        """Reduce with the ranks of a new generation; ``label`` must be the same on all of them."""
         self.reducer.rejoin(label)
 
     @abstractmethod
     def _shaped(self, like: Any) -> Param:
-        """Something with the shape and dtype of ``like`` that keeps nothing of it."""
+        """Object with the shape and dtype of ``like`` that does not refer to ``like``."""
 
     @abstractmethod
     def _given(self, gradient: Any, param: Param) -> T:
-        """A gradient as the tensor that is reduced."""
+        """Convert a gradient to the tensor that is reduced."""
 
     def _listed(self, gradients: GivenGradients) -> list[T | None]:
-        """Gradients in the order of the tensors that this was made of."""
+        """Gradients as a list in the order of ``like``."""
         if wrong := self._unlike(gradients):
             self.reducer.refuse()
             raise UsageError(f"DistributedGradients: {wrong}")
@@ -153,7 +152,7 @@ class ReducedGradients(ABC, Generic[T]):
             raise
 
     def _compared(self, weights: GivenGradients | None) -> list[T]:
-        """Weights in the order of the tensors that this was made of; none, where there are none to compare."""
+        """Weights as a list in the order of ``like``; empty if there are none to compare."""
         if weights is None:
             return []
         keys: Sequence[Any] = range(len(self._params)) if self._keys is None else self._keys
@@ -169,7 +168,7 @@ class ReducedGradients(ABC, Generic[T]):
         raise UsageError(f"{what} needs virtual workers: DistributedGradients(..., virtual_workers=8)")
 
     def _stepped(self, reduced: list[T | None] | None) -> Any:
-        """The result of a step, as the script wants it, once all ranks have it."""
+        """Vote on the step, and return its result in the form of ``like``."""
         if reduced is None:
             return None
         self.reducer.vote()
@@ -177,7 +176,7 @@ class ReducedGradients(ABC, Generic[T]):
         return dict(zip(self._keys, reduced, strict=True)) if self._keys is not None else reduced
 
     def _unlike(self, gradients: GivenGradients) -> str:
-        """Difference in form between ``gradients`` and what this was made of, in words; "" if there is none."""
+        """Difference in form between ``gradients`` and ``like``, in words; "" if there is none."""
         if isinstance(gradients, Mapping) is (self._keys is None):
             return "a dict where it was made of a list, or the other way round: give the gradients as the arrays"
         if isinstance(gradients, Mapping):
@@ -190,7 +189,7 @@ class ReducedGradients(ABC, Generic[T]):
 
 
 def _names(keys: Sequence[Any] | None, count: int) -> Sequence[str]:
-    """Names that ranks match gradients by; raises ``UsageError`` for ``keys`` that read alike."""
+    """Names by which ranks match gradients; raises ``UsageError`` if two ``keys`` have the same text."""
     names = list(map(str, range(count) if keys is None else keys))
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise UsageError(
@@ -201,7 +200,7 @@ def _names(keys: Sequence[Any] | None, count: int) -> Sequence[str]:
 
 
 def terms_of_gradients(op: int, gradient_predivide_factor: float, passes: int, lag: int) -> Reduction:
-    """Checked reduction of the gradients that ``DistributedGradients`` is given; raises ``UsageError``."""
+    """Reduction for ``DistributedGradients``; raises ``UsageError`` for arguments that are not allowed."""
     how = gradient_reduction(op, gradient_predivide_factor)
     if op == ReduceOp.ADASUM:
         raise UsageError("DistributedGradients(op=Adasum): it combines changes of weights; allreduce these instead")

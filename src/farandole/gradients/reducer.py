@@ -1,4 +1,4 @@
-"""Interface of whatever reduces the gradients of a distributed optimizer."""
+"""Interface of the reducers of a distributed optimizer's gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 
 
 class Reducer(ABC, Generic[T]):
-    """Gradients of one optimizer, reduced on ``terms``: ``settle``, ``vote``, the optimizer's own step, ``stepped``."""
+    """Reducer of one optimizer's gradients; per step: ``settle``, ``vote``, the optimizer's own step, ``stepped``."""
 
     passes_per_step = 1
 
@@ -23,19 +23,19 @@ class Reducer(ABC, Generic[T]):
         self.step_vote: StepVote | None = None
         """The vote on every step, in elastic jobs."""
         self.samples: int | None = None
-        """Samples of the last step, all ranks together; ``None`` where no sampler of an elastic state counts them."""
+        """Samples of the last step over all ranks; ``None`` if no sampler of an elastic state counts them."""
         self._passed = 0
-        """Samples of all ranks together that the passes since the last step were over, as far as they are counted."""
+        """Samples of the passes since the last step over all ranks, as far as samplers count them."""
         self._snapshots = StepSnapshots(tensors)
         self._snapshot: StepDigests | None = None
         """Snapshot of the last step, if no meeting has compared it yet."""
         self._broadcasts = -1
-        """Number of broadcasts before the first step; -1: a later one changes nothing."""
+        """Number of broadcasts before the first step; -1: a later broadcast does not matter."""
         self._may_begin_late = True
-        """True until ranks have begun with what was broadcast after their first step: that is done once."""
+        """True while a broadcast after the first step may still restart the comparison, which happens once."""
 
     steps_together = False
-    """True if a step needs all members after the reduction as well, as they share out the optimizer's state."""
+    """True if a step needs all members after the reduction, too, because they shard the optimizer's state."""
 
     @property
     def is_global(self) -> bool:
@@ -48,9 +48,9 @@ class Reducer(ABC, Generic[T]):
         return self._terms.process_set
 
     def vote(self) -> None:
-        """In elastic jobs, return when all ranks have reduced their gradients, and know that: the step is voted.
+        """In elastic jobs, wait until all ranks know that all have reduced their gradients: the step is voted.
 
-        In others, keep a snapshot of what this rank steps with, to be compared when the ranks meet next.
+        In other jobs, take a snapshot of this rank's parameters and gradients, to be compared at the next meeting.
         """
         snapshot = self._snapshots.take(self._named) if self._snapshots.is_due() else None
         if self.step_vote is not None:
@@ -60,10 +60,10 @@ class Reducer(ABC, Generic[T]):
             self._broadcasts = self._broadcasts_now() if self._may_begin_late and not snapshot.step else -1
 
     def _uncompared(self) -> StepDigests | None:
-        """Take the snapshot that the next meeting is to compare, if there is one.
+        """Remove and return the snapshot that the next meeting compares, if there is one.
 
-        None of the first step where a broadcast has come after it: scripts of TensorFlow make variables in that step,
-        and broadcast them then. What differed is overwritten. So the second step is the first that counts.
+        The first step's snapshot is dropped if a broadcast followed it: TensorFlow scripts make variables in that step
+        and then broadcast them, which overwrites the differences. The comparison then starts with the second step.
         """
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is None or self._broadcasts in (-1, self._broadcasts_now()):
@@ -76,12 +76,12 @@ class Reducer(ABC, Generic[T]):
         return broadcasts.over(self._terms.process_set.process_set_id or 0)
 
     def compare_anew(self) -> None:
-        """The next step is the first of other parameters: the first ones are all looked at. On all ranks at once."""
+        """Restart the comparison for new parameters: all of the next steps are compared. On all ranks at once."""
         self._snapshots = StepSnapshots(self._tensors)
         self._may_begin_late = True
 
     def _forget_snapshots(self) -> None:
-        """Begin anew, as all ranks do now."""
+        """Restart the comparison and drop the last snapshot, on all ranks at once."""
         self.compare_anew()
         self._snapshot = None
 
@@ -91,31 +91,31 @@ class Reducer(ABC, Generic[T]):
 
     @abstractmethod
     def stepped(self) -> None:
-        """The reduced gradients have been applied."""
+        """Called after the reduced gradients were applied."""
 
     @abstractmethod
     def zeroed(self) -> None:
-        """The gradients have been zeroed: whatever comes next is new."""
+        """Called after the gradients were zeroed: later gradients are new."""
 
     @abstractmethod
     def restart(self) -> None:
-        """Forget how far a step has come."""
+        """Forget the progress of the current step."""
 
     def abandon(self) -> None:
-        """Go back to before the step under way, which will not be applied; most change nothing before."""
+        """Undo the current step, which will not be applied. Most reducers have nothing to undo."""
 
     @abstractmethod
     def rejoin(self, label: str) -> None:
-        """A generation of an elastic job begins: nothing of the last one counts. ``label`` is the same on all ranks."""
+        """Begin a new generation of an elastic job, without the previous state. ``label`` is the same on all ranks."""
 
     @abstractmethod
     def watch_again(self) -> None:
-        """There are more parameters than before."""
+        """Called when the optimizer got more parameters."""
 
     @abstractmethod
     def _named(self) -> list[tuple[str, Param]]:
-        """The parameters that all ranks step alike, by name; [] if this rank shares them with nobody."""
+        """Named parameters that all ranks update alike; [] if no other rank has them."""
 
     @abstractmethod
     def _meet(self, snapshot: StepDigests | None) -> Meet:
-        """Meeting of the ranks that reduce together, for a vote; it compares ``snapshot``, too."""
+        """Meeting for a vote, of the ranks that reduce together; it also compares ``snapshot``."""

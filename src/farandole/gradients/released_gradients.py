@@ -1,4 +1,4 @@
-"""Gradients that a reduction has left, told from new ones in the same memory.
+"""Gradients that a reduction has produced, distinguished from new gradients in the same memory.
 
 left = ReleasedGradients(tensors)
 left.note(params)                   # after a reduction
@@ -17,15 +17,15 @@ from typing import Generic, TypeAlias, final
 from farandole.gradients.tensors import Gradients, Param, T, Tensors
 
 _Known: TypeAlias = tuple[weakref.ref[T], int]
-"""A gradient, and its version when a run had left it."""
+"""A gradient, and its version at the end of the run that produced it."""
 
 
 @final
 class ReleasedGradients(Generic[T]):
-    """The gradients that a run has left, which another run must not sum up again.
+    """Gradients that a run has produced; another run must not sum them up again.
 
-    Known by weak references: strong ones would keep their memory, and an address alone may be that of the next
-    gradient, after ``zero_grad()`` has given the memory back.
+    Weak references: strong ones would keep the memory, and after ``zero_grad()`` has freed it, the next gradient may
+    have the same address.
     """
 
     def __init__(self, tensors: Tensors[T]) -> None:
@@ -33,20 +33,20 @@ class ReleasedGradients(Generic[T]):
         self._known: list[_Known[T] | None] = []
 
     def note(self, params: Iterable[Param]) -> None:
-        """A run has left the gradients of ``params``."""
+        """Remember the gradients of ``params`` as produced by a run."""
         version = self._tensors.version
         present = map(self._tensors.gradient, params)
         self._known = [None if grad is None else (weakref.ref(grad), version(grad)) for grad in present]
 
     def any_of(self, params: Sequence[Param]) -> bool:
-        """True if one is there still, whatever was added to it."""
+        """True if some parameter still has the remembered gradient, even if more was added to it."""
         pairs = zip(map(self._tensors.gradient, params), self._known, strict=False)
         return any(known is not None and grad is not None and grad is known[0]() for grad, known in pairs)
 
     def without_stale(self, params: Sequence[Param], gradients: Gradients[T]) -> Gradients[T]:
-        """The gradients but for those of parameters that are frozen now, where they are still what the run has left.
+        """``gradients``, with ``None`` for frozen parameters whose gradient is still the unchanged result of the run.
 
-        The same object if there is none.
+        Returns the same object if there is none.
         """
         is_trained = self._tensors.is_trained
         if len(self._known) != len(params) or all(map(is_trained, params)):

@@ -1,13 +1,13 @@
-"""Reduction for virtual workers: the same bits after every step, whatever the number of workers.
+"""Reduction for virtual workers: the same bits after every step, for any number of workers.
 
     for shard in reducer.shards(rows):
         ...                                     # gradients of the shard's rows
     reducer.settle()                            # now they are those of the global batch
     reducer.stepped()
 
-The global batch is cut into as many shards as there are virtual workers. Each shard has its own random stream and
-starts from the same batch-norm statistics; what the shards give is added up in one order. How many workers share the
-shards, and where they run, then changes who computes and nothing of what is computed.
+The global batch is cut into one shard per virtual worker. Each shard has its own random stream and starts from the same
+batch-norm statistics; the shards' gradients are added up in one order. So the results do not depend on how many workers
+share the shards, nor on where the workers run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from farandole.runtime.collectives.planned import REFUSED, PlannedLane
 from farandole.runtime.session.init import current, end_step, takes_part
 
 open_shards: list[int] = []
-"""Numbers of the shards that scripts compute now: one, or none."""
+"""Number of the shard that the script computes now, if any."""
 
 
 class Shard(NamedTuple):
-    """One shard: its number, and its rows of the global batch."""
+    """One shard: its number and its rows of the global batch."""
 
     number: int
     rows: slice
@@ -48,16 +48,16 @@ class Shard(NamedTuple):
 
 @final
 class _Buffer:
-    """A buffer of the model, and what it was when the step began; ``digest`` is that of its values then."""
+    """Buffer of the model; ``before`` and ``digest``: its values at the beginning of the step, and their digest."""
 
     def __init__(self, tensor: Any, before: Any, digest: int) -> None:
         self.tensor, self.before, self.digest = tensor, before, digest
 
 
 class ShardReducer(Reducer[T]):
-    """Reducer of the gradients of ``count`` shards; ``seed`` is that of their random streams.
+    """Reducer of the gradients of ``count`` shards; ``seed`` seeds their random streams.
 
-    A subclass says what the framework has: parameters and their gradients, buffers, the count of steps, generators.
+    A subclass provides the framework's part: parameters, gradients, buffers, the count of steps, random generators.
     """
 
     def __init__(
@@ -67,23 +67,23 @@ class ShardReducer(Reducer[T]):
         self._identity, self._seed = identity, seed
         self._whole = Shards(0, count)
         self._lanes: list[PlannedLane] = []
-        """The one that is used now, if any; closed when the optimizer is gone."""
-        # The finalizer has this very list, not the reducer, which it would keep alive: so it is changed in place.
-        # Not at exit: shutdown() closes the engines.
+        """The current lane, if any; closed when the optimizer is collected."""
+        # The finalizer refers to this list and not to the reducer, which it would keep alive: change the list in place.
+        # No finalizer at exit: shutdown() closes the engines.
         weakref.finalize(self, _close, self._lanes).atexit = False
         self._sums: ShardSums[T] | None = None
         self._plan = ""
         self._stack: list[tuple[Shards, list[T]]] = []
         self._rows = 0
         self._taken: list[Param] = []
-        """Parameters whose gradients are taken: those that were trained when the loop over the shards began."""
+        """Parameters whose gradients are summed: the trainable ones when the loop over the shards began."""
         self._used: list[bool] = []
         self._changed: list[bool] = []
         self._counted: list[int] = []
         self._statistics: list[_Buffer] = []
-        """Floating-point buffers of the model: new values are means over the shards, where one has changed them."""
+        """Floating-point buffers of the model. Those that a shard has changed get the mean over the shards."""
         self._counters: list[_Buffer] = []
-        """Whole numbers: every shard leaves the same ones."""
+        """Integer buffers; every shard produces the same values."""
         self._reduced = False
 
     @abstractmethod
@@ -92,11 +92,11 @@ class ShardReducer(Reducer[T]):
 
     @abstractmethod
     def _buffers(self) -> tuple[list[T], list[T]]:
-        """Floating-point buffers of the model, and those that count."""
+        """Floating-point buffers and integer buffers (counters) of the model."""
 
     @abstractmethod
     def _step(self) -> int:
-        """Number of steps so far, which travels with the optimizer's checkpoints."""
+        """Number of steps so far, saved in the optimizer's checkpoints."""
 
     @abstractmethod
     def _count_step(self) -> None:
@@ -104,32 +104,32 @@ class ShardReducer(Reducer[T]):
 
     @abstractmethod
     def _take_gradients(self, params: Sequence[Param]) -> list[T | None]:
-        """The gradients of ``params``, which no longer have some; each in memory of its own, that will be written to.
+        """Remove and return the gradients of ``params``, each in its own memory, which the caller may write to.
 
-        Raises ``UsageError`` for one that cannot be added up.
+        Raises ``UsageError`` for a gradient that cannot be added up.
         """
 
     def _set_gradient(self, param: Param, gradient: T | None) -> None:
-        """Make this the gradient of ``param``."""
+        """Set the gradient of ``param``."""
         self._tensors.set_gradient(param, gradient)
 
     @abstractmethod
     def _generators(self, seed: int) -> AbstractContextManager[object]:
-        """Context in which the framework's random generators begin with ``seed``; afterwards they are as before."""
+        """Context in which the framework's random generators start from ``seed``; their state is restored after it."""
 
     def shards(self, rows: int) -> Generator[Shard, None, None]:
-        """Iterate over this worker's shards of ``rows`` rows; gradients belong to the shard that was given out last."""
+        """Iterate over this worker's shards of ``rows`` rows; gradients belong to the shard yielded last."""
         if rows < 1:
             raise UsageError(f"shards({rows}): a global batch has at least one row")
         own = self._own()
-        if not self._reduced:  # an earlier loop that is not over, which something keeps
+        if not self._reduced:  # an earlier loop did not end, and its generator is still alive
             self.abandon()
         self.restart()
         stack = self._stack
         try:
             yield from self._shards(own, rows)
-        except BaseException:  # also where the script leaves the loop
-            if self._stack is stack:  # and not later than the next loop, or a load, has begun
+        except BaseException:  # also if the script breaks out of the loop
+            if self._stack is stack:  # false if the generator is closed after a new loop, or a load, has begun
                 self.abandon()
             raise
 
@@ -138,7 +138,7 @@ class ShardReducer(Reducer[T]):
         self._statistics, self._counters = map(self._kept, self._buffers())
         self._counted = [0] * len(self._counters)
         self._used, self._changed = [False] * len(self._taken), [False] * len(self._statistics)
-        for param in self.params():  # also a frozen one: optimizers step with any gradient that is there
+        for param in self.params():  # also frozen ones: optimizers apply every gradient that is set
             self._set_gradient(param, None)
         step, count = self._step(), self._whole.end
         for number in range(own.begin, own.end):
@@ -149,7 +149,7 @@ class ShardReducer(Reducer[T]):
                     yield Shard(number, slice(part.begin, part.end))
             self._take(number, (part.end - part.begin) * count / rows)
 
-    # -- what the optimizer calls -------------------------------------------------------------------------------------
+    # -- methods of ``Reducer`` ---------------------------------------------------------------------------------------
 
     def rejoin(self, label: str) -> None:
         """See ``Reducer``."""
@@ -159,7 +159,7 @@ class ShardReducer(Reducer[T]):
         self.restart()
 
     def settle(self) -> None:
-        """Add up over all workers' shards; afterwards every gradient is that of the global batch."""
+        """Add up the shards of all workers; then every gradient is the gradient of the global batch."""
         if self._reduced:
             return
         if len(self._terms.process_set.ranks) == 1:
@@ -185,12 +185,12 @@ class ShardReducer(Reducer[T]):
         self._publish(self._sums.of(dict(self._stack)), self._sums.largest(self._seen()))
 
     def refuse(self) -> None:
-        """Make the other workers raise in ``settle``, instead of waiting: this one's shards are not complete."""
+        """Make the other workers raise in ``settle`` instead of waiting: this worker's shards are incomplete."""
         if len(self._terms.process_set.ranks) > 1:
             self._lane().meet(self._point(), REFUSED)
 
     def stepped(self) -> None:
-        """The gradients have been applied."""
+        """See ``Reducer``."""
         if self.step_vote is not None:
             self.step_vote.applied()
         self._count_step()
@@ -200,10 +200,10 @@ class ShardReducer(Reducer[T]):
             self._lanes[0].stop_if_interrupted()
 
     def zeroed(self) -> None:
-        """Nothing to do: ``shards`` begins anew."""
+        """See ``Reducer``; nothing to do, because ``shards`` starts from zero."""
 
     def restart(self) -> None:
-        """Forget the shards that were computed; buffers stay as they are."""
+        """Forget the computed shards; buffers keep their values."""
         self._stack, self._reduced = [], False
         self._statistics, self._counters = [], []
 
@@ -213,7 +213,7 @@ class ShardReducer(Reducer[T]):
         self.restart()
 
     def watch_again(self) -> None:
-        """There are more parameters than before."""
+        """See ``Reducer``."""
         self.abandon()
 
     def _named(self) -> list[tuple[str, Param]]:
@@ -236,7 +236,7 @@ class ShardReducer(Reducer[T]):
         return block(rank or 0, size, self._whole.end)
 
     def _take(self, number: int, weight: float) -> None:
-        """Put what a shard has given on the stack, and add up what is complete there."""
+        """Push a shard's gradients and buffers on the stack, and add up complete ranges of the tree."""
         leaf: list[T] = []
         for i, (param, grad) in enumerate(zip(self._taken, self._take_gradients(self._taken), strict=True)):
             self._used[i] |= grad is not None
@@ -262,16 +262,16 @@ class ShardReducer(Reducer[T]):
         return [_Buffer(each, self._tensors.clone(each), d) for each, d in zip(buffers, digests, strict=True)]
 
     def _seen(self) -> list[int]:
-        """Gradients that some shard of this worker has, buffers that one has changed, and the counters."""
+        """Flags of the gradients and of the changed buffers of this worker's shards, then the counters."""
         return [*map(int, self._used), *map(int, self._changed), *self._counted]
 
     def _publish(self, sums: list[T], seen: Sequence[int]) -> None:
-        """Make them the gradients, and the buffers' new values; ``seen`` is what some worker has seen."""
+        """Set gradients and buffers to ``sums``; ``seen``: maximum of ``_seen`` over the workers."""
         params, statistics = self._taken, self._statistics
         are_used, are_changed = seen[: len(params)], seen[len(params) : len(params) + len(statistics)]
         for param, gradient, is_used in zip(params, sums[: len(params)], are_used, strict=True):
             self._set_gradient(param, gradient if is_used else None)
-        # One that no shard has changed, as a mask, stays as it is: a mean is rounded, and that of infinity is none.
+        # A buffer that no shard changed (a mask) keeps its values: a mean would be rounded, and NaN for infinities.
         triples = zip(statistics, sums[len(params) :], are_changed, strict=True)
         moved = [(each.tensor, mean) for each, mean, is_changed in triples if is_changed]
         self._tensors.copy([tensor for tensor, _ in moved], [mean for _, mean in moved])
@@ -280,14 +280,14 @@ class ShardReducer(Reducer[T]):
         self._reduced = True
 
     def _lane(self) -> PlannedLane:
-        """The lane of this session; the first time, made by all members."""
+        """Lane of this session; the first call makes it, collectively."""
         session = current("the reduction of gradients")
         if not self._lanes or self._lanes[0].session is not session:
             self._pair()
-            # A lane of an earlier session was closed with it; the sums have memory of that lane's engine.
+            # The lane of an earlier session was closed with the session; the sums use memory of that lane's engine.
             self._lanes[:] = [PlannedLane(session, self._terms.process_set, self._identity.label)]
             self._sums = None
-            self._forget_snapshots()  # some members may be new, and begin to count
+            self._forget_snapshots()  # new members count steps from 0
         return self._lanes[0]
 
     def _point(self) -> str:
@@ -310,7 +310,7 @@ class ShardReducer(Reducer[T]):
         self._tensors.copy([each.tensor for each in buffers], [each.before for each in buffers])
 
     def _pair(self) -> None:
-        """Find the others' reducers that belong to this one, and one order of the parameters. Collective, once."""
+        """Pair with the other ranks' reducers, and agree on an order of parameters. Collective, once per session."""
         session, process_set = current("shards()"), self._terms.process_set
         if not takes_part(process_set, "shards()") or len(process_set.ranks) == 1:
             return
@@ -318,7 +318,7 @@ class ShardReducer(Reducer[T]):
             self._identity.settle(session, self.params(), lambda _: False)
 
     def _trained(self) -> list[Param]:
-        """Trained parameters, in the order agreed on."""
+        """Trainable parameters, in the agreed order."""
         return self._identity.arrange([param for param in self.params() if self._tensors.is_trained(param)])
 
     def _leaves(self) -> list[T]:
@@ -337,7 +337,7 @@ class ShardReducer(Reducer[T]):
 
     @contextmanager
     def _stream(self, step: int, number: int) -> Iterator[None]:
-        """Make the global random generators those of a shard inside; afterwards they go on where they were."""
+        """Seed the global random generators for a shard, and restore their state at the end."""
         digest = hashlib.blake2b(f"{self._seed} {step} {number}".encode(), digest_size=8).digest()
         own = int.from_bytes(digest, "little") >> 1
         numpy = sys.modules.get("numpy")
@@ -349,7 +349,7 @@ class ShardReducer(Reducer[T]):
             open_shards.append(number)
             try:
                 yield
-            finally:  # also where the script leaves the loop over shards, and their generator is closed
+            finally:  # also if the script breaks out of the loop over shards, which closes their generator
                 open_shards.remove(number)
                 random.setstate(python_state)
                 if numpy:
@@ -363,7 +363,7 @@ def _close(lanes: list[PlannedLane]) -> None:
 
 
 def require_plain(terms: ReductionOptions, count: int, passes: int) -> None:
-    """Raise ``UsageError`` for what cannot be had together with ``count`` virtual workers."""
+    """Raise ``UsageError`` for options that cannot be combined with ``count`` virtual workers."""
     if count < 1:
         raise UsageError(f"virtual_workers={count}: give at least 1")
     plain = ReductionOptions(how=Reduction(terms.how.op), process_set=terms.process_set)

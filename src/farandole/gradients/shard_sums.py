@@ -3,9 +3,9 @@
     sums = ShardSums(lane, tensors, Shards(0, 8), like, scales)
     every = sums.of({Shards(0, 4): parts})          # on the worker that has shards 0 to 3
 
-Where every worker has one partial sum, and the engine adds workers as the tree does, this is an all-reduce. Otherwise
-each worker adds up its part of all elements: everybody's partial sums of that part come to it (all-to-all), it adds
-them in the tree's order, and the results go to all (all-gather). That moves no more bytes, but copies more often.
+If every worker has one partial sum, and the engine adds workers in the tree's order, this is an all-reduce. Otherwise
+each worker adds up its share of the elements: it receives all workers' partial sums of the share (all-to-all), adds
+them in the tree's order, and sends the results to all (all-gather). That moves no more bytes, but copies more often.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from farandole.runtime.collectives.planned import PlannedLane
 Partial: TypeAlias = Mapping[Shards, Sequence[T]]
 
 CHUNK_BYTES = 2**20
-"""Size of a chunk: so little that it stays in the cache between one worker's copy and the other's sum."""
+"""Size of a chunk: small enough to stay in the cache between one worker's copy and another worker's sum."""
 
 UNWIDENED = (DType.FLOAT32, DType.FLOAT64)
-"""Dtypes that engines round at every sum; 16-bit ones they would round once, at the end."""
+"""Dtypes that engines round at every addition; 16-bit dtypes are widened and rounded once, at the end."""
 
 
 def add_tensors(tensors: Tensors[T], whole: Shards, partial: Partial[T]) -> list[T]:
-    """The sums where one worker has all shards; overwrites ``partial``."""
+    """Sums if one worker has all shards; overwrites ``partial``."""
 
     def add(left: list[T], right: list[T]) -> list[T]:
         tensors.add(left, right)
@@ -53,7 +53,7 @@ class _Piece(NamedTuple):
 
 @final
 class _Chunk(NamedTuple, Generic[T]):
-    """Unit of the exchange: pieces of tensors of one dtype and scale, what they are sent from, and the results."""
+    """Unit of the exchange: pieces of tensors of one dtype and scale, their send buffers, and the results."""
 
     pieces: list[_Piece]
     sent: list[T]
@@ -63,7 +63,7 @@ class _Chunk(NamedTuple, Generic[T]):
 
 @final
 class _Bucket(Generic[T]):
-    """Unit of the all-reduce: tensors side by side in engine memory, ``views``, or a large one where it lies."""
+    """Unit of the all-reduce: tensors side by side in engine memory (``views``), or one large tensor in place."""
 
     def __init__(
         self, bucket: Bucket, memory: Memory, like: Sequence[T], scale: float, view: Callable[[Array, T], T]
@@ -78,7 +78,7 @@ class _Bucket(Generic[T]):
 
 @final
 class ShardSums(Generic[T]):
-    """For lists of tensors like ``like``, the same on every member, each multiplied by its scale. Made collectively."""
+    """Sums of lists of tensors like ``like``, multiplied by ``scales``; alike on every member. Made collectively."""
 
     def __init__(
         self, lane: PlannedLane, tensors: Tensors[T], whole: Shards, like: Sequence[T], scales: Sequence[float]
@@ -96,7 +96,7 @@ class ShardSums(Generic[T]):
         self._lay_out_chunks([i for i, r in enumerate(reduced) if not r], like, arrays, scales)
 
     def of(self, partial: Partial[T]) -> list[T]:
-        """Return the sums, in ``partial`` or in new memory: a script may keep them, and children must not see them."""
+        """Return the sums in ``partial`` or new memory: scripts may keep them, forked children must not see them."""
         results = list(self._results)
         for number, bucket in enumerate(self._buckets):
             [tensors] = partial.values()
@@ -107,7 +107,7 @@ class ShardSums(Generic[T]):
         return [total if id(total) in given else self._tensors.clone(total) for total in results]
 
     def largest(self, numbers: Sequence[int]) -> list[int]:
-        """The largest that any member has, of each."""
+        """Element-wise maximum over the members."""
         found = array("q", numbers)
         self._lane.allreduce("largest", Array.of_numbers(found), Reduction(ReduceOp.MAX))
         return found.tolist()
@@ -129,7 +129,7 @@ class ShardSums(Generic[T]):
             self._lay_out(list(group), like, arrays, scale)
 
     def _lay_out(self, which: list[int], like: Sequence[T], arrays: Sequence[Array], scale: float) -> None:
-        """Memory for the sums of some tensors, one after the other, and the chunks it is filled by."""
+        """Allocate contiguous memory for the sums of some tensors, and lay out the chunks that fill it."""
         size, dtype = self._lane.size, arrays[which[0]].dtype
         counts = [arrays[i].count for i in which]
         ends = list(itertools.accumulate(counts))
@@ -168,7 +168,7 @@ class ShardSums(Generic[T]):
         self._lane.allgather(what, own, chunk.result, [share] * self._lane.size)
 
     def _exchange(self, what: str, chunk: _Chunk[T], partial: Partial[T]) -> dict[Shards, T]:
-        """Everybody's partial sums of this member's share of the chunk's elements."""
+        """All members' partial sums of this member's share of the chunk's elements."""
         size, length = self._lane.size, chunk.result.count
         share, dtype = length // size, chunk.result.dtype
         send, received = self._send.array(dtype, 0, length), self._received.array(dtype)
@@ -189,7 +189,7 @@ class ShardSums(Generic[T]):
 
 
 def _pieces(runs: Sequence[tuple[int, int, int]], begin: int, end: int) -> Iterator[_Piece]:
-    """Pieces of the tensors that lie in elements ``begin`` to ``end - 1`` of their common memory."""
+    """Pieces of the tensors within elements ``begin`` to ``end - 1`` of their common memory."""
     for tensor, count, last in runs:
         first = last - count
         if first < end and begin < last and count:

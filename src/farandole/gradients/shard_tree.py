@@ -3,9 +3,9 @@
 >>> combine(Shards(0, 5), {Shards(i, i + 1): str(i) for i in range(5)}, "({}+{})".format)
 '(((0+1)+(2+3))+4)'
 
-A range of shards is the sum of two: its first 2^k, the largest power of two that leaves something, and the rest. A
-worker has a block of consecutive shards and adds up whole ranges of the tree; what other workers' shards belong to is
-added where all parts have come together.
+A range of n shards is split in two: the first 2^k, for the largest 2^k < n, and the rest. A worker has a block of
+consecutive shards and adds up the ranges of the tree that lie within its block. Ranges that span several workers are
+added after the exchange of the partial sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Shards(NamedTuple):
 
 
 def halves(shards: Shards) -> tuple[Shards, Shards]:
-    """The two ranges whose sum a range of more than one shard is.
+    """The two ranges that add up to a range of more than one shard.
 
     >>> halves(Shards(0, 5))
     (Shards(begin=0, end=4), Shards(begin=4, end=5))
@@ -34,7 +34,7 @@ def halves(shards: Shards) -> tuple[Shards, Shards]:
 
 
 def block(rank: int, size: int, count: int) -> Shards:
-    """The shards of ``count`` that the worker ``rank`` of ``size`` computes; the first ones have one more.
+    """Shards of worker ``rank`` of ``size``, out of ``count``; the first workers have one more.
 
     >>> [block(rank, 3, 8) for rank in range(3)]
     [Shards(begin=0, end=3), Shards(begin=3, end=6), Shards(begin=6, end=8)]
@@ -45,7 +45,7 @@ def block(rank: int, size: int, count: int) -> Shards:
 
 
 def is_tree_of_blocks(size: int, count: int) -> bool:
-    """True if each of ``size`` blocks is a range of the tree, with the tree over ``size`` shards above them.
+    """True if each of ``size`` blocks is a range of the tree, and the tree above them is the tree over ``size`` shards.
 
     >>> is_tree_of_blocks(3, 12), is_tree_of_blocks(3, 8)
     (True, False)
@@ -55,7 +55,7 @@ def is_tree_of_blocks(size: int, count: int) -> bool:
 
 
 def cover(whole: Shards, part: Shards) -> list[Shards]:
-    """The largest ranges of the tree over ``whole`` that lie in ``part``, in order.
+    """Largest ranges of the tree over ``whole`` that lie within ``part``, in order.
 
     >>> cover(Shards(0, 8), Shards(3, 6))
     [Shards(begin=3, end=4), Shards(begin=4, end=6)]

@@ -1,17 +1,17 @@
-"""Optimizers that share parameters, each of which reduces the gradients of these.
+"""Optimizers that share parameters, so that each of them reduces the same gradients.
 
 siblings = SharedParameters(self, living)           # of each optimizer
 siblings.find()
 """
 
-# All references are weak: whoever asks for siblings must not be what keeps them. That alone does not make ranks agree,
-# as an optimizer in a cycle (with its scheduler) is gone on each rank when its garbage collector happens to run. Ranks
-# that disagreed would overlap or refuse differently in the same step. So where there seem to be siblings, the collector
-# runs first: those that are left are in reach of the script, and so they are on all ranks. It takes 0.2 s; not in every
-# step, therefore.
+# All references are weak, so that siblings do not keep each other alive. This alone does not make ranks agree: an
+# optimizer in a reference cycle (with its scheduler) is freed on each rank whenever its garbage collector runs. Ranks
+# that disagreed would overlap or refuse differently in the same step. So if siblings are found, the collector runs, and
+# the search is repeated: the siblings found then are reachable from the script, and so on all ranks. A collection takes
+# 0.2 s, so it must not run in every step.
 #
-# Steps ask, so the answer is kept until an owner comes or goes. A finalizer may say so on any thread, in the middle of
-# anything: it only counts, and takes no lock that its thread might have.
+# Every step calls ``find``, so the answer is kept until an owner is made or freed. A finalizer reports this on any
+# thread, in the middle of any code: it only increments a counter, and takes no lock that its thread might hold.
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from farandole.gradients.tensors import Param
 
 
 class Owner(Protocol):
-    """The owner of some parameters."""
+    """Owner of some parameters."""
 
     params: Callable[[], list[Param]]
 
@@ -36,8 +36,8 @@ AnOwner = TypeVar("AnOwner", bound=Owner)
 class SharedParameters(Generic[AnOwner]):
     """Other owners in ``living`` that share parameters with ``owner``.
 
-    One that is out of reach is gone when the garbage collector has run, on each rank at another time: where there seem
-    to be some, it runs now. That is once, as they are looked for again only after some have come or gone.
+    The garbage collector frees unreachable owners at another time on each rank. So it runs if there seem to be
+    siblings: once, because the search is repeated only after an owner was made or freed.
     """
 
     _changes = 0
@@ -51,17 +51,17 @@ class SharedParameters(Generic[AnOwner]):
 
     @staticmethod
     def changed() -> None:
-        """Some owner is new or gone, or has got other parameters."""
+        """Note that an owner was made or freed, or that its parameters changed."""
         SharedParameters._changes += 1
 
     def find(self) -> list[AnOwner]:
-        """The others, in the order of ``living``. Every step asks."""
+        """The other owners, in the order of ``living``. Called in every step."""
         if self._seen != SharedParameters._changes:
             if self._look():
                 gc.collect()
-            seen = SharedParameters._changes  # after the collection, which counts those that it has freed
+            seen = SharedParameters._changes  # after the collection, which counts the owners that it frees
             self._found = list(map(weakref.ref, self._look()))
-            self._seen = seen  # another thread's change since then is looked at the next time
+            self._seen = seen  # the next call sees a change that another thread made since
         return [each for each in (found() for found in self._found) if each is not None] if self._found else []
 
     def _look(self) -> list[AnOwner]:

@@ -1,12 +1,12 @@
-"""Snapshots of what an optimizer steps with: parameters and gradients, all of them or a part.
+"""Snapshots of an optimizer's step: digests of parameters and gradients, complete or of parts.
 
     snapshots = StepSnapshots(tensors)
     if snapshots.is_due():
         snapshot = snapshots.take(lambda: [("fc.weight", model.fc.weight)])
 
-By default the first steps are looked at, then every sixteenth (of small models, whose steps are short, every 64th), and
-of large tensors a part, another one each time: a difference in a gradient becomes one in the parameter, and stays there
-until its part is looked at.
+By default the first steps are sampled, then every 16th (every 64th for small models, whose steps are short). Of large
+tensors each snapshot covers a different part: a difference in a gradient becomes a difference in the parameter, and
+stays there until a snapshot covers its part.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from farandole.runtime.session.init import current
 Named: TypeAlias = Sequence[tuple[str, Param]]
 
 FIRST_STEPS = 8
-"""So many are all looked at: what goes wrong mostly goes wrong at once."""
+"""Number of first steps that are all sampled, because most faults show at once."""
 
 EVERY, EVERY_OF_SMALL = 16, 64
 SAMPLE_BYTES = 2**16
-"""Of one tensor, in one snapshot."""
+"""Bytes of one tensor in one snapshot."""
 
 PARTS = 8
-"""In so many places."""
+"""Number of ranges in which these bytes lie."""
 
 
 @final
 class StepSnapshots(Generic[T]):
-    """Chooses the steps of one optimizer, alike on all ranks that begin together."""
+    """Snapshots of one optimizer; all ranks that begin together choose the same steps."""
 
     def __init__(self, tensors: Tensors[T]) -> None:
         self._tensors = tensors
@@ -45,12 +45,12 @@ class StepSnapshots(Generic[T]):
         self._every = EVERY
 
     def is_due(self) -> bool:
-        """Count a step; True if a snapshot of it is to be taken."""
+        """Count a step; True if the step needs a snapshot."""
         self._steps += 1
         return _is_due(self._steps, self._every)
 
     def take(self, named: Callable[[], Named]) -> StepDigests | None:
-        """The snapshot of this step; ``None`` if there is nothing to compare, or nobody to compare it with."""
+        """Snapshot of this step; ``None`` if there is nothing to compare, or no other rank."""
         mode = current("step()").settings.check_divergence
         found = [] if mode == "off" else named()
         if not found:
@@ -66,7 +66,7 @@ class StepSnapshots(Generic[T]):
 
 @final
 class KeptGradients(Generic[T]):
-    """Reduced gradients that a script has kept aside: no reduction may write into their memory."""
+    """Reduced gradients that a script keeps: checks that no later reduction overwrites their memory."""
 
     def __init__(self, tensors: Tensors[T]) -> None:
         self._tensors = tensors
@@ -74,10 +74,10 @@ class KeptGradients(Generic[T]):
         self._reduced: list[tuple[str, Param, weakref.ref[Any]]] = []
         self._kept: list[tuple[str, T, int]] = []
         self.begun = False
-        """By a backward pass, as it overlaps with the reduction."""
+        """True after ``begin``; an overlapped backward pass calls it before the reduction."""
 
     def begin(self) -> None:
-        """Buckets are about to be written: look at what is left of the last reduction and is no gradient any more."""
+        """Before buckets are written: digest the last reduction's results that live on but are gradients no more."""
         self.begun = True
         if not self._reduced:
             return
@@ -91,7 +91,7 @@ class KeptGradients(Generic[T]):
         self._kept = [(name, grad, digest) for (name, grad), digest in zip(kept, found, strict=True)]
 
     def end(self, named: Callable[[], Named]) -> None:
-        """The reduced gradients are there. Raises ``DivergenceError`` if getting there has changed what was kept."""
+        """After the reduction: raise ``DivergenceError`` if it has overwritten a kept gradient."""
         kept, self._kept = self._kept, []
         self.begun = False
         self._runs += 1
@@ -107,18 +107,18 @@ class KeptGradients(Generic[T]):
             )
 
     def _left(self, named: Callable[[], Named]) -> list[tuple[str, Param, weakref.ref[Any]]]:
-        """The gradients that a reduction has left, if they are to be looked at when the next one begins."""
+        """Gradients that a reduction has produced, if the next reduction checks them."""
         mode = current("the reduction of gradients").settings.check_divergence
         found = [] if mode == "off" else named()
         if found:
             self._every = _every(mode, found, self._tensors)
-        # Weak: it is to find out what the script keeps, which it could not if it kept gradients itself.
+        # Weak references: only the script's references may keep a gradient alive here.
         there = ((name, param, self._tensors.gradient(param)) for name, param in found)
         return [(name, param, weakref.ref(grad)) for name, param, grad in there if grad is not None]
 
 
 def sample_ranges(count: int, nbytes: int, turn: int) -> list[range]:
-    """Ranges of the ``count`` rows or elements of a tensor that are looked at in a ``turn``; all are in some turn.
+    """Sampled ranges of the ``count`` rows or elements of a tensor in a ``turn``; the turns together cover all.
 
     >>> sample_ranges(2**20, 2**22, turn=1)[:2]
     [range(2048, 4096), range(133120, 135168)]
@@ -130,7 +130,7 @@ def sample_ranges(count: int, nbytes: int, turn: int) -> list[range]:
 
 
 def _is_due(number: int, every: int) -> bool:
-    """True for the steps and reductions that are looked at."""
+    """True for the steps and reductions that are sampled."""
     return number <= FIRST_STEPS or number % every == 0
 
 

@@ -1,7 +1,7 @@
-"""Reduction of gradients at its time: at the end of a backward pass, or in ``step()`` where there was none.
+"""Reduction of one optimizer's gradients at the end of a backward pass, or in ``step()`` if there was no pass.
 
     reducer = ListReducer(tensors, params, key, ReductionOptions())
-    means = reducer.reduce(gradients)           # frameworks that hand gradients in and want them back
+    means = reducer.reduce(gradients)           # frameworks that pass gradients as a list and get a list back
     reducer.vote()
     reducer.stepped()
 
@@ -9,23 +9,23 @@ Frameworks whose gradients appear one by one (PyTorch) have a subclass with hook
 ``completed`` and ``end_pass``.
 """
 
-# Threads. ``completed`` and ``end_pass`` may run on a thread of the framework: for host memory that is the one that
-# calls ``backward()``, for a device another one, for which the script waits in ``backward()``. So fields need no lock,
-# as long as the parameters of one optimizer are on one device. What goes on beside the script has a thread and fields
-# of its own: the buckets of an ``OverlappedPass``, the runs of a ``LaggedExchange``. During ``join()`` the script only
-# waits, and a thread in ``serve`` has this object, except for ``label`` and ``forsake``.
+# Threads. ``completed`` and ``end_pass`` may run on a thread of the framework: for host memory on the thread that calls
+# ``backward()``, for a device on another thread, while the script waits in ``backward()``. So fields need no lock, as
+# long as the parameters of one optimizer are on one device. Work in parallel to the script has its own threads and
+# fields: the buckets of an ``OverlappedPass``, the runs of a ``LaggedExchange``. During ``join()`` the script only
+# waits, and a thread in ``serve`` owns this object, except for ``label`` and ``forsake``.
 #
-# References. Only the optimizer holds its reducer (and ``join()``, for its time). Parameters hold hooks, and a model
-# outlives its optimizers; ``_living``, ``SharedParameters`` and ``weakref.finalize`` are there as long as the
-# process. Each of these refers to the reducer weakly or not at all, and ``params`` refers weakly to the optimizer. So
-# an optimizer that a script drops is gone at that line, on every rank at the same one; in a cycle it is gone when a
-# rank's garbage collector runs, and until then ranks disagree about which optimizers there are. (Schedulers and
-# elastic states make cycles: see ``shared_parameters`` and ``join``.) The traceback of an error keeps the optimizer
-# or its reducer on ranks that waited in here, and on no others: a notebook has the last one for long. So a reducer
-# whose parameters another takes rests, without hooks, until its optimizer is used again.
+# References. Only the optimizer holds its reducer (and ``join()``, while it runs). Parameters hold hooks, and a model
+# outlives its optimizers; ``_living``, ``SharedParameters`` and ``weakref.finalize`` exist as long as the process. Each
+# of these refers to the reducer weakly or not at all, and ``params`` refers weakly to the optimizer. So an optimizer
+# that a script drops is freed at that line, which is the same on every rank. An optimizer in a reference cycle is freed
+# when a rank's garbage collector runs, and until then ranks disagree about which optimizers exist. (Schedulers and
+# elastic states make cycles: see ``shared_parameters`` and ``join``.) The traceback of an error keeps the optimizer or
+# its reducer alive only on ranks that waited in this file, and a notebook keeps the last traceback. So a reducer whose
+# parameters a newer reducer takes over *rests*, without hooks, until its optimizer is used again.
 #
-# Order. All ranks use a lane in the same order, so a rank that raises cannot just leave: it ``refuse``s, which is its
-# part of the meeting that the others are in or will come to, and then all raise.
+# Order. All ranks use a lane in the same order, so a rank that raises must first call ``refuse``: this is its part of
+# the meeting that the other ranks are in or will enter, and then all ranks raise.
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _is_living(label: str) -> bool:
 class GradientReducer(Reducer[T]):
     """Reducer of the gradients of one optimizer, whose parameters ``params`` lists.
 
-    A subclass says what takes part (``_watch``), and how its framework holds that (``_bound``). ``unhook`` is called
-    when the optimizer is gone or rests, and must not refer to the reducer.
+    A subclass selects the parameters (``_watch``) and wraps them for its framework (``_bound``). ``unhook`` is called
+    when the optimizer is freed or the reducer rests, and must not refer to the reducer.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class GradientReducer(Reducer[T]):
         self._overlapped: OverlappedPass[T] | None = None
         self._observer: Observer | None = None
         self._reads: Observer | None = None  # in this pass
-        self._bound_to: list[Param] | None = None  # what ``_watch`` returned when the exchange was made or looked at
+        self._bound_to: list[Param] | None = None  # result of ``_watch`` when the exchange was made or last checked
         self._kept = KeptGradients(tensors)
-        self._rests = False  # as another has taken its parameters
+        self._rests = False  # true while another reducer has its parameters
         _living.add(self)
         _forget_accumulations_in_sessions()
-        self._siblings = SharedParameters(self, _at_work)  # after that: it counts a change, and others then look
-        # Not at exit: shutdown() ends the lanes then, and ``release`` waits without a limit for ranks that may be gone.
+        self._siblings = SharedParameters(self, _at_work)  # after ``_living.add``: it makes others search again
+        # Not at exit: shutdown() ends the lanes, and ``release`` would wait without a timeout for dead ranks.
         weakref.finalize(self, self._held.release).atexit = False
         session = current("DistributedOptimizer()")
         self._take_over(session)
@@ -130,10 +130,10 @@ class GradientReducer(Reducer[T]):
             self._watch()
 
     def _take_over(self, session: Session) -> None:
-        """Have older ones rest whose parameters this one has: all of theirs, or some if another session was the last.
+        """Let older reducers rest if this one has all of their parameters, or some and they are of another session.
 
-        Two that share some in one session may both be in use: a pass that the hooks of one do not see would be reduced
-        in ``step()``, after a script has clipped it.
+        Two reducers that share some parameters in one session may both be in use. Without its hooks, a reducer would
+        reduce gradients only in ``step()``, after the script has clipped them.
         """
         mine = set(map(id, self.params()))
         for older in _at_work():
@@ -146,7 +146,7 @@ class GradientReducer(Reducer[T]):
                 SharedParameters.changed()
 
     def _take_part(self) -> list[Param]:
-        """``_watch``, as the optimizer is used: where this rested, it works again."""
+        """Wake this reducer up if it rests, because its optimizer is used; then ``_watch``."""
         if self._rests:
             self._rests = False
             SharedParameters.changed()
@@ -154,28 +154,28 @@ class GradientReducer(Reducer[T]):
 
     @abstractmethod
     def _watch(self) -> list[Param]:
-        """Watch the parameters, also those that are new; returns those whose gradients are reduced.
+        """Watch all parameters, including new ones; return those whose gradients are reduced.
 
-        The same list again says that it holds the same parameters as then.
+        Returning the same list object again means that it holds the same parameters as before.
         """
 
     @abstractmethod
     def _bound(self, params: Sequence[Param], groups: Sequence[int]) -> Parameters[T]:
-        """The parameters of a new exchange, with the numbers of their groups."""
+        """``Parameters`` of a new exchange; ``groups``: the number of each parameter's group."""
 
     def settle(self) -> None:
-        """Reduce what has not been reduced since the last step; a rank without a backward pass contributes zeros."""
+        """Reduce gradients not reduced since the last step; a rank without a backward pass contributes zeros."""
         if self._reduced and not self._passes and not self._may_be_new():
             return
         session = current("step()")
         if self._is_needed(session):
             self._bind(session).refuse_failed_pass(self._where())
         if self.step_vote is not None:
-            self._count(self.step_vote)  # of a pass that other ranks had, which the next one is not over
+            self._count(self.step_vote)  # count the samples of this pass, which other ranks had, before the next pass
         self._reduce()
 
     def _may_be_new(self) -> bool:
-        """True if gradients may have come since the last reduction that no pass has told of."""
+        """True if gradients may have changed since the last reduction without a pass that the hooks saw."""
         return False
 
     def rejoin(self, label: str) -> None:
@@ -184,12 +184,12 @@ class GradientReducer(Reducer[T]):
         self._steps = self._runs = 0
         self._overlapped = None
         self._forget_snapshots()
-        self._drop_gradients()  # a fault may have left some reduced and others not
+        self._drop_gradients()  # after a fault, some may be reduced and others not
         if self.step_vote is not None or self._is_needed(current("the next generation")):
-            self._take_part()  # also alone, to count the samples of passes
+            self._take_part()  # also on a single rank, to count the samples of passes
 
     def begin_session(self) -> None:
-        """A session begins: an accumulation that had begun in another one is none of these ranks'."""
+        """Begin a session: drop an accumulation of the previous session, which the new ranks do not share."""
         if self._passes:
             self._drop_gradients()
 
@@ -199,7 +199,7 @@ class GradientReducer(Reducer[T]):
             self._tensors.set_gradient(param, None)
 
     def stepped(self) -> None:
-        """The reduced gradients have been applied."""
+        """See ``Reducer``."""
         if self.step_vote is not None:
             self.step_vote.applied()
         self._steps += 1
@@ -207,22 +207,22 @@ class GradientReducer(Reducer[T]):
         self._reduced = False
         self._passed, self._last_pass = 0, -1
         end_step(self._terms.process_set, None if self.step_vote is None else self.step_vote.step)
-        if isinstance(self._exchange, GradientExchange):  # what lags meets on threads, at other steps of each rank
+        if isinstance(self._exchange, GradientExchange):  # a lag meets on its threads, at another step on each rank
             self._exchange.lane.stop_if_interrupted()
 
     def zeroed(self) -> None:
-        """The gradients have been zeroed: whatever comes next is new."""
+        """See ``Reducer``."""
         self._reduced = False
 
     def restart(self) -> None:
-        """Forget how far an accumulation has come, and what is on its way."""
+        """Forget the progress of an accumulation, and pending runs of a lag."""
         self._passes = self._passed = 0
         self._reduced, self._last_pass = False, -1
         if isinstance(self._exchange, LaggedExchange):
             self._exchange.forget()
 
     def delay(self, lag: int) -> None:
-        """From now on runs hand out the gradients of ``lag`` runs ago."""
+        """Let runs return the gradients of ``lag`` runs ago from now on."""
         self.restart()
         self._lag, self._exchange = lag, None
         if self._is_needed(current("GradientLag()")):
@@ -235,22 +235,22 @@ class GradientReducer(Reducer[T]):
 
     @property
     def op(self) -> ReduceOp:
-        """The operation that gradients are reduced by."""
+        """Operation of the reduction."""
         return self._terms.how.op
 
     def carry(self, observer: Observer) -> None:
-        """Let ``observer`` see what is reduced from now on, also where there is nobody to reduce with."""
+        """Attach ``observer``, which reads all gradients from now on, also on a single rank."""
         if self._observer is not None:
             raise UsageError("there is one already that reads the gradients of this optimizer: use that")
         self._observer = observer
         self._take_part()
 
     def drop(self) -> None:
-        """Let the observer go: it sees nothing of what is reduced from now on."""
+        """Detach the observer."""
         self._observer = self._reads = None
 
     def serve(self) -> int:
-        """Keep the other ranks company until all have joined, contributing nothing; returns for how many reductions."""
+        """Contribute zeros to the other ranks' reductions until all have joined; return the number of reductions."""
         if not self._is_needed(current("join()")):
             return 0
         served = self._bind(current()).serve()
@@ -259,29 +259,29 @@ class GradientReducer(Reducer[T]):
         return served
 
     def forsake(self, served: Callable[[], object]) -> None:
-        """End ``serve``, for which ``served`` waits: other ranks are without this optimizer."""
-        # The thread in ``serve`` either has no lane yet, and waits in a pairing, or it waits in its lane.
+        """End ``serve``, because other ranks do not have this optimizer; ``served`` waits for its thread."""
+        # The thread in ``serve`` either waits in a pairing, without a lane, or it waits in its lane.
         self._identity.withdraw(current("join()"))
         lanes, self._held.lanes = self._held.lanes, {}
         for lane in lanes.values():
             lane.abort("other ranks do not have this optimizer any more")
-        if lanes:  # a pairing ends with a round of all ranks, to which the caller has yet to come: do not wait for it
+        if lanes:  # otherwise do not wait: the pairing ends only in a round of all ranks, which the caller makes later
             served()
-        for lane in lanes.values():  # after the thread has left it: a lane is closed when nobody uses it any more
+        for lane in lanes.values():  # after the thread has ended: a lane in use must not be closed
             lane.close()
 
     # -- during a backward pass ---------------------------------------------------------------------------------------
 
     def watch_again(self) -> None:
-        """There are more parameters than before."""
+        """See ``Reducer``."""
         self._siblings.changed()
 
     def begin_pass(self) -> None:
-        """A backward pass begins, whose first gradient is about to be complete."""
+        """Called when a backward pass begins, before its first gradient is complete."""
         self._overlapped = self._reads = None
         if self.step_vote is not None:
             self._count(self.step_vote)
-        # In every pass: one that is out of reach has to be gone before its own end of the pass, and before the pairing.
+        # In every pass: an unreachable optimizer must be freed before the pairing, and before its hooks end the pass.
         is_shared = bool(self._siblings.find())
         if self._observer is not None and not self._reduced:
             alone = not self._is_needed(current("backward()"))
@@ -289,25 +289,25 @@ class GradientReducer(Reducer[T]):
             self._reads = self._observer if self._observer.begins(passing) else None
         if self._exchange is None or not self._exchange.overlaps or self._passes + 1 < self.passes_per_step:
             return
-        if is_shared:  # the thread of the one would write gradients while that of the other reads them
+        if is_shared:  # one reducer's thread would write gradients while the other's thread reads them
             return
         session = current("the reduction of gradients")
         if self._is_needed(session):
             exchange = self._bind(session)
             if self._reduced:
                 self._refuse_repetition()
-            self._kept.begin()  # before the pass: its thread writes gradients from the next line on
+            self._kept.begin()  # before the pass, whose thread writes gradients from the next line on
             self._overlapped = exchange.begin_pass(self._where(), self._weigh)
 
     def completed(self, param: Param) -> None:
-        """The gradient of ``param`` is complete, in a pass that has begun."""
+        """Called when the gradient of ``param`` is complete, during a pass."""
         if self._overlapped is not None:
-            if self._reads is not None:  # first: once it has arrived, another thread may reduce it where it lies
+            if self._reads is not None:  # before ``arrived``: then another thread may reduce the gradient in place
                 self._reads.read([param])
             self._overlapped.arrived(param)
 
     def end_pass(self) -> None:
-        """The pass is over."""
+        """Called at the end of the pass."""
         if self._reads is not None and self._overlapped is None:
             self._reads.read(self.params())
         if self._observer is not None:
@@ -320,7 +320,7 @@ class GradientReducer(Reducer[T]):
     # -- the reduction ------------------------------------------------------------------------------------------------
 
     def _reduce(self) -> None:
-        self._passes = 0  # before anything that may raise: the next pass is the first of its accumulation
+        self._passes = 0  # first, because the rest may raise: the next pass begins a new accumulation
         if self.step_vote is not None:
             self.step_vote.reach("reduce")
         session = current("the reduction of gradients")
@@ -354,19 +354,19 @@ class GradientReducer(Reducer[T]):
         return self._lag > 0 or (len(process_set.ranks) > 1 and len(session.topology.hosts) > 1)
 
     def _bind(self, session: Session) -> GradientExchange[T] | LaggedExchange[T]:
-        """The exchange for this session and these parameters."""
+        """Exchange for this session and the current parameters."""
         if not self._identity.is_settled(session):
-            self._pair(session)  # first: it may wait for threads of other ranks, and tells the order of the parameters
+            self._pair(session)  # first: it may wait for threads of other ranks, and fixes the order of parameters
         watched, exchange = self._take_part(), self._exchange
         if exchange is not None and exchange.lane.session is not session:
             exchange = None
-        if exchange is not None and watched is self._bound_to:  # the rule
+        if exchange is not None and watched is self._bound_to:  # the usual case
             return exchange
         params = self._identity.arrange(watched)
         # Not ``params != exchange.params``: lists compare tensors by ``==``, which compares their elements.
         if exchange is None or len(params) != len(exchange.params) or not all(map(is_, params, exchange.params)):
             if isinstance(self._exchange, LaggedExchange):
-                self._exchange.forget()  # its threads are in the lane that the next one uses
+                self._exchange.forget()  # its threads use the lane of the new exchange
             exchange = self._exchange = self._make_exchange(session, params)
         self._bound_to = watched
         return exchange
@@ -377,17 +377,17 @@ class GradientReducer(Reducer[T]):
         if not self._lag:
             return GradientExchange(self.lane(session), parameters, names, self._terms)
         lane = self.lane(session, ".lag")  # steps are voted while gradients are on their way
-        terms = self._terms  # not ``self``, which the exchange must not refer to
+        terms = self._terms  # a local, because the exchange must not refer to ``self``
 
         def make(shadows: Parameters[T]) -> GradientExchange[T]:
             return GradientExchange(lane, shadows, names, terms)
 
         lagged = LaggedExchange(parameters, self._lag, make)
-        self._held.wait = lagged.forget  # no method of this reducer: ``_held`` would keep it alive
+        self._held.wait = lagged.forget  # not a method of this reducer, which ``_held`` would keep alive
         return lagged
 
     def named(self) -> list[tuple[str, Param]]:
-        """Names and parameters, in the order that the ranks have agreed on."""
+        """Names and parameters, in the agreed order."""
         return [(self._identity.name(p, i), p) for i, p in enumerate(self._identity.arrange(self.params()))]
 
     def _named(self) -> list[tuple[str, Param]]:
@@ -398,7 +398,7 @@ class GradientReducer(Reducer[T]):
         return partial(self.lane(session).meet, snapshot=snapshot) if self._is_needed(session) else alone
 
     def lane(self, session: Session, purpose: str = "") -> PlannedLane:
-        """The lane of this session; the first time, made by all members."""
+        """Lane of this session; the first call makes it, collectively."""
         lane = self._held.lanes.get(purpose)
         if lane is None or lane.session is not session:
             if not self._identity.is_settled(session):
@@ -407,22 +407,22 @@ class GradientReducer(Reducer[T]):
         return lane
 
     def _pair(self, session: Session) -> None:
-        """Find the others' reducers that belong to this one. Collective, once in each session."""
-        self._bound_to = None  # the order of the parameters may become another one
+        """Pair with the other ranks' reducers. Collective, once in each session."""
+        self._bound_to = None  # the order of the parameters may change
         self._identity.settle(session, self.params(), _is_living)
-        if not session.is_interactive:  # there, models outlive a failed cell, and ranks that are not at one step differ
-            self._steps = 0  # members of a new session may have come from others, and count from here
+        if not session.is_interactive:  # in a notebook models outlive a failed cell, and unequal steps are an error
+            self._steps = 0  # members of a new session may have counted in different earlier sessions
         self._runs = 0
         self._forget_snapshots()
 
     def _weigh(self) -> float:
-        """Weight of this rank's gradients in an average: by its number of samples where that is known, else 1."""
+        """Weight of this rank's gradients in an average: by its number of samples if known, else 1."""
         if self.step_vote is None or self._terms.how.op is not ReduceOp.AVERAGE:
             return 1.0
         return self.step_vote.weigh()
 
     def _count(self, step_vote: StepVote) -> None:
-        """Count the samples of a pass that begins; the same ones once in a step, however many passes are over them."""
+        """Count the samples of a new pass; once per step, even if several passes use the same samples."""
         number, samples = step_vote.passing()
         self._passed += samples if number != self._last_pass else 0
         self._last_pass = number
@@ -431,7 +431,7 @@ class GradientReducer(Reducer[T]):
         return f"step {self._steps}.{self._runs}"
 
     def _refuse_repetition(self) -> None:
-        """Averaging what is averaged already changes nothing; any other reduction must see each gradient once."""
+        """Refuse to reduce gradients twice, unless ``op`` is Average, which does not change averaged gradients."""
         exchange, idempotent = self._exchange, self._terms.how.op is ReduceOp.AVERAGE and not self._lag
         if exchange is None or idempotent or not exchange.holds_any():
             return
@@ -443,7 +443,7 @@ class GradientReducer(Reducer[T]):
         )
 
     def _refuse_siblings(self, siblings: Sequence[GradientReducer[Any]]) -> None:
-        """Two optimizers reduce a gradient twice, which changes nothing if both average."""
+        """Refuse two optimizers that reduce the same gradient, unless both average, which changes nothing."""
         siblings = [each for each in siblings if each._is_needed(current("the reduction of gradients"))]
         if all(each.op is ReduceOp.AVERAGE and not each._lag for each in (self, *siblings)):
             return
@@ -460,22 +460,22 @@ class GradientReducer(Reducer[T]):
 
 @final
 class _Held:
-    """Resources of a reducer outside of itself, hooks and lanes; given back when its optimizer is gone.
+    """Hooks and lanes of a reducer, released when its optimizer is freed.
 
-    An object of its own, as ``weakref.finalize`` keeps it alive: it must not refer to the reducer.
+    A separate object, because ``weakref.finalize`` keeps it alive: it must not refer to the reducer.
     """
 
     def __init__(self, unhook: Callable[[], object]) -> None:
         self.unhook = unhook
         self.lanes: dict[str, PlannedLane] = {}  # by purpose
-        self.wait: Callable[[], object] = lambda: None  # until no thread uses them
+        self.wait: Callable[[], object] = lambda: None  # waits until no thread uses the lanes
 
     def release(self) -> None:
-        """Release what the framework holds, wait until no thread of a lag is in a lane, close the lanes; called once.
+        """Remove the hooks, wait until no thread of a lag is in a lane, close the lanes; called once.
 
-        On whichever thread lets go of the reducer last, or collects the cycle that it is in.
+        Runs on the thread that drops the last reference to the reducer or collects its reference cycle.
         """
-        self.unhook()  # first, so that no pass begins to use a lane that is closed next
+        self.unhook()  # first, so that no pass begins to use a lane that is about to close
         self.wait()
         for lane in self.lanes.values():
             lane.close()

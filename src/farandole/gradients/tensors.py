@@ -1,11 +1,11 @@
-"""Tensors of one framework, as far as the reduction of gradients has to handle them.
+"""Operations on the tensors of one framework that the reduction of gradients needs.
 
     class ListTensors(Tensors[list[float]]):
         def zeros_like(self, tensor): return [0.0] * len(tensor)
         ...
 
-Like a ``TensorAdapter``, which it has, it is without state, and its methods are called from any thread. Parameters are
-opaque here: objects of the framework, told apart by identity.
+Like its ``TensorAdapter``, a ``Tensors`` object has no state, and any thread may call its methods. Parameters are
+opaque here: objects of the framework, distinguished by identity.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 T = TypeVar("T")
 
 Param: TypeAlias = Any
-"""A parameter, as its framework has it."""
+"""A parameter object of a framework."""
 
 Gradients: TypeAlias = Sequence[T | None]
-"""One gradient for each parameter; ``None`` where there is none."""
+"""One gradient for each parameter; ``None`` if a parameter has no gradient."""
 
 
 class Tensors(ABC, Generic[T]):
@@ -44,7 +44,7 @@ class Tensors(ABC, Generic[T]):
 
     @abstractmethod
     def part(self, tensor: T, begin: int, end: int) -> T:
-        """Elements ``begin`` to ``end - 1`` in row-major order, in the tensor's own memory where they lie that way."""
+        """Elements ``begin`` to ``end - 1`` in row-major order; a view if the tensor's memory has that order."""
 
     @abstractmethod
     def copy(self, targets: Sequence[T], sources: Sequence[T]) -> None:
@@ -64,14 +64,14 @@ class Tensors(ABC, Generic[T]):
 
     @abstractmethod
     def sample(self, tensor: T, turn: int) -> T:
-        """Parts of a large tensor, from all over it, others in each ``turn``; a small one as it is."""
+        """Parts spread over a large tensor, different ones in each ``turn``; a small tensor whole."""
 
     @abstractmethod
     def processor(self, param: Param) -> str:
-        """Description that two ranks share if their arithmetic rounds alike."""
+        """Description of the processor of ``param``; equal on two ranks if their arithmetic rounds alike."""
 
     def digests(self, tensors: Gradients[T]) -> list[int]:
-        """Digests of the values, in logical order; one and the same for ``None`` and for every sparse tensor.
+        """Digests of the values, in logical order; ``None`` and every sparse tensor share one constant digest.
 
         Parameters may be among them.
         """
@@ -82,7 +82,7 @@ class Tensors(ABC, Generic[T]):
         )
 
     def on_memory(self, array: Array, like: T | None = None) -> T:
-        """A tensor that is ``array``: flat, or of the shape of ``like``; it keeps the memory alive."""
+        """A tensor on the memory of ``array``: flat, or of the shape of ``like``; keeps the memory alive."""
         shape = (array.count,) if like is None else self.adapter.shape(like)
         found = self.adapter.view(array, TensorSpec(shape, array.dtype.label, array.dtype.itemsize))
         if found is None:
@@ -92,18 +92,18 @@ class Tensors(ABC, Generic[T]):
         return found
 
     def gradient(self, param: Param) -> T | None:
-        """The gradient that ``param`` holds, in frameworks where parameters do."""
+        """Gradient of ``param``, in frameworks whose parameters hold their gradients."""
         return None
 
     def set_gradient(self, param: Param, gradient: T | None) -> None:
-        """Let ``param`` hold this gradient, in frameworks where parameters do."""
+        """Set the gradient of ``param``, in frameworks whose parameters hold their gradients."""
 
     def version(self, gradient: T) -> int:
-        """Number that is another one after the values were written, in frameworks that count that."""
+        """Version number that changes when the values are written, in frameworks that count writes."""
         return 0
 
     def is_part(self, gradient: T) -> bool:
-        """True if ``gradient`` lies in a larger buffer, with which it may have its version in common."""
+        """True if ``gradient`` is part of a larger buffer, with which it may share its version."""
         return False
 
     def is_trained(self, param: Param) -> bool:
@@ -111,5 +111,5 @@ class Tensors(ABC, Generic[T]):
         return True
 
     def untracked(self) -> AbstractContextManager[Any]:
-        """Context in which the framework records no history of what is computed; on each thread its own."""
+        """Context in which the framework records no autograd history; applies to the current thread."""
         return nullcontext()

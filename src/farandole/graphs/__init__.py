@@ -1,1 +1,1 @@
-"""Collectives inside of compiled graphs, those of XLA and of TensorFlow: native calls that return at once."""
+"""Collectives inside compiled graphs of XLA and TensorFlow, as native calls that return at once."""

@@ -1,21 +1,21 @@
-"""Collectives that compiled graphs ask for: begun in the framework's threads, finished in ours.
+"""Collectives called by compiled graphs: begun on the framework's threads, finished on Farandole's.
 
     spec = Spec("allreduce", "loss").encode()     # when the graph is traced: an attribute of its call
     take_calls(library)                           # when it runs: each call of the library is begun, and finished
 
-A call is matched with those of the other ranks by its name, as every collective is, and by nothing else: in which order
-a framework runs what does not depend on each other differs from rank to rank, and from run to run.
+Ranks match calls by name alone, as for every collective: the order in which a framework runs independent operations
+differs from rank to rank, and from run to run.
 
-Threads. A framework's thread begins a collective and returns: it is one of few, and another collective may need it.
-When the collective is done, whoever finds that out puts the call into ``_Finishers``, whose threads write the outputs
-and tell the framework, which may run the rest of the graph in there. Such a thread may stay away for long, so a thread
-that takes a call sees to it that another one waits for the next. The threads end with their session. ``put`` takes no
-lock but the queue's own, which a signal handler may find taken: a ``SimpleQueue`` allows that.
+Threads. A framework's thread begins a collective and returns: the framework has few threads, and another collective may
+need this one. The thread that notices the end of the collective puts the call into ``_Finishers``, whose threads write
+the outputs and notify the framework. The framework may then run the rest of the graph on the same thread. That can take
+long, so a thread that takes a call ensures that another thread waits for the next call. The threads end with their
+session. ``put`` takes only the queue's own lock, so a signal handler may call it (``SimpleQueue`` is reentrant).
 
-That way two threads are woken, which costs more than all the rest of a few bytes. So the framework's thread gives an
-all-reduce of few bytes ``PROGRESS_S``: where the other ranks come that soon, it finishes the call itself. What the
-framework then runs in there may hold the next call, so this nests, up to ``MOST_NESTED`` calls: stacks have an end.
-The next call like it is tried without Python at all: see native/fast_path.hpp.
+This path wakes two threads, which takes longer than the rest of a small all-reduce. So the framework's thread waits
+``PROGRESS_S`` for an all-reduce of few bytes; if it completes in time, the thread finishes the call itself. The
+framework may then run the next call inside this one, so calls nest, up to ``MOST_NESTED``: the stack is limited.
+The next such call is tried without Python: see native/fast_path.hpp.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from farandole.runtime.session.init import Session, current
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
 Begun: TypeAlias = tuple[Pending[Any], Callable[[Any], None]]
-"""A collective in flight, and what its result becomes."""
+"""A collective in flight, and the function that stores its result."""
 
 Function: TypeAlias = Callable[[AnyCall], None]
-"""A function that may wait: it reads the inputs of a call and writes its outputs, in a thread of its own."""
+"""A function that reads the inputs of a call and writes its outputs; runs on a finisher's thread, and may block."""
 
 
 class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Meaning of one call: a verb with its arguments, or ``function`` with the name of one that was ``provided``."""
+    """Meaning of one call: a verb with its arguments, or ``function`` with a name that was given to ``provide``."""
 
     verb: str
     name: str
@@ -60,23 +60,23 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     root: int = -1
     splits: tuple[int, ...] | None = None
     rows: tuple[tuple[int, ...], ...] = ()
-    """Rows of each output by member, where the graph knows them: its shapes and its gradients follow from these."""
+    """Rows of each output by member, if known at trace time: the graph's shapes and gradients depend on them."""
     seat: tuple[int, int] | None = None
-    """Member that the graph was traced by, and number of members, where something in it follows from that."""
+    """Index of the member that traced the graph, and number of members, if the graph depends on them."""
 
     def encode(self) -> str:
-        """The text that stands in the graph: it means the same in another process, which may load the graph."""
+        """Text in the graph; valid in other processes that load the graph, too."""
         return msgspec.json.encode(self).decode()
 
 
 FUNCTION = "function"
-"""The verb of a call of a function, by its name."""
+"""Verb of a call of a provided function; the call's name is the function's."""
 
 PROGRESS_S = 0.001
-"""Time that a framework's thread spends on a collective of few bytes before it leaves that to others."""
+"""Seconds that a framework's thread waits for a small collective before it leaves the call to the finishers."""
 
 MOST_NESTED = 8
-"""Calls that one thread may be finishing, each in what the framework runs when the one before it is finished."""
+"""Maximum nesting of calls on one thread: finishing a call may run the next call inside it."""
 
 _functions: dict[str, Function] = {}
 
@@ -85,24 +85,24 @@ ON_SEVERAL_DEVICES = (
     "in a program that runs on several local devices, each of which would take part: reduce over these within the "
     "program, and call the function outside of it, or give the program arguments on one device"
 )
-"""What is wrong with a call in such a program, and what to do."""
+"""Error text for a call in such a program, with the remedy."""
 
 
 def provide(name: str, function: Function) -> str:
-    """Let graphs call ``function`` by ``name``; returns the spec of such calls."""
+    """Let graphs call ``function`` by ``name``; return the spec of such calls."""
     expect_native_threads()
     _functions[name] = function
     return Spec(FUNCTION, name).encode()
 
 
 def take_calls(library: Library) -> None:
-    """Begin and finish all calls that come out of graphs through ``library``, which stays loaded."""
+    """Begin and finish all calls that graphs make through ``library``, which stays loaded."""
     specs: dict[bytes, Spec] = {}
-    expect_native_threads()  # of which nobody can say what else they will call
+    expect_native_threads()  # threads that may make any other call, too
 
     def begin(call: GraphCall) -> None:
         spec = specs.get(call.spec)
-        if spec is None:  # two threads may both decode it, and either may stay
+        if spec is None:  # two threads may both decode it; either result may be kept
             spec = specs[call.spec] = msgspec.json.decode(call.spec, type=Spec)
         session = current(f"{spec.verb} {spec.name!r} of a compiled graph")
         finishers = _finishers_of(session)
@@ -118,7 +118,7 @@ def take_calls(library: Library) -> None:
             pending, settle = _BEGIN[spec.verb](call, spec, _process_set(session, spec.process_set))
             _hand_over(call, session, finishers, pending, settle)
         except BaseException as error:
-            if call.take():  # else another thread has it, or it is over
+            if call.take():  # otherwise another thread finishes the call, or has finished it
                 _withdraw(spec, session, pending, error)
             raise
 
@@ -127,7 +127,7 @@ def take_calls(library: Library) -> None:
 
 
 def perform(text: str, inputs: list[Any], dtypes: Sequence[Any]) -> list[Any]:
-    """Do what a spec says and wait for it; returns outputs of these ``dtypes``. For frameworks without native calls."""
+    """Run the call of a spec and wait; return outputs of these ``dtypes``. For frameworks without native calls."""
     spec, call = msgspec.json.decode(text, type=Spec), LocalCall(inputs, dtypes)
     try:
         session = current(f"{spec.verb} {spec.name!r} of a compiled graph")
@@ -151,10 +151,10 @@ def _function(spec: Spec) -> Function:
 
 @final
 class _Runs:
-    """Runs of programs that came last with a call of each name: two calls of one run may not have the same.
+    """Last run of a program that made a call of each name, to refuse two calls of the same name in one run.
 
-    Nobody could tell which of them other ranks mean. Only a loop may come to a name again, as its turns follow each
-    other: at one place of the program, on one device. A framework that tells nothing of its runs is not checked.
+    Ranks could not match two such calls. Only a loop may repeat a name, because its iterations are sequential: at one
+    place of the program, on one device. A framework that does not report its runs is not checked.
     """
 
     def __init__(self) -> None:
@@ -162,19 +162,19 @@ class _Runs:
         self._last: dict[tuple[str, str], Origin] = {}
 
     def forget(self, verb: str, name: str) -> None:
-        """Forget a name: a new program has it, whose runs may have the numbers of those of an old one."""
+        """Forget a name, because a new program uses it, and its run numbers may equal those of an old program."""
         core.forget_origins(f"{verb}.{name}")
         with self._lock:
             self._last.pop((verb, name), None)
 
     def check(self, spec: Spec, origin: Origin, previous: Origin) -> None:
-        """Raise ``UsageError`` if a call of another place or device of the same run had the name of this one.
+        """Raise ``UsageError`` if a call at another place or on another device of the same run had the same name.
 
-        ``previous`` is the origin of a call that came later than all that were checked, if there was one.
+        ``previous``: origin of a call after the last one checked here, if there was one on the fast path.
         """
         if origin.place < 0:
             return
-        with self._lock:  # calls of one program come in several threads of the framework
+        with self._lock:  # several threads of the framework make calls of one program
             last = self._last.get((spec.verb, spec.name), origin) if previous.place < 0 else previous
             self._last[spec.verb, spec.name] = origin
         if origin.run == last.run and origin.device != last.device:
@@ -200,7 +200,7 @@ class _Runs:
 
 
 class _Nested(threading.local):
-    """Calls that this thread is finishing."""
+    """Number of nested calls that this thread is finishing."""
 
     calls = 0
 
@@ -223,7 +223,7 @@ def _check_seat(spec: Spec, session: Session) -> None:
 
 
 def _refusal(spec: Spec, session: Session) -> AbstractContextManager[None]:
-    """Context in which an error is one of the other ranks, too, who would wait for this call."""
+    """Context that reports an error to the other ranks, which would otherwise wait for this call."""
     if spec.verb == FUNCTION:
         return nullcontext()
     return verbs.telling(Kind[spec.verb.upper()], spec.name, _process_set(session, spec.process_set))
@@ -240,38 +240,38 @@ def _finish_here(finish: Callable[[], None]) -> None:
 def _hand_over(
     call: GraphCall, session: Session, finishers: _Finishers, pending: Pending[Any], settle: Callable[[Any], None]
 ) -> None:
-    """Have a call finished when its collective is done."""
+    """Finish a call when its collective is done: here if it is done already, else on a finisher's thread."""
 
     def finish() -> None:
         _finish(call, session, lambda: settle(pending.wait()))
 
-    if pending.done() and _nested.calls < MOST_NESTED:  # no thread is woken
+    if pending.done() and _nested.calls < MOST_NESTED:  # wakes no thread
         _finish_here(finish)
     else:
-        pending.when_done(lambda: finishers.put(finish))  # where it is done meanwhile, this thread puts it
+        pending.when_done(lambda: finishers.put(finish))  # if done meanwhile, this thread calls ``put``
 
 
 def _withdraw(spec: Spec, session: Session, pending: Pending[Any] | None, error: BaseException) -> None:
-    """See to it that no engine writes to the outputs of a call, which the framework frees when it is told of ``error``.
+    """Ensure that no engine writes to a call's outputs, which the framework frees when ``error`` is reported to it.
 
-    A collective that was interrupted may be under way, also where its handle never came back: that ends the session.
+    An interrupted collective may still run, even if no handle was returned: then abort the session.
     """
-    # Without a handle, an error of ours has refused it before it began; any other one may be a signal handler's.
+    # Without a handle, an error of Farandole means that the call never began; other errors may be a signal handler's.
     is_refused = isinstance(error, FarandoleError | MemoryError)
     is_under_way = not is_refused if pending is None else not pending.done()
-    if is_under_way and session.topology.size > 1:  # alone, a collective is over before anybody has a handle
+    if is_under_way and session.topology.size > 1:  # on a single rank, a collective ends before it returns a handle
         session.abort(f"{spec.verb} {spec.name!r} of a compiled graph was interrupted: {type(error).__name__}")
     session.await_lane()
 
 
 def _finish(call: GraphCall, session: Session, work: Callable[[], None]) -> None:
-    """Finish a call, unless that has been done or another thread is at it: an end comes beside a result."""
+    """Finish a call, unless it is finished or another thread finishes it: an abort may race with a result."""
     if not call.take():
         return
     try:
         work()
     except BaseException as error:
-        session.await_lane()  # the framework frees the outputs when it is told, and an engine may still write to them
+        session.await_lane()  # before ``fail``, after which the framework frees the outputs: an engine may still write
         call.fail(error)
     else:
         call.finish()
@@ -317,7 +317,7 @@ def _allgather(call: AnyCall, spec: Spec, process_set: ProcessSet) -> Begun:
 
 
 def _alltoall(call: AnyCall, spec: Spec, process_set: ProcessSet) -> Begun:
-    """The second output are the rows received; the second input, where there is one, the rows to send."""
+    """Alltoall. Second output: the numbers of rows received; optional second input: the numbers of rows to send."""
     splits = spec.splits if len(call.inputs) == 1 else tuple(int(n) for n in call.inputs[1])
 
     def settle(result: tuple[Any, tuple[int, ...]]) -> None:
@@ -358,7 +358,7 @@ def _process_set(session: Session, number: int) -> ProcessSet:
 
 @final
 class _Finishers:
-    """Threads that finish calls. At least one waits for the next, as those that are at work may be so for long."""
+    """Threads that finish calls. At least one thread waits for the next call, because busy ones may take long."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -367,15 +367,15 @@ class _Finishers:
         self._start()
 
     def put(self, work: Callable[[], None]) -> None:
-        """Have a thread do this. Returns at once, whatever locks are held around it."""
+        """Queue ``work`` for a thread. Returns at once; safe while the caller holds any locks."""
         self._work.put(work)
 
     def close(self) -> None:
-        """End the threads, each when it has done what it is at."""
+        """End the threads, each after its current work."""
         self._work.put(None)
 
     def _start(self) -> None:
-        # A daemon: where the interpreter ends, a framework may never take back what it is at.
+        # A daemon, because at the interpreter's exit a framework may never finish the thread's current call.
         threading.Thread(target=self._run, name="farandole-graphs", daemon=True).start()
         self._waiting += 1
 
@@ -383,13 +383,13 @@ class _Finishers:
         while (work := self._work.get()) is not None:
             with self._lock:
                 self._waiting -= 1
-                if not self._waiting:  # before the work, which may wait for a call that this very queue holds
+                if not self._waiting:  # before the work, which may wait for another call in this queue
                     self._start()
             work()
-            del work  # the arrays of a call end with it
+            del work  # frees the arrays of the call
             with self._lock:
                 self._waiting += 1
-        self._work.put(None)  # for the next one
+        self._work.put(None)  # to end the next thread
 
 
 _finishers: WeakKeyDictionary[Session, _Finishers] = WeakKeyDictionary()
@@ -397,7 +397,7 @@ _finishers_lock = threading.Lock()
 
 
 def _finishers_of(session: Session) -> _Finishers:
-    found = _finishers.get(session)  # without the lock: it is there from the first call on
+    found = _finishers.get(session)  # without the lock: from the second call on, the entry exists
     if found is None:
         with _finishers_lock:
             found = _finishers.get(session)

@@ -1,17 +1,17 @@
-"""Gradients of a compiled graph: handed in as one call, reduced as those of any framework, and handed back.
+"""Reduction of a compiled graph's gradients in one call of the graph.
 
-    reduction = GraphGradients(shapes, names, Terms(how), "jax")
+    reduction = GraphGradients(shapes, names, ReductionOptions(how), "jax")
     reduction.spec                      # of a graph's call, with all gradients in and as many out
     reduction.reduce(arrays)            # the same outside of a graph
 
 Order, buckets, the vote and the check for divergence are those of ``ListReducer``.
 
-Threads. Calls come in threads of ``graphs/calls``, and eager ones in the script's; ``GraphGradients._lock`` is held for
-a whole step, its collectives included, as the reducer serves one thread. It settles no order: two calls that wait for
-it could come in another one on another rank, and steps would be mixed up. They do not wait, as the framework begins a
-run when the one before it is over (``jax/programs``), and a script that trains one model in two threads is wrong on any
-engine. ``_Revived._lock`` is held for moments: two runs of a program may find at once that the reduction is gone, and
-must both get the same new one; it is given back before the collective, for which the next run must not wait.
+Threads. Threads of ``graphs/calls`` run the calls of graphs, and the script's thread runs eager calls.
+``GraphGradients._lock`` is held for a whole step, including its collectives, because the reducer serves one thread. The
+lock does not order calls: two waiting calls could run in another order on another rank and mix up steps. In practice no
+call waits: the framework begins a run after the previous one has ended (``jax/programs``), and a script that trains one
+model on two threads is wrong on any engine. ``_Revived._lock`` is held shortly: two runs of a program may both find
+that the reduction was freed, and must get the same new one; the lock is released before the collective.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _numbers = itertools.count()
 
 @final
 class _Revived:
-    """Function of the reduction that ``run`` belongs to, or once that is gone, of the one that ``again`` makes."""
+    """Call of the reduction behind ``run``; after that reduction was freed, of a new one made by ``again``."""
 
     def __init__(self, run: Callable[[], Function | None], again: Callable[[], GraphGradients]) -> None:
         self._run, self._again = run, again
-        self._lock = threading.Lock()  # two runs of a program may find that it is gone
+        self._lock = threading.Lock()  # two runs of a program may both find that the reduction was freed
 
     def __call__(self, call: AnyCall) -> None:
         with self._lock:
@@ -60,13 +60,13 @@ def _same(run: Function) -> Function:
 
 @final
 class GraphGradients:
-    """Reduction of gradients with the shapes and dtypes of ``like``; ``label`` says whose they are.
+    """Reduction of gradients with the shapes and dtypes of ``like``; ``label`` names their owner.
 
-    With ``lag``, gradients are those of so many calls ago, and zeros in the beginning. ``titles`` are what errors call
-    the parameters where ``names`` is ``None``.
+    With ``lag``, a call returns the gradients of ``lag`` calls ago, at first zeros. ``titles``: names of the parameters
+    in errors if ``names`` is ``None``.
 
-    Where a call hands in as many weights after the gradients, ranks compare them now and then, before they are changed:
-    ``DivergenceError`` on every rank if they differ. They are only read, where they lie.
+    If a call passes as many weights after the gradients, ranks compare these at some steps, before the weights change:
+    ``DivergenceError`` on every rank if they differ. Weights are only read, without a copy.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class GraphGradients:
 
     @cached_property
     def spec(self) -> str:
-        """Text in a graph that calls this: from then on, threads of its framework may come at any time."""
-        # Graphs refer to it by name alone, and buckets are as large as a model: those of an optimizer that is gone must
-        # not be kept. A program that outlives its optimizer is given others when it runs.
+        """Text in a graph that calls this reduction. From then on, threads of the framework may call at any time."""
+        # Graphs refer to the reduction by name, and weakly: its buckets are as large as a model and must be freed with
+        # the optimizer. A program that outlives its optimizer gets a new reduction when it runs.
         return provide(self.name, _Revived(weakref.WeakMethod(self._run), self._again))
 
     @property
     def is_in_programs(self) -> bool:
-        """True once ``spec`` was asked for: programs that run now may be about to reduce by it."""
+        """True after the first use of ``spec``: running programs may call this reduction at any time."""
         return "spec" in vars(self)
 
     def reduce(
@@ -109,10 +109,10 @@ class GraphGradients:
         into: Sequence[npt.NDArray[Any]] = (),
         weights: Sequence[npt.NDArray[Any] | None] = (),
     ) -> list[npt.NDArray[Any] | None]:
-        """Reduce one list of gradients, and agree with the other ranks that it may be applied. Collective.
+        """Reduce one list of gradients, and vote with the other ranks to apply it. Collective.
 
-        ``weights``: what the gradients are about to change, as it is now, or nothing. ``into``: arrays that the results
-        are written to where that saves a copy; which ones is told by what comes back.
+        ``weights``: current values that the gradients will change, or nothing. ``into``: arrays for the results, used
+        if that saves a copy; then the returned list contains them.
         """
         with self._lock:
             reduced = self.reducer.reduce(gradients, weights, into)
@@ -122,7 +122,7 @@ class GraphGradients:
             return reduced
 
     def _run(self, call: AnyCall) -> None:
-        # What lags is read when the call is over, and the framework has other values in that memory.
+        # With a lag, gradients are read after the call, when the framework has reused their memory: copy them.
         gradients, weights = call.inputs[: self._count], call.inputs[self._count :]
         given = [each.copy() for each in gradients] if self._lag else gradients
         targets = [call.output(i, each.shape) for i, each in enumerate(given)]
@@ -134,6 +134,6 @@ class GraphGradients:
 
 
 def squared_norm(gradients: GraphGradients, params: Sequence[Any]) -> float:
-    """Sum of the squares, in float64, of the gradients that the reduction holds of ``params``."""
+    """Sum of the squares, in float64, of the reducer's current gradients of ``params``."""
     held = (gradient for gradient in map(gradients.reducer.held, params) if gradient is not None)
     return sum(float(np.vdot(each, each).real) for each in (np.asarray(g, np.float64) for g in held))

@@ -1,4 +1,4 @@
-"""Variables of Keras, in any of its versions.
+"""Keras variables, in any version of Keras.
 
 >>> is_of_keras(3.0)
 False
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def is_of_keras(variable: object) -> bool:
-    """True for a variable of Keras: before 3.8 not all are of ``keras.Variable``."""
+    """True for a Keras variable; before Keras 3.8 not all are instances of ``keras.Variable``."""
     return any(kind.__module__.startswith("keras.") for kind in type(variable).__mro__)
 
 
 def is_seed(variable: Any) -> bool:
-    """True for the state of a random layer, which may be a variable of TensorFlow: each rank's own, as masks differ."""
+    """True for the seed of a random layer (possibly a TensorFlow variable): it differs between ranks, as do masks."""
     return "seed_generator_state" in (getattr(variable, "path", None) or variable.name)

@@ -1,16 +1,16 @@
-"""Native libraries whose calls come out of compiled graphs, and the requests that they bring.
+"""Native libraries through which compiled graphs call Farandole, and their requests.
 
     library = Library("graph_xla", DTYPES)
     library.take(begin)                       # begin(GraphCall): called by the framework's threads, must not wait
     call.finish()                             # by any thread, later
 
-Threads. The framework's threads run ``begin`` under the interpreter's lock, which ctypes takes for them. A
-``GraphCall`` belongs to the thread that ``take``s it, which alone writes its outputs and finishes it; ``finish`` may
-run the rest of the framework's graph before it returns, without the interpreter's lock, and with no lock of ours.
+Threads. The framework's threads run ``begin`` under the interpreter's lock (GIL), which ctypes acquires. A
+``GraphCall`` belongs to the thread that ``take``s it; only this thread writes its outputs and finishes it. ``finish``
+may run the rest of the framework's graph before it returns, without the GIL and without a lock of Farandole.
 
-A call is told to the framework once: its memory is gone with that, and the call itself. Two flags say how far it is,
-and change under one lock: ``_taken``, by which thread, and ``_over``. One flag would not do. What interrupts a thread
-between taking a call and finishing it must let the same thread finish it, and no other.
+Each call is reported to the framework exactly once: the report frees the call and its memory. Two fields hold its
+state: ``_taken`` (the owning thread) and ``_over``. One flag would not do: if a signal handler interrupts a thread
+between ``take`` and ``finish``, the same thread, and no other, must still be able to finish the call.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ _BEGIN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Request))
 
 _numbers = itertools.count(1)
 _taken: list[Any] = []
-"""Functions that native code calls: for as long as the process lives, as graphs may run that long."""
+"""Functions that native code calls; kept until the process exits, because graphs may run that long."""
 
 
 @final
 class Library:
-    """A native library of this package; ``dtypes`` are NumPy's by the framework's numbers."""
+    """A native library of this package; ``dtypes``: NumPy dtypes by the framework's dtype numbers."""
 
     def __init__(self, name: str, dtypes: Mapping[int, np.dtype[Any]]) -> None:
         self.path = path_of(name)
@@ -92,16 +92,16 @@ class Library:
         self.allocate.restype = ctypes.c_void_p
 
     def open_fast_path(self) -> None:
-        """Let calls meet those of the other ranks without Python, where that has opened the way."""
+        """Let native code try calls without Python, for which Python has opened the fast path."""
         function = self.native.farandole_graph_set_fast
         function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64), None
         function(core.fast_call(), self.number)
 
     def take(self, begin: Callable[[GraphCall], None]) -> None:
-        """Have ``begin`` called with each call of a graph; what it raises is the error of that call."""
+        """Register ``begin`` for all calls of graphs; an exception of ``begin`` becomes the error of the call."""
 
         def receive(address: int, request: Any) -> None:
-            request.contents.has_come[0] = 1  # first: until then, native code tells of what a signal handler raises
+            request.contents.has_come[0] = 1  # first: before this, native code reports a signal handler's exception
             call: GraphCall | None = None
             is_over = False
 
@@ -119,10 +119,10 @@ class Library:
             try:
                 call = GraphCall(self, address, request.contents)
                 begin(call)
-            except BaseException as error:  # a signal handler's, too, which may come when another thread has the call
+            except BaseException as error:  # also from a signal handler, even after another thread took the call
                 try:
                     fail(error)
-                except BaseException as another:  # a handler's, on top of the first one
+                except BaseException as another:  # a signal handler's exception during the first error
                     fail(another)
 
         function = _BEGIN(receive)
@@ -130,7 +130,7 @@ class Library:
         self.native.farandole_graph_set_begin(function)
 
     def text_of(self, error: BaseException) -> bytes:
-        """Text with which the framework is told of an error, which ``original`` then finds."""
+        """Error text for the framework, from which ``original`` finds ``error`` again."""
         note(error)
         return "".join(traceback.format_exception_only(error)).strip().encode(errors="replace")
 
@@ -138,7 +138,7 @@ class Library:
 class Origin(NamedTuple):
     """Origin of a call: the run of a program, the device, and the place in the program.
 
-    A place of -1: the framework does not say. Each run has another number, as long as its program is the same.
+    A place of -1: the framework does not report it. Runs of the same program have different numbers.
     """
 
     run: int
@@ -148,10 +148,10 @@ class Origin(NamedTuple):
 
 @final
 class GraphCall:
-    """One call of a graph: ``spec`` says what is asked, ``inputs`` are its arrays, where they lie; never write to them.
+    """One call of a graph: ``spec`` describes the operation; ``inputs`` are views of its arrays, never to be written.
 
-    ``outputs`` are where results belong, and ``None`` where ``output`` has to say the shape first. ``previous`` is the
-    origin of the last call with this spec, if that has not come to Python.
+    ``outputs``: views of the result arrays, ``None`` if ``output`` must allocate them for a shape first. ``previous``:
+    origin of the last call with this spec, if that call ran without Python.
     """
 
     __slots__ = (
@@ -161,7 +161,7 @@ class GraphCall:
 
     def __init__(self, library: Library, address: int, request: Any) -> None:
         self._library, self._address = library, address
-        self._lock = threading.Lock()  # guards the next one; who is in it may change the one after it
+        self._lock = threading.Lock()  # guards ``_taken``; the thread in ``_taken`` may change ``_over`` without it
         self._taken, self._over = 0, False
         self.spec = ctypes.string_at(request.spec, request.spec_bytes)
         self.origin, self.previous = _origin(request.origin), _origin(request.previous)
@@ -175,12 +175,12 @@ class GraphCall:
         ]
 
     def fast_request(self) -> FastRequest:
-        """The call as the native core finds the next one like it."""
+        """Key by which the native core recognizes the next call like this one."""
         inputs = [(number, given.shape) for number, given in zip(self._numbers, self.inputs, strict=False)]
         return FastRequest(self._library.number, self.spec, inputs, self.origin)
 
     def output(self, index: int, shape: tuple[int, ...]) -> AnyArray:
-        """The array for a result of this shape; raises ``UnsupportedError`` where the graph has said another one."""
+        """Array for a result of this shape; raises ``UnsupportedError`` if the graph has fixed another shape."""
         known = self.outputs[index]
         if known is None:
             dims = (ctypes.c_int64 * len(shape))(*shape)
@@ -196,7 +196,7 @@ class GraphCall:
         return known
 
     def take(self) -> bool:
-        """Make this thread the one that finishes the call; False if another one is, or it is over."""
+        """Make this thread the one that finishes the call; False if another thread is, or the call is finished."""
         me = threading.get_ident()
         with self._lock:
             if self._over or self._taken not in (0, me):
@@ -205,16 +205,16 @@ class GraphCall:
         return True
 
     def finish(self) -> None:
-        """Tell the framework that all outputs are written; nothing if it has been told something. By who took it."""
+        """Report success to the framework, unless an end was reported. Only for the thread that took the call."""
         self._tell(None)
 
     def fail(self, error: BaseException) -> None:
-        """Make ``error`` that of the graph; nothing if the framework has been told something. By who took it."""
+        """Report ``error`` to the framework, unless an end was reported. Only for the thread that took the call."""
         self._tell(self._library.text_of(error))
 
     def _tell(self, text: bytes | None) -> None:
-        # By one thread alone, so without the lock: no call may stand between the next three lines. After each call, a
-        # signal handler could raise: the framework would never be told then, or twice.
+        # Only the owning thread gets here, so no lock. No other call may stand between the next three lines: a signal
+        # handler could raise after it, and the end would be reported never or twice.
         if not self._over:
             self._over = True
             self._library.finish(self._address, text)
@@ -222,7 +222,7 @@ class GraphCall:
 
 @final
 class LocalCall:
-    """One call whose inputs are arrays that somebody has at hand, and whose outputs are made here."""
+    """One call with arrays of Python code as inputs; ``output`` allocates the results."""
 
     def __init__(self, inputs: list[AnyArray], dtypes: Sequence[npt.DTypeLike]) -> None:
         self.inputs = inputs
@@ -239,12 +239,12 @@ AnyCall: TypeAlias = GraphCall | LocalCall
 
 
 def note(error: BaseException) -> None:
-    """Let ``original`` find this error, which is about to become a framework's."""
+    """Remember an error for ``original``, before the framework wraps it."""
     _failures.append(error.with_traceback(None))
 
 
 def original(error: BaseException) -> BaseException:
-    """The error of ours that a framework has put in its own words, or ``error`` if it is none.
+    """The Farandole error that a framework has wrapped in ``error``, or ``error`` itself if there is none.
 
     try:
         step(state).block_until_ready()
@@ -256,13 +256,13 @@ def original(error: BaseException) -> BaseException:
 
 
 _failures: collections.deque[BaseException] = collections.deque(maxlen=16)
-"""The last errors that became a framework's. Their frames are not kept: those hold the arrays of the call."""
+"""The last errors passed to a framework, without tracebacks, whose frames would keep the arrays of the call."""
 
 
 def path_of(name: str) -> str:
-    """The file of a native library; raises ``UnsupportedError`` if this installation has none."""
+    """Path of a native library; raises ``UnsupportedError`` if this installation lacks the file."""
     path = Path(native.__file__).parent / f"{name}.so"
-    folders = [Path(folder) for folder in native.__path__]  # an editable installation has it elsewhere
+    folders = [Path(folder) for folder in native.__path__]  # an editable installation has other folders
     for found in (path, *(folder / path.name for folder in folders)):
         if found.exists():
             return str(found)

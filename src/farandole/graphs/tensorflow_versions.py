@@ -1,4 +1,4 @@
-"""Versions of TensorFlow, and where its graphs can call into Farandole without a way around."""
+"""Versions of TensorFlow whose graphs can call Farandole's native operation directly."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import platform
 import sys
 
 FIRST, LAST = (2, 16), (2, 21)
-"""Versions whose native interface is known."""
+"""First and last version whose native interface is known."""
 
 
 def lack(version: str) -> str:
-    """Reason why the native operation cannot be had with this version of TensorFlow here; "" if it can.
+    """Reason why the native operation does not work with this TensorFlow version and platform; "" if it does.
 
     >>> lack("2.15.1")
     'TensorFlow 2.15.1 is none of 2.16 to 2.21'

@@ -1,4 +1,4 @@
-"""Trained models on whole data sets, with their uncertainty: each sample answered once, whoever comes, goes or dies.
+"""Trained models on whole data sets, with their uncertainty: each sample once, even if workers join, leave or die.
 
 from farandole.inference import classification, ensemble, predict
 

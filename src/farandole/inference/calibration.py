@@ -1,4 +1,4 @@
-"""Checks of stated uncertainty against what came true: calibration of classes, coverage of intervals."""
+"""Checks of predicted uncertainty against the true values: calibration of classes, coverage of intervals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Floats = npt.NDArray[np.float64]
 
 @final
 class Reliability(NamedTuple):
-    """Bins of a reliability diagram: mean confidence, share that was right, and number of ``samples`` of each.
+    """Bins of a reliability diagram: mean confidence, share of right classes, and number of ``samples`` of each.
 
-    Of a bin without samples the first two are NaN.
+    In a bin without samples the first two are NaN.
     """
 
     confidence: Floats
@@ -69,12 +69,12 @@ def expected_calibration_error(probabilities: Any, labels: Any, bins: int = 15) 
 
 
 def normal_interval(mean: Any, variance: Any, level: float = 0.9) -> tuple[Floats, Floats]:
-    """Central interval that has ``level`` of a normal distribution: lower and upper ends, of the shape of ``mean``.
+    """Central interval with probability ``level`` of a normal distribution: lower and upper ends, shaped like ``mean``.
 
     >>> [round(float(end), 3) for end in normal_interval(0.0, 1.0, 0.9)]
     [-1.645, 1.645]
 
-    An ensemble is taken for one normal distribution, as in Lakshminarayanan et al. 2017 (arXiv:1612.01474), section
+    An ensemble counts as one normal distribution, as in Lakshminarayanan et al. 2017 (arXiv:1612.01474), section
     2.4. Raises ``UsageError`` for a level that is not between 0 and 1, or a negative variance.
     """
     centre, spread = np.asarray(mean, float), np.asarray(variance, float)

@@ -1,4 +1,4 @@
-"""Random numbers of a prediction, keyed by seed, pass and sample: the same whoever computes them, and when."""
+"""Random numbers of a prediction, keyed by seed, pass and sample: the same in any process, at any time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from farandole.data.loading.augment import generator
 
 _STEP = 2**32
-"""Stretch of a sample's random numbers that is of predictions; augmentation has those from 0 on."""
+"""First step of the random streams of predictions; augmentation uses the streams from 0 on."""
 
 
 @final
@@ -20,7 +20,7 @@ class Draw:
     >>> int(of_four.rng(5).integers(100)) == int(of_one.rng(5).integers(100))
     True
 
-    ``number`` is that of the pass, of a function that answers a batch several times.
+    ``number`` is the number of the pass, for a function that answers a batch several times.
     """
 
     def __init__(self, seed: int, samples: range, number: int = 0) -> None:
@@ -31,9 +31,9 @@ class Draw:
         return generator(self.seed, self.number, sample, _STEP)
 
     def batch_seed(self, stream: int = 0) -> int:
-        """Seed below 2**63 of a generator that draws for the whole batch, as those of frameworks do.
+        """Seed below 2**63 of a generator that draws for the whole batch, as generators of frameworks do.
 
-        It depends on the first sample of the batch; ``stream`` tells several generators apart.
+        It depends on the first sample of the batch; ``stream`` distinguishes several generators.
         """
         return int(generator(self.seed, self.number, self.samples.start, _STEP + 1 + stream).integers(2**63))
 

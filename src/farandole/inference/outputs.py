@@ -1,11 +1,11 @@
-"""Places for predictions: a folder of ``.npy`` files, a Zarr store, an HDF5 file.
+"""Outputs of predictions: a folder of ``.npy`` files, a Zarr store, an HDF5 file.
 
     out = output_for(Path("out.zarr"), plan)
     out.write(block, {"mean": rows}, heed)         # any block, by any process; again, it is overwritten by the same
     out.finish()                                   # once, when all are there
     out.read("mean")                               # an array of all samples, read where it is sliced
 
-What is written counts for nothing until the block has its record, so a half-written block does no harm.
+Written rows count only when their block has its record, so a half-written block does no harm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 @final
 class AnswerField(msgspec.Struct, frozen=True):
-    """Field of the answers: its data type, as NumPy writes it, and the shape of one sample's."""
+    """Field of the answers: its data type, in NumPy's notation, and the shape for one sample."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -41,13 +41,13 @@ class AnswerField(msgspec.Struct, frozen=True):
 
 @final
 class AnswerFields(msgspec.Struct, frozen=True):
-    """Fields by name, as the first block that was answered has them."""
+    """Fields by name, as in the first block that was answered."""
 
     by_name: dict[str, AnswerField]
 
 
 class PredictionOutput(ABC):
-    """Arrays of all samples by field at ``path``; records lie in ``folder``, beside it."""
+    """Arrays of all samples, by field, at ``path``; records lie in ``folder``, beside it."""
 
     def __init__(self, path: Path, plan: BlockPlan) -> None:
         self.path, self.plan = path, plan
@@ -56,22 +56,22 @@ class PredictionOutput(ABC):
         self._known: AnswerFields | None = None
 
     def prepare(self) -> None:  # noqa: B027 (NumPy is there)
-        """Load the library of the format, before hours of work; raises ``DataError`` where it is not installed."""
+        """Load the library of the format, before hours of work; raises ``DataError`` if it is not installed."""
 
     @property
     def fields(self) -> dict[str, AnswerField]:
-        """Fields by name; none before the first block is there."""
+        """Fields by name; none before the first block is written."""
         if self._known is None:
             self._known = read_record(self.folder / "fields.json", AnswerFields)
         return {} if self._known is None else self._known.by_name
 
     @property
     def is_finished(self) -> bool:
-        """True when all is answered, and the output is made of it."""
+        """True when all samples are answered, and the output is complete."""
         return read_record(self.folder / "finished", BlockPlan) is not None
 
     def write(self, block: int, values: Mapping[str, Array], heed: Callable[[], None]) -> None:
-        """Write the rows of a block; raises ``UsageError`` where they differ in form from those before."""
+        """Write the rows of a block; raises ``UsageError`` if their form differs from earlier rows."""
         found = {name: AnswerField(rows.dtype.str, rows.shape[1:]) for name, rows in values.items()}
         if not self.fields:
             self._begin(found, heed)
@@ -84,7 +84,7 @@ class PredictionOutput(ABC):
             self._put(block, name, rows)
 
     def _begin(self, found: dict[str, AnswerField], heed: Callable[[], None]) -> None:
-        """Make the arrays, unless another process has."""
+        """Make the arrays, unless another process has made them."""
         if wrong := [name for name, field in found.items() if not _NAME.fullmatch(name) or field.dtype[1] in "OV"]:
             raise UsageError(f"the answer {wrong[0]!r} is of {found[wrong[0]].dtype}: give numbers, under a plain name")
         with awaited(self.folder / "fields.json", heed) as lease:
@@ -106,23 +106,23 @@ class PredictionOutput(ABC):
         """Write rows of a field."""
 
     def finish(self) -> None:  # noqa: B027 (most have nothing left to do)
-        """Make the output of what was written; called by one process at a time, once all blocks are there."""
+        """Make the output from the written blocks; called by one process at a time, after all blocks are written."""
 
     def tidy(self) -> None:  # noqa: B027 (most have nothing to tidy)
-        """Remove what ``finish`` has made the output of; called when its record is written."""
+        """Remove the inputs of ``finish``; called when its record is written."""
 
     @abstractmethod
     def read(self, name: str) -> Any:
-        """The array of a field, of all samples, as the library of the format has it."""
+        """Array of a field, of all samples, in the type of the format's library."""
 
 
 @final
 class NpyOutput(PredictionOutput):
-    """Folder with a file ``FIELD.npy`` for each field; workers write to their places in it."""
+    """Folder with a file ``FIELD.npy`` for each field; workers write their rows in place."""
 
     def _make(self, name: str, field: AnswerField) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        # Of zeros, of which a disk keeps none until they are overwritten.
+        # A file of zeros: they take no space on the disk until they are overwritten.
         np.lib.format.open_memmap(self._file(name), "w+", np.dtype(field.dtype), self._shape(field))
 
     def _put(self, block: int, name: str, rows: Array) -> None:
@@ -137,7 +137,7 @@ class NpyOutput(PredictionOutput):
             os.fsync(file.fileno())
 
     def read(self, name: str) -> Array:
-        """See ``PredictionOutput``: a memory map, which cannot be written."""
+        """See ``PredictionOutput``: a read-only memory map."""
         return np.load(self._file(name), mmap_mode="r")  # type: ignore[no-any-return]
 
     def _file(self, name: str) -> Path:
@@ -146,7 +146,7 @@ class NpyOutput(PredictionOutput):
 
 @final
 class ZarrOutput(PredictionOutput):
-    """Zarr store whose chunks are blocks, so that no two workers write one."""
+    """Zarr store whose chunks are blocks, so that no two workers write the same chunk."""
 
     def __init__(self, path: Path, plan: BlockPlan) -> None:
         super().__init__(path, plan)
@@ -174,7 +174,7 @@ class ZarrOutput(PredictionOutput):
 
 @final
 class Hdf5Output(PredictionOutput):
-    """HDF5 file, which takes one writer: blocks are files beside it, from which the last worker makes it."""
+    """HDF5 file, which allows one writer: blocks are separate files, from which the last worker makes the output."""
 
     def prepare(self) -> None:
         """See ``PredictionOutput``."""
@@ -191,7 +191,7 @@ class Hdf5Output(PredictionOutput):
             os.fsync(file.fileno())
 
     def finish(self) -> None:
-        """Put the blocks together; the file has its name when it is whole. Done again after a kill in the middle."""
+        """Assemble the blocks; the file gets its name when it is complete. Repeated after a kill in the middle."""
         new = self.folder / "output.h5"
         with _h5py().File(new, "w") as file:
             for name, field in self.fields.items():
@@ -209,7 +209,7 @@ class Hdf5Output(PredictionOutput):
         shutil.rmtree(self.folder / "parts", ignore_errors=True)
 
     def read(self, name: str) -> Any:
-        """See ``PredictionOutput``: of a file that is closed when nobody has one of its arrays any more."""
+        """See ``PredictionOutput``: the file is closed when the last of its arrays is dropped."""
         return _h5py().File(self.path, "r")[name]
 
     def _part(self, block: int, name: str) -> Path:
@@ -225,7 +225,7 @@ OUTPUTS: dict[str, type[PredictionOutput]] = {
 
 
 def output_for(path: Path, plan: BlockPlan) -> PredictionOutput:
-    """Output of the format that the end of a path names. Raises ``UsageError`` for others."""
+    """Output of the format that the suffix of a path names. Raises ``UsageError`` for other suffixes."""
     if path.suffix not in OUTPUTS:
         raise UsageError(f"output={str(path)!r}: name it NAME.zarr, NAME.h5, or NAME for a folder of .npy files")
     return OUTPUTS[path.suffix](path.absolute(), plan)

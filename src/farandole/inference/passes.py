@@ -1,4 +1,4 @@
-"""Several answers to the same batch: by the members of an ensemble, or by passes with other units dropped.
+"""Several answers to the same batch: by the members of an ensemble, or by passes with dropout.
 
 ensemble([first, second, third])(batch)                 # (3, samples, ...)
 monte_carlo(model, passes=20)(batch, draw=draw)         # (20, samples, ...), of a model of PyTorch or Keras
@@ -20,14 +20,14 @@ from farandole.inference.worker import as_numpy, takes_draw
 
 
 def ensemble(members: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    """Function of a batch that asks each of ``members``, trained from different seeds, and stacks their answers.
+    """Function of a batch that calls each of ``members``, trained from different seeds, and stacks their answers.
 
     >>> ensemble([lambda batch: batch + 1, lambda batch: batch + 3])(np.zeros(2)).tolist()
     [[1.0, 1.0], [3.0, 3.0]]
 
-    Each is called as the function of ``predict`` is, and returns an array, or a tuple of arrays as a mean and its
-    variance; their first axis is then the member's. Lakshminarayanan et al. 2017 (arXiv:1612.01474). Raises
-    ``UsageError`` where there are none.
+    Each member is called like the function of ``predict``, and returns an array, or a tuple of arrays such as mean and
+    variance; the first axis of the result is the member. Lakshminarayanan et al. 2017 (arXiv:1612.01474). Raises
+    ``UsageError`` if there is no member.
     """
     if not members:
         raise UsageError("ensemble([]) has no member: give at least one function")
@@ -35,15 +35,15 @@ def ensemble(members: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
 
 
 def monte_carlo(model: Any, passes: int = 20) -> Callable[..., Any]:
-    """Function of a batch and a draw that asks ``model`` several times, each time with other random numbers.
+    """Function of a batch and a draw that calls ``model`` several times, each time with other random numbers.
 
         monte_carlo(model, passes=20)               # torch.nn.Module or keras.Model, whose layers of dropout drop
         monte_carlo(lambda batch, draw: ...)        # draw.number is that of the pass
 
-    Of a module of PyTorch or a model of Keras 3 only the layers of dropout are as in training; batch normalization, for
-    instance, is not. What drops without a layer of its own (``torch.nn.functional.dropout``, ``LSTM(dropout=)``) does
-    not. A function gets its random numbers from ``draw``. The answers' first axis is the pass. Gal and Ghahramani 2016
-    (arXiv:1506.02142). Raises ``UsageError`` for a model without such a layer.
+    Of a PyTorch module or a Keras 3 model only the layers of dropout are in training mode; batch normalization, for
+    instance, is not. Dropout without a layer of its own (``torch.nn.functional.dropout``, ``LSTM(dropout=)``) is off.
+    A function gets its random numbers from ``draw``. The first axis of the answers is the pass. Gal and Ghahramani 2016
+    (arXiv:1506.02142). Raises ``UsageError`` for a model without a layer of dropout.
     """
     if passes < 1:
         raise UsageError(f"monte_carlo(passes={passes}): give at least 1")
@@ -61,7 +61,7 @@ def monte_carlo(model: Any, passes: int = 20) -> Callable[..., Any]:
 
 
 def _stacked(answers: Iterable[Any]) -> Any:
-    # One by one, as a framework's array may hold what a backward pass would need.
+    # Convert one by one, because a framework's array may keep the memory for a backward pass.
     found = [tuple(map(as_numpy, each)) if isinstance(each, tuple) else as_numpy(each) for each in answers]
     return tuple(map(np.stack, zip(*found, strict=True))) if isinstance(found[0], tuple) else np.stack(found)
 
@@ -78,7 +78,7 @@ class _Ensemble:
 
 
 class _Passes(ABC):
-    """Passes over a batch with other random numbers each."""
+    """Passes over a batch, each with other random numbers."""
 
     def __init__(self, model: Any, passes: int) -> None:
         self._model, self._passes = model, passes
@@ -90,12 +90,12 @@ class _Passes(ABC):
 
     @contextlib.contextmanager
     def _dropping(self) -> Iterator[None]:
-        """Context in which the model drops units, and is as it was afterwards."""
+        """Context in which dropout is on; it restores the model at its end."""
         yield
 
     @abstractmethod
     def _pass(self, batch: Any, draw: Draw) -> Any:
-        """Answer once."""
+        """Do one pass."""
 
 
 @final
@@ -106,7 +106,7 @@ class _Function(_Passes):
 
 @final
 class _TorchDropout(_Passes):
-    """Module of PyTorch, on the device of its parameters."""
+    """Passes of a PyTorch module, on the device of its parameters."""
 
     def __init__(self, model: Any, passes: int) -> None:
         super().__init__(model, passes)
@@ -139,7 +139,7 @@ class _TorchDropout(_Passes):
 
 @contextlib.contextmanager
 def _seeded_torch(model: Any, draw: Draw) -> Iterator[Any]:
-    """Context in which PyTorch's generators are seeded, those of the device that the model is on, too."""
+    """Context in which PyTorch's generators are seeded, including those of the model's device."""
     import torch
 
     device = next(model.parameters(), torch.empty(0)).device
@@ -150,7 +150,7 @@ def _seeded_torch(model: Any, draw: Draw) -> Iterator[Any]:
 
 @final
 class _KerasDropout(_Passes):
-    """Model of Keras 3, on any of its backends."""
+    """Passes of a Keras 3 model, on any of its backends."""
 
     def __init__(self, model: Any, passes: int) -> None:
         super().__init__(model, passes)
@@ -182,14 +182,14 @@ class _KerasDropout(_Passes):
         for stream, layer in enumerate(self._layers()):
             state = layer.seed_generator.state
             state.assign(np.array([draw.batch_seed(stream) % 2**31, 0], str(state.dtype)))
-        # On PyTorch's backend layers without a seed of their own draw from its generators.
+        # On the PyTorch backend layers without a seed of their own draw from PyTorch's generators.
         is_torch = keras.backend.backend() == "torch"
         with _seeded_torch(self._model, draw) if is_torch else contextlib.nullcontext():
             return self._model(np.asarray(batch), training=False)
 
 
 def _always(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's ``call`` that drops, whatever mode its model is called in."""
+    """A layer's ``call`` with dropout, whatever the mode of its model."""
 
     def dropping(inputs: Any, training: bool | None = None) -> Any:  # noqa: ARG001 (a layer's signature)
         return call(inputs, training=True)

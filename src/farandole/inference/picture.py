@@ -19,11 +19,11 @@ LEVELS = np.arange(0.05, 1.0, 0.05)
 def draw_calibration(
     classes: Reliability | None = None, values: tuple[Any, Any, Any] | None = None, path: str | Path | None = None
 ) -> Figure:
-    """Draw a reliability diagram of ``classes``, and beside it how often intervals of ``values`` cover.
+    """Draw a reliability diagram of ``classes``, and beside it the coverage of intervals of ``values``.
 
         draw_calibration(reliability(found["mean"][:], labels), (targets, mean, variance), "calibration.png")
 
-    ``values`` are targets, means and variances, of one shape. In both, the diagonal is what was promised.
+    ``values`` are targets, means and variances, of one shape. In both diagrams the diagonal is perfect calibration.
     """
     figure = new_figure(4.6 * ((classes is not None) + (values is not None)), 4.2)
     axes = list(figure.subplots(1, (classes is not None) + (values is not None), squeeze=False)[0])

@@ -1,11 +1,11 @@
-"""Plan of a prediction: which samples are answered together, and what the same call must find again.
+"""Plan of a prediction: its batches and blocks of samples, and the arguments that a later call must repeat.
 
     plan = BlockPlan(samples=1000, batch_size=64, block_batches=4, seed=0)
     plan.blocks                                     # 4
     plan.rows(3)                                    # range(768, 1000)
     plan.batches(3)                                 # [range(768, 832), ..., range(960, 1000)]
 
-Batches and blocks depend on the data set and the plan alone, not on the workers: the order in which a library adds up
+Batches and blocks depend on the data set and the plan alone, not on the workers: libraries add up in an order that
 depends on the size of a batch, so the same sample in another batch would have other bits.
 """
 
@@ -20,9 +20,9 @@ from farandole.errors import UsageError
 
 @final
 class BlockPlan(msgspec.Struct, frozen=True):
-    """Samples in batches of ``batch_size``, which are the calls of the function, and blocks of ``block_batches``.
+    """Samples in batches of ``batch_size``, each a call of the function, and blocks of ``block_batches`` batches.
 
-    A block is what one worker computes and writes as a whole. ``key`` names the model, in the user's words.
+    One worker computes a block, and writes it as a whole. ``key`` names the model, in the user's words.
     """
 
     samples: int
@@ -32,7 +32,7 @@ class BlockPlan(msgspec.Struct, frozen=True):
     key: str = ""
 
     def check(self) -> BlockPlan:
-        """Return it, or raise ``UsageError`` for numbers that cannot be."""
+        """Return the plan, or raise ``UsageError`` for numbers below 1."""
         if min(self.samples, self.batch_size, self.block_batches) < 1:
             raise UsageError(
                 f"predict() of {self.samples} samples with batch_size={self.batch_size}, "
@@ -63,7 +63,7 @@ class BlockPlan(msgspec.Struct, frozen=True):
         ]
 
     def order(self, rank: int, size: int) -> list[int]:
-        """All blocks, from where this one of ``size`` workers begins: they meet when most is done.
+        """All blocks, in an order that begins elsewhere for each of ``size`` workers: they meet when most is done.
 
         >>> BlockPlan(samples=6, batch_size=1, block_batches=1).order(1, 2)
         [3, 4, 5, 0, 1, 2]
@@ -72,7 +72,7 @@ class BlockPlan(msgspec.Struct, frozen=True):
         return [*range(begin, self.blocks), *range(begin)]
 
     def differences(self, other: BlockPlan) -> str:
-        """Words on what ``other`` has otherwise; "" where they are the same."""
+        """Describe how ``other`` differs; "" if the plans are equal."""
         mine, others = msgspec.structs.asdict(self), msgspec.structs.asdict(other)
         return ", ".join(
             f"{name}={others[name]!r} and not {mine[name]!r}" for name in mine if mine[name] != others[name]

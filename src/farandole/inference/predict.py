@@ -1,4 +1,4 @@
-"""``predict``: a function of a trained model on every sample of a data set, by workers that come, go and die."""
+"""``predict``: a trained model's function on every sample of a data set, by workers that may join, leave or die."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from farandole.runtime.session.init import current, init, is_initialized
 
 @final
 class Predictions(Mapping[str, Any]):
-    """Answers by field, each an array of all samples in their order, read where it is sliced.
+    """Answers by field, each an array of all samples in order, read when it is sliced.
 
     found = opened("out.zarr")
     found["mean"][10:20]                        # a numpy.memmap, zarr.Array or h5py.Dataset is behind it
@@ -40,7 +40,7 @@ class Predictions(Mapping[str, Any]):
 
     @property
     def plan(self) -> BlockPlan:
-        """Plan by which they were computed."""
+        """Plan of the prediction."""
         return self._output.plan
 
     def __getitem__(self, name: str) -> Any:
@@ -55,16 +55,16 @@ class Predictions(Mapping[str, Any]):
         return len(self._output.fields)
 
     def __repr__(self) -> str:
-        """Text for people."""
+        """Short description."""
         return f"<predictions of {self.plan.samples} samples in {self.path}: {', '.join(self)}>"
 
     def answers(self) -> list[Answer]:
-        """Records of the blocks, in their order: which process computed each, and how long that took."""
+        """Records of the blocks, in order: the process that computed each block, and its seconds."""
         files = [self._output.folder / f"block-{block:06d}" for block in range(self.plan.blocks)]
         return [found for each in files if (found := read_record(each, Answer)) is not None]
 
     def verify(self) -> None:
-        """Compare all that is stored with the digests of what was computed; raises ``DataError`` for what differs."""
+        """Compare the stored rows with the digests of the computed rows; raises ``DataError`` if they differ."""
         wrong = [
             (block, name)
             for block, answer in enumerate(self.answers())
@@ -81,11 +81,11 @@ class Predictions(Mapping[str, Any]):
 
 
 def opened(path: str | os.PathLike[str]) -> Predictions:
-    """Open predictions that were made before.
+    """Open existing predictions.
 
         opened("out.zarr")["prediction"][:10]
 
-    Raises ``DataError`` where there are none, or not all, with how many samples are answered.
+    Raises ``DataError`` if there are none, or if they are incomplete, with the number of answered samples.
     """
     where = Path(path)
     plan = read_record(where.with_name(f"{where.name}.blocks") / "plan.json", BlockPlan)
@@ -115,28 +115,28 @@ def predict(
     threads: int = 4,
     **knobs: Any,
 ) -> Predictions:
-    """Call ``fn`` on every sample of ``data``, on ``workers``, and return the answers, which are in ``output``.
+    """Call ``fn`` on every sample of ``data``, on ``workers``, and return the answers, which are stored in ``output``.
 
         found = predict(model, farandole.data.hdf5("set", keys="x"), "out.zarr", workers=8, batch_size=256)
         found["prediction"][:10]
 
-    ``data`` is an array, a source of ``farandole.data``, or whatever ``Batches`` takes. ``fn(batch)`` gets batches of
-    ``batch_size`` (NumPy; the last one may be smaller) and returns an array with a row for each sample, or a dict of
-    such arrays. With a parameter ``draw``, ``fn(batch, draw)``, it gets random numbers: see ``Draw``. The ``output`` is
-    ``NAME.zarr``, ``NAME.h5``, or a folder of ``.npy`` files.
+    ``data`` is an array, a source of ``farandole.data``, or anything that ``Batches`` takes. ``fn(batch)`` gets batches
+    of ``batch_size`` (NumPy; the last one may be smaller) and returns an array with a row for each sample, or a dict of
+    such arrays. A function with a parameter ``draw`` is called as ``fn(batch, draw)``, with random numbers: see
+    ``Draw``. The ``output`` is ``NAME.zarr``, ``NAME.h5``, or a folder of ``.npy`` files.
 
-    ``block_batches`` batches are a block: computed by one worker, and written when it is done. The same call goes on
-    where another one was killed: no block that has its record is computed or written again, and a block that was under
-    way is begun anew. A worker that dies is replaced, while the others go on. Others may be started on the same
-    ``output`` at any time, and share the work. The bits do not depend on the workers, if ``fn`` gives the same for the
-    same batch and draw; libraries do on machines of one kind, with the same number of threads.
+    ``block_batches`` batches are a block: one worker computes it, and writes it when it is complete. After a kill the
+    same call goes on: it computes no block that has its record, and begins unfinished blocks anew. A worker that dies
+    is replaced, while the others go on. More processes may start on the same ``output`` at any time, and share the
+    work. The bits do not depend on the workers, if ``fn`` returns the same for the same batch and draw; libraries do so
+    on machines of one kind, with the same number of threads.
 
-    Without ``workers`` this process computes; in a job (after ``hvd.init()``) all ranks call it and compute together,
-    also in one whose workers come and go; there it must not be called inside of a function of ``hvd.elastic.run``.
-    ``knobs`` are those of ``farandole.run``, such as ``hosts=``. ``key`` names the model, its digest for instance.
+    Without ``workers`` this process computes; in a job (after ``hvd.init()``) all ranks call ``predict`` and compute
+    together, also in an elastic job; there it must not be called inside of a function of ``hvd.elastic.run``. ``knobs``
+    are arguments of ``farandole.run``, such as ``hosts=``. ``key`` names the model, by its digest for instance.
 
-    Raises ``UsageError`` where ``output`` was begun with another plan or ``key``; what ``fn`` raises, from workers as
-    ``RemoteError``: what was answered until then stays.
+    Raises ``UsageError`` if ``output`` was begun with another plan or ``key``. An exception of ``fn`` is raised here,
+    from workers as ``RemoteError``; the answers until then stay.
     """
     plan = BlockPlan(len(data), batch_size, block_batches, seed, key).check()
     out = output_for(Path(output), plan)
@@ -160,7 +160,7 @@ def predict(
 
 
 def _keep(plan: BlockPlan, out: PredictionOutput) -> None:
-    """Write the plan down, or compare it with the one that is there."""
+    """Store the plan, or compare it with the stored plan."""
     out.folder.mkdir(parents=True, exist_ok=True)
     with awaited(out.folder / "plan.json", lambda: None) as lease:
         found = lease.read(BlockPlan)
@@ -177,13 +177,13 @@ def _keep(plan: BlockPlan, out: PredictionOutput) -> None:
 
 def _member(pickled: bytes) -> int:
     """Worker of an elastic job that ``predict`` has launched."""
-    init()  # first: to load a framework and a model may take longer than a worker has until it calls it
+    init()  # first: loading a framework and a model may exceed the deadline for ``init()``
     work: Work = pickle.loads(pickled)  # noqa: S301 (from the caller, over an authenticated channel)
     return _together(work)
 
 
 def _together(work: Work) -> int:
-    """Compute as a rank of this job; in an elastic one also of those that come after it."""
+    """Compute as a rank of this job; in an elastic job also in its later generations."""
 
     def answer(_: ObjectState) -> int:
         topology = current().topology
@@ -192,11 +192,11 @@ def _together(work: Work) -> int:
     if current().settings.is_elastic:
         return elastic_run(answer)(ObjectState())
     topology = current().topology
-    return work.answer_all(topology.rank, topology.size, lambda: None)  # a rank that dies ends the job, or is let go
+    return work.answer_all(topology.rank, topology.size, lambda: None)  # the launcher handles the death of a rank
 
 
 def _heed() -> None:
-    """Leave the generation if it is over, or a change is due: no rank waits for another here, so nobody else would."""
+    """Leave the generation if it has ended, or a change is due: no collective here would raise for that."""
     session = current()
     if session.end_reason:
         raise AbortError(session.end_reason)

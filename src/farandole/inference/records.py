@@ -1,11 +1,11 @@
-"""Small files that one process at a time has, and that say what is done: leases and records of a prediction.
+"""Small files that one process holds at a time, and that record finished work: leases and records of a prediction.
 
     with leased(folder / "block-000012") as lease:          # raises BlockingIOError while another process has it
         if lease.read(Answer) is None:                      # nobody has done it yet
             lease.write(Answer(...))                        # on the disk before this returns
 
-The lease is a ``WriterLock``, so the end of a process, however that is, gives it back. A record is one line of JSON; of
-one that is not whole, as its writer was killed, nothing is read.
+The lease is a ``WriterLock``: the end of a process releases it, however the process ends. A record is one line of JSON;
+an incomplete record, whose writer was killed, is ignored.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from farandole.events import logger
 T = TypeVar("T")
 
 SHORTEST_S, LONGEST_S, TOLD_S = 0.01, 0.5, 60.0
-"""Waits between two looks at what another process has, and the time after which it is said who that is."""
+"""Least and longest wait between two attempts to get a lease, and the interval of messages that name its holder."""
 
 
 @final
 class Answer(msgspec.Struct, frozen=True):
-    """Record of a block that is answered: digests of its rows by field, and the process that computed them.
+    """Record of an answered block: digests of its rows by field, and the process that computed them.
 
     ``seconds`` is the time from its lease to its record.
     """
@@ -44,17 +44,17 @@ class Answer(msgspec.Struct, frozen=True):
 
 @final
 class HeldFile:
-    """File that this process has; see ``leased``."""
+    """File that this process holds; see ``leased``."""
 
     def __init__(self, fd: int, path: Path) -> None:
         self._fd, self._path = fd, path
 
     def read(self, kind: type[T]) -> T | None:
-        """The record; ``None`` where there is none that is whole."""
+        """The record; ``None`` if there is none, or it is incomplete."""
         return _decoded(os.pread(self._fd, os.fstat(self._fd).st_size, 0), kind)
 
     def write(self, record: msgspec.Struct) -> None:
-        """Write the record, in the place of another one; raises ``DataError`` where it does not fit on the disk."""
+        """Write the record, over an earlier one; raises ``DataError`` if the disk is full."""
         line = msgspec.json.encode(record) + b"\n"
         os.ftruncate(self._fd, 0)
         if os.pwrite(self._fd, line, 0) < len(line):
@@ -64,8 +64,8 @@ class HeldFile:
 
 @contextlib.contextmanager
 def leased(path: Path) -> Iterator[HeldFile]:
-    """Have the file ``path`` alone, meanwhile; raises ``BlockingIOError`` if another process has, with who that is."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # for whom the umask says
+    """Hold the file ``path`` exclusively; raises ``BlockingIOError``, with its holder, if another process does."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # permissions by the umask
     lock: WriterLock | None = None
     try:
         lock = WriterLock(fd, path)
@@ -78,7 +78,7 @@ def leased(path: Path) -> Iterator[HeldFile]:
 
 @contextlib.contextmanager
 def awaited(path: Path, heed: Callable[[], None]) -> Iterator[HeldFile]:
-    """``leased`` that waits; ``heed`` is called again and again, and may raise."""
+    """``leased``, but wait for the file; ``heed`` is called repeatedly meanwhile, and may raise."""
     with contextlib.ExitStack() as held:
         wait = Backoff()
         while True:
@@ -93,7 +93,7 @@ def awaited(path: Path, heed: Callable[[], None]) -> Iterator[HeldFile]:
 
 @final
 class Backoff:
-    """Waits between looks, longer each time; called with who has what is waited for."""
+    """Waits between attempts, longer each time; called with the error that names the holder."""
 
     def __init__(self) -> None:
         self._pause_s, self._told_s = SHORTEST_S, time.monotonic() + TOLD_S
@@ -108,7 +108,7 @@ class Backoff:
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """The record of a file that another process may write meanwhile; ``None`` where there is none that is whole."""
+    """The record of a file that another process may be writing; ``None`` if it is missing or incomplete."""
     try:
         return _decoded(path.read_bytes(), kind)
     except FileNotFoundError:

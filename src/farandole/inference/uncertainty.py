@@ -1,6 +1,6 @@
-"""Uncertainty from several answers to the same sample: what the data leave open, and what the model does not know.
+"""Uncertainty from several answers to the same sample: aleatoric, of the data, and epistemic, of the model.
 
-``aleatoric`` is what would stay with endless training data, ``epistemic`` what would not: on it the answers differ.
+``aleatoric`` would stay with endless training data, ``epistemic`` would not: it is where the answers differ.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def entropy(probabilities: Any) -> Floats:
 
 
 def entropy_parts(probabilities: Any) -> dict[str, Floats]:
-    """Mean distribution of several, its entropy, and the parts of that, in nats.
+    """Mean of several distributions, its entropy, and the two parts of the entropy, in nats.
 
     >>> parts = entropy_parts([[[1.0, 0.0]], [[0.0, 1.0]]])         # two members are sure, of different classes
     >>> {name: part.round(4).tolist() for name, part in parts.items()}
     {'mean': [[0.5, 0.5]], 'total': [0.6931], 'aleatoric': [0.0], 'epistemic': [0.6931]}
 
-    ``probabilities`` are of shape (passes, ..., classes), ``mean`` of (..., classes), the others of (...). The
-    aleatoric part is the mean of the entropies, the epistemic one the mutual information of class and model, which is
-    the rest: Depeweg et al. 2018 (arXiv:1710.07283), eq. 2 and before it Houlsby et al. 2011 (arXiv:1112.5745).
+    ``probabilities`` have the shape (passes, ..., classes), ``mean`` (..., classes), the others (...). The aleatoric
+    part is the mean of the entropies, the epistemic part is the rest, the mutual information of class and model:
+    Depeweg et al. 2018 (arXiv:1710.07283), eq. 2, and before it Houlsby et al. 2011 (arXiv:1112.5745).
     """
     p = np.asarray(probabilities)
     mean = p.mean(axis=0)
@@ -50,16 +50,16 @@ def entropy_parts(probabilities: Any) -> dict[str, Floats]:
 
 
 def variance_parts(means: Any, variances: Any = None) -> dict[str, Floats]:
-    """Mean of several predicted distributions, its variance, and the parts of that.
+    """Mean of several predicted distributions, its variance, and the two parts of the variance.
 
     >>> parts = variance_parts([[0.0], [2.0]], [[1.0], [3.0]])
     >>> {name: part.tolist() for name, part in parts.items()}
     {'mean': [1.0], 'variance': [3.0], 'aleatoric': [2.0], 'epistemic': [1.0]}
 
-    ``means``, and ``variances`` where the model predicts its noise, are of shape (passes, ...), what is returned of
-    (...). The law of total variance: aleatoric is the mean of the variances, epistemic the variance of the means.
-    Kendall and Gal 2017 (arXiv:1703.04977), eq. 9. Their sum is the variance of the mixture, as in Lakshminarayanan et
-    al. 2017 (arXiv:1612.01474), section 2.4.
+    ``means``, and ``variances`` if the model predicts its noise, have the shape (passes, ...), the results (...). By
+    the law of total variance aleatoric is the mean of the variances, epistemic the variance of the means. Kendall and
+    Gal 2017 (arXiv:1703.04977), eq. 9. Their sum is the variance of the mixture, as in Lakshminarayanan et al. 2017
+    (arXiv:1612.01474), section 2.4.
     """
     m = np.asarray(means)
     epistemic = m.var(axis=0)
@@ -72,8 +72,8 @@ def classification(passes: Passes, *, logits: bool = False) -> Passes:
 
         predict(classification(ensemble(members), logits=True), images, "out.zarr", workers=8)
 
-    ``passes`` returns (passes, samples, ..., classes): probabilities, or ``logits``. The fields of the answers are
-    those of ``entropy_parts``.
+    ``passes`` returns (passes, samples, ..., classes): probabilities, or ``logits``. The answers have the fields of
+    ``entropy_parts``.
     """
     return _Classification(passes, logits)
 
@@ -89,7 +89,7 @@ def regression(passes: Passes) -> Passes:
 
 
 class _Reduced:
-    """Function of several answers; a class, so that it can be sent to workers."""
+    """Function of several answers; a class, so that it can be pickled for workers."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes, self._draws = passes, takes_draw(passes)

@@ -1,11 +1,11 @@
-"""Worker of a prediction: takes a block that nobody has, answers its samples, writes them, records that, and goes on.
+"""Worker of a prediction: leases a free block, computes and writes its samples, records it, and takes the next.
 
     work = Work(plan, output, fn, data, threads=4)
     work.answer_all(rank=0, size=1, heed=lambda: None)      # returns when all samples are answered, by whomever
 
-There is nobody who hands out blocks: whoever has the lease of a block's file has the block, and the end of a process
-gives it back. So workers of one job, of several jobs, and a process that was started by hand share the work alike, and
-what was killed as a whole goes on from the blocks that have records.
+No process distributes blocks: the holder of the lease of a block's file has the block, and the end of a process
+releases it. So workers of one job, of several jobs, and a process that was started by hand share the work alike. A
+prediction that was killed as a whole goes on from the blocks that have records.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from farandole.inference.plan import BlockPlan
 from farandole.inference.records import Answer, Backoff, awaited, leased
 
 Heed = Callable[[], None]
-"""Called between blocks; raises where this worker is to leave."""
+"""Function that is called between blocks; raises if this worker is to leave."""
 
 ONLY = "prediction"
-"""Field of answers that are one array."""
+"""Field of an answer that is a single array."""
 
 
 @final
 class Work:
-    """Work of one prediction, as each of its workers has it.
+    """Work of one prediction, with a copy in each worker.
 
-    ``threads`` read samples ahead within a block. An array is cut into batches as it is.
+    ``threads`` read samples ahead within a block. A NumPy array is sliced into batches instead.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Work:
         self._draws = takes_draw(fn)
 
     def answer_all(self, rank: int, size: int, heed: Heed) -> int:
-        """Return when every block has its record, and the output is made of them; how many were computed here.
+        """Return when every block has its record, and the output is complete; return the number of own blocks.
 
-        Raises what the function raises; its block is then as if nobody had begun it.
+        Raises the exceptions of the function; its block is then free again, as if never begun.
         """
         self._output.prepare()
         left, done = dict.fromkeys(self._plan.order(rank, size)), 0
@@ -67,7 +67,7 @@ class Work:
                         continue
                     del left[block]
                     done += is_mine
-                    if is_mine and left:  # else others may have ended, which is no reason to leave
+                    if is_mine and left:  # not after the last block: others may have ended, which is no reason to leave
                         heed()
                 if len(left) < before:
                     wait = Backoff()
@@ -78,7 +78,7 @@ class Work:
         return done
 
     def _answer(self, block: int, loader: Batches, heed: Heed) -> bool:
-        """Answer a block; false if that is done. Raises ``BlockingIOError`` while another process is at it."""
+        """Answer a block; false if it was answered before. Raises ``BlockingIOError`` while another process has it."""
         begun_s = time.monotonic()
         with leased(self._output.folder / f"block-{block:06d}") as lease:
             if lease.read(Answer) is not None:
@@ -111,7 +111,7 @@ class Work:
         return Batches(self._data, self._plan.batch_size, shuffle=False, threads=self._threads)
 
     def _finish(self, heed: Heed) -> None:
-        """Make the output, unless another worker has."""
+        """Complete the output, unless another worker has."""
         with awaited(self._output.folder / "finished", heed) as lease:
             if lease.read(BlockPlan) is None:
                 self._output.finish()
@@ -133,12 +133,12 @@ def digest(rows: Array) -> str:
 
 
 def as_numpy(array: Any) -> Array:
-    """An array of any framework, in memory of NumPy."""
+    """An array of any framework as a NumPy array."""
     return np.asarray(array.detach().cpu().numpy() if hasattr(array, "detach") else array)
 
 
 def _named(answer: Any, rows: int) -> dict[str, Array]:
-    """Arrays of an answer by field, copied, as a function may give back its input."""
+    """Arrays of an answer by field, copied because a function may return its input."""
     if hasattr(answer, "_asdict"):
         answer = answer._asdict()
     if isinstance(answer, tuple | list):

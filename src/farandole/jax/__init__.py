@@ -1,4 +1,4 @@
-"""Farandole for JAX: collectives on arrays and pytrees, outside of ``jit`` and inside of it, and for optax.
+"""Farandole for JAX: collectives on arrays and pytrees, inside and outside of ``jit``, and optax integration.
 
     import jax, optax
     import farandole.jax as hvd
@@ -14,8 +14,8 @@
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, hvd.allreduce(loss)
 
-Start it with ``farandole run -np 4 python script.py``. A pytree is a group: its arrays are reduced as one. Arrays are
-in host memory; a dtype is one of ``farandole.collective.DType``.
+Start it with ``farandole run -np 4 python script.py``. A pytree is a group: its arrays are reduced together. Arrays
+must be in host memory; for dtypes see ``farandole.collective.DType``.
 """
 
 from __future__ import annotations
@@ -76,6 +76,6 @@ broadcast_parameters = ops.broadcast_parameters
 Compression = _JaxCompression
 DistributedGradients = _JaxDistributedGradients
 
-if not _TYPE_CHECKING:  # type checkers and editors take what is defined and imported above
+if not _TYPE_CHECKING:  # type checkers and editors use the names defined and imported above
     _own = ("data", "DistributedGradients", "DistributedOptimizer", "broadcast_optimizer_state", "value_and_grad")
     __all__ = sorted([*_PUBLIC, *_own])  # noqa: PLE0605

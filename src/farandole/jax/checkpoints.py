@@ -1,11 +1,11 @@
-"""Checkpoints of arrays of JAX: ``farandole.checkpoint`` with files of one ``.npy`` after another.
+"""Checkpoints of JAX arrays: ``farandole.checkpoint`` with files of concatenated ``.npy`` records.
 
 with Checkpoints("runs/a") as checkpoints:
     checkpoints.save(step, {"params": params, "opt_state": jax.tree.leaves(opt_state), "step": step})
     ...
     opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), found.state["opt_state"])
 
-Named tuples, as optax has them, are refused: save their leaves, or the ``state_dict()`` of a ``JaxState`` with them.
+Named tuples (optax states) are refused: save their leaves, or the ``state_dict()`` of a ``JaxState`` that has them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from farandole.checkpoint.codec import Codec
 from farandole.numpy.checkpoints import NumpyCodec
 
 _BITS, _NUMPY = "farandole.bits", "farandole.numpy"
-"""Keys: of a dtype that is not NumPy's own, beside its elements as whole numbers; of an array that was NumPy's."""
+"""Keys in files: the name of a non-NumPy dtype, stored with its elements as integers; an array that was NumPy's."""
 
 
 @final
 class JaxCodec(Codec):
-    """Files of ``NumpyCodec``; arrays of JAX come back as such, and NumPy's as NumPy's, of any width."""
+    """Files of ``NumpyCodec``; JAX arrays load as JAX arrays, NumPy arrays as NumPy arrays, of any width."""
 
     def __init__(self) -> None:
         super().__init__(adapter)
@@ -71,12 +71,12 @@ def _read(node: Any) -> Any:
 
 
 def _array(node: Any) -> Any:
-    """An array of NumPy, from its elements or from their bits."""
+    """NumPy array from its elements or from their bits."""
     return node["elements"].view(np.dtype(getattr(jax.numpy, node[_BITS]))) if isinstance(node, dict) else node
 
 
-def Checkpoints(  # noqa: N802 (it stands for a class)
+def Checkpoints(  # noqa: N802 (used like a class)
     root: str | os.PathLike[str], *, keep: int = 3, sharded: bool = False, on_error: OnError = "raise"
 ) -> _Checkpoints:
-    """Durable checkpoints in the folder ``root``; the arguments are those of ``farandole.checkpoint.Checkpoints``."""
+    """Durable checkpoints in the folder ``root``; for the arguments see ``farandole.checkpoint.Checkpoints``."""
     return _Checkpoints(root, JaxCodec(), keep=keep, sharded=sharded, on_error=on_error)

@@ -1,11 +1,11 @@
-"""Job of ``farandole run`` as ``jax.distributed.initialize()`` finds it without arguments.
+"""Detection of a ``farandole run`` job by ``jax.distributed.initialize()`` without arguments.
 
     import farandole.jax        # or this module alone
     import jax
     jax.distributed.initialize()
 
-JAX asks the classes that are derived from its ``ClusterEnv``, which it has no public name for. This one comes first: a
-worker of ours in an allocation of Slurm has Slurm's variables, too, which tell of the launcher and not of it.
+JAX calls all subclasses of its private class ``ClusterEnv``. ``FarandoleCluster`` must be the first: a worker in a
+Slurm allocation also has Slurm's variables, which describe the launcher and not the worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, final
 from farandole.cluster.environment import LAUNCHED
 
 _ClusterEnv: Any = object
-with contextlib.suppress(ImportError):  # another version keeps it elsewhere: then initialize() is given arguments
+with contextlib.suppress(ImportError):  # in a JAX version without this module, initialize() needs arguments
     from jax._src.clusters import ClusterEnv
 
     _ClusterEnv = ClusterEnv
@@ -25,13 +25,13 @@ with contextlib.suppress(ImportError):  # another version keeps it elsewhere: th
 
 @final
 class FarandoleCluster(_ClusterEnv):  # type: ignore[misc]
-    """Ranks as their launcher has numbered them; the coordinator is in the process of rank 0."""
+    """Ranks as numbered by the launcher; the coordinator is in the process of rank 0."""
 
     name: ClassVar[str] = "farandole"
 
     @classmethod
     def is_env_present(cls) -> bool:
-        """True in a worker of a static job, which has been told where rank 0 listens."""
+        """True in a worker of a static job, which gets rank 0's address in its environment."""
         return os.environ.get(LAUNCHED) == "1" and "MASTER_PORT" in os.environ
 
     @classmethod
@@ -51,7 +51,7 @@ class FarandoleCluster(_ClusterEnv):  # type: ignore[misc]
 
     @classmethod
     def get_local_process_id(cls) -> int:
-        """Rank among the workers of this host, which is the number of its GPU."""
+        """Local rank on this host, which is the number of its GPU."""
         return int(os.environ["LOCAL_RANK"])
 
 

@@ -1,9 +1,9 @@
-"""The collectives on lists of arrays, eager or under trace, and differentiable.
+"""Differentiable collectives on lists of arrays, eager or under trace.
 
     [mean] = run(Collective("allreduce", "loss", global_process_set, how=Reduction()), [loss])
 
-The gradient of each is that of the sum, over ranks, of what each rank computes from its result, as in
-``farandole.torch``. A backward pass therefore runs collectives too, and every member must run it.
+Gradients are derivatives of the sum of the losses of all ranks, as in ``farandole.torch``. So a backward pass runs
+collectives too, and every member must run it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ELEMENTWISE = ("allreduce", "broadcast")
 @final
 @dataclass(frozen=True)
 class Collective:
-    """One collective of ``run``. ``rows``: of each member's part; ``None``: as many as this one's, or what comes."""
+    """One collective of ``run``. ``rows``: rows of each member's part; ``None``: as many as here, or as received."""
 
     verb: str
     name: str | None
@@ -47,31 +47,31 @@ class Collective:
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def derived(self, verb: str, suffix: str = "grad", **changes: Any) -> Collective:
-        """One of its backward pass."""
+        """Collective of the backward pass, with a name derived from this one."""
         name = None if self.name is None else f"{self.name}.{suffix}"
         plain = Collective(verb, name, self.process_set, where=f"{self.where}.{suffix}")
         return replace(plain, **changes)
 
     @property
     def is_elementwise(self) -> bool:
-        """True if a batch of calls is a call of the batch."""
+        """True if a batch of calls equals one call of the batch (for ``vmap``)."""
         return self.verb in _ELEMENTWISE and self.how.op is not ReduceOp.ADASUM
 
     @property
     def members(self) -> int:
-        """Number of ranks that take part."""
+        """Number of members."""
         return len(self.process_set.ranks)
 
     @property
     def member(self) -> int:
-        """Number of this rank among them."""
+        """Index of this rank among the members."""
         return self.process_set.rank() or 0
 
 
 def run(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Run it, or let the program under trace do so; returns results, and for each the rows that members gave.
+    """Run the collective, or add it to the program under trace; return results, and the rows from each member.
 
-    Raises what the eager verbs raise; under trace also ``UsageError`` where the shape of a result is not known.
+    Raises the errors of the eager verbs; under trace also ``UsageError`` if the shape of a result is not known.
     """
     leaves = lifted(leaves)
     if not is_traced(*leaves):
@@ -112,8 +112,8 @@ def _eager(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any
 
 
 def spread(result: Any, like: Any) -> Any:
-    """``result`` on the local devices that ``like`` is on, where these are several."""
-    is_spread = isinstance(like, jax.Array) and len(like.sharding.device_set) > 1  # known also of a donated one
+    """``result`` on the local devices of ``like``, if there are several."""
+    is_spread = isinstance(like, jax.Array) and len(like.sharding.device_set) > 1  # works for donated arrays, too
     return jax.device_put(result, like.sharding) if is_spread else result
 
 
@@ -122,8 +122,8 @@ def spread(result: Any, like: Any) -> Any:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _differentiable(what: Collective, *leaves: Any) -> tuple[Any, ...]:
-    """The results, then the rows: values here, or tracers of a program."""
-    if not is_traced(*leaves):  # of ``jax.grad`` outside of a program: the values are known
+    """Results, then rows: values, or tracers of a program."""
+    if not is_traced(*leaves):  # ``jax.grad`` outside of a program: the values are known
         known, came = _eager(what, leaves)
         return *known, *map(jnp.asarray, came)
     rows = tuple(_rows(what, leaf.shape) for leaf in leaves) if what.verb in ("allgather", "alltoall") else ()
@@ -147,7 +147,7 @@ def _differentiable(what: Collective, *leaves: Any) -> tuple[Any, ...]:
 
 
 def _shape(what: Collective, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a result, as it must be known to the compiler."""
+    """Shape of a result, for the compiler."""
     if what.verb in _ELEMENTWISE:
         return shape
     if what.verb == "allgather":
@@ -160,7 +160,7 @@ def _shape(what: Collective, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _rows(what: Collective, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The rows that come from each member; under trace they may not depend on what other ranks have."""
+    """Numbers of rows from each member; under trace they must not depend on other ranks."""
     if what.rows is not None:
         return what.rows
     rows = shape[0] if shape else 1
@@ -199,7 +199,7 @@ def _forward(what: Collective, *leaves: Any) -> Any:
 
 
 def _backward(what: Collective, rows: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
-    """The gradients; ``None`` for what has none, as whole numbers."""
+    """Gradients of the leaves; ``None`` for leaves without a gradient (integers)."""
     cotangents = given[: len(what.shapes)]
     where = [i for i, each in enumerate(cotangents) if each.dtype != jax.dtypes.float0]
     floating = [cotangents[i] for i in where]
@@ -258,7 +258,7 @@ def _back_alltoall(what: Collective, given: list[Any], _: list[int], rows: Seque
 
 
 def _known(what: Collective, i: int, rows: Sequence[Any]) -> tuple[int, ...]:
-    """The rows that members gave: those that came, or under trace those that were known before."""
+    """Numbers of rows from the members: as received, or under trace as known beforehand."""
     return _rows(what, what.shapes[i]) if is_traced(rows[i]) else tuple(map(int, rows[i]))
 
 

@@ -1,8 +1,8 @@
-"""Smaller arrays on the wire.
+"""Compression of arrays for the transfer.
 
     mean = hvd.allreduce(gradients, compression=hvd.Compression.bf16)
 
-See ``farandole.runtime.collectives.compression`` for one of your own; it is given whole pytrees.
+To write your own compressor, see ``farandole.runtime.collectives.compression``; here it gets whole pytrees.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _JaxCast(CastCompressor):
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """See ``Compressor``; the context are the dtypes of a pytree's leaves."""
+        """See ``Compressor``; the context is the list of dtypes of the pytree's leaves."""
         leaves, structure = jax.tree.flatten(tensor)
         dtypes = [cls.floating_dtype(leaf) for leaf in leaves]
         pairs = zip(leaves, dtypes, strict=True)
@@ -60,7 +60,7 @@ class JaxBrainCompressor(_JaxCast):
 
 @final
 class JaxCompression:
-    """The compressors that come with Farandole.
+    """Farandole's compressors.
 
     >>> mean = hvd.allreduce(gradients, compression=hvd.Compression.bf16)
     """

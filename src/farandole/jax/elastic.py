@@ -1,4 +1,4 @@
-"""Elastic training with JAX: workers come and go, the training does not stop.
+"""Elastic training with JAX: workers join and leave while the training continues.
 
 state = JaxState(params=params, opt_state=optimizer.init(params), step=0)
 
@@ -11,8 +11,8 @@ def train(state):
 
 train(state)
 
-An error of a collective inside of a compiled program comes out of JAX as one of its own. ``run`` and ``translated``
-turn it into ours again.
+JAX wraps an error of a collective in a compiled program into its own error class. ``run`` and ``translated`` restore
+the Farandole error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ R = TypeVar("R")
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Context whose errors of compiled programs are those of the collectives in them.
+    """Context in which errors of compiled programs are replaced by the errors of their collectives.
 
     >>> with translated():
     ...     jax.block_until_ready(step(params))      # raises HorovodInternalError, and not JaxRuntimeError
@@ -68,7 +68,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        # A program that has failed while JAX dispatched it, from its native cache, is a plain ``ValueError``.
+        # If a program fails while JAX dispatches it from its native cache, JAX raises a plain ``ValueError``.
         is_jaxs = isinstance(error, jax.errors.JaxRuntimeError) or str(error).startswith("INTERNAL: ")
         found = original(error) if is_jaxs else error
         if found is error:
@@ -83,8 +83,8 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     ... def train(state): ...
     >>> train(JaxState(params=params, opt_state=opt_state, step=0))
 
-    As ``run`` of the other frameworks, with errors of compiled programs ``translated``. JAX traces programs again in
-    every generation, as ranks and sizes may be in them, and compiles those that come out otherwise.
+    Like ``run`` of the other frameworks, with errors of compiled programs ``translated``. JAX traces programs again in
+    every generation, because they may contain ranks and sizes, and compiles those that changed.
     """
 
     @functools.wraps(func)
@@ -104,14 +104,14 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
 @final
 class TreePart(StatePart):
-    """A pytree of arrays and other values, which is replaced as a whole: arrays of JAX never change."""
+    """A pytree of arrays and other values, replaced as a whole, because JAX arrays never change."""
 
     is_copied = True
 
     def tree(self) -> Any:
-        """See ``StatePart``; of a pytree with classes other than named tuples the leaves, as classes do not travel.
+        """See ``StatePart``; only the leaves of a pytree with classes other than named tuples.
 
-        Such hold what every worker has of its own: functions, or optimizers with locks.
+        Such classes may hold objects that belong to one worker, and cannot be sent: functions, optimizers with locks.
         """
         kept = self._copied()
         return kept if _is_plain(kept["tree"], travels=True) else self._listed(kept)
@@ -131,19 +131,19 @@ class TreePart(StatePart):
         self._put(tree)
 
     def restore(self) -> None:
-        """See ``StateHandler``; whatever the script has made of it since."""
+        """See ``StateHandler``; restores the saved structure, even if the script has changed it since."""
         if self._saved is not None:
             self._put(self._saved)
 
     def strengthen(self) -> None:
-        """Give each array a type that does not depend on those it is used with, as on workers that have received it."""
+        """Remove the weak types of arrays, because workers that receive the arrays get strong types."""
         self.value = jax.tree.map(_strong, self.value)
 
     def _copied(self) -> Any:
-        """Copies in host memory, as a program may reuse the memory of what it was given.
+        """Copies in host memory, because a program may reuse the memory of donated arrays.
 
-        Beside them is which leaves are arrays of JAX: those of NumPy stay such, as JAX may cut them to 32 bits. Raises
-        what the computation of an array has ended with.
+        Also records which leaves are JAX arrays: NumPy arrays stay NumPy's, because JAX may cut them to 32 bits. Raises
+        the error of a failed computation of an array.
         """
         with translated():
             kept = jax.tree.map(_kept, self.value)
@@ -155,7 +155,7 @@ class TreePart(StatePart):
     def _put(self, tree: Any) -> None:
         old, structure = jax.tree.flatten(self.value)
         new, theirs = jax.tree.flatten(tree["tree"])
-        new = copy.deepcopy(new)  # and not the tree, whose classes may hold what cannot be copied
+        new = copy.deepcopy(new)  # only the leaves: the tree's classes may hold objects that cannot be copied
         if str(structure) != str(theirs):
             old = [None] * len(new)
         made = [
@@ -164,12 +164,12 @@ class TreePart(StatePart):
         self.value = jax.tree.unflatten(theirs, made)
 
     def plain(self) -> Any:
-        """``tree``, for files that know no classes: of a pytree with others than dicts, lists and tuples its leaves."""
+        """``tree`` for files, which store no classes: only the leaves unless all nodes are dicts, lists or tuples."""
         kept = self._copied()
         return kept if _is_plain(kept["tree"]) else self._listed(kept)
 
     def whole(self, kept: Any) -> Any:
-        """The copies that ``kept`` has the leaves of; raises ``UsageError`` where this pytree is another."""
+        """Rebuild a pytree from the leaves in ``kept``; raises ``UsageError`` if its paths differ from this one's."""
         mine = _paths(self.value)
         if mine != kept["paths"]:
             raise UsageError(
@@ -180,7 +180,7 @@ class TreePart(StatePart):
         return {"tree": tree, "of_jax": kept["of_jax"]}
 
     def begin_anew(self, name: str) -> None:
-        """See ``StatePart``: sums of an accumulation are gradients of a rank that there may no longer be."""
+        """See ``StatePart``; drops sums of an accumulation, which may be gradients of a lost rank."""
         self.value = jax.tree.map(_begun_anew, self.value, is_leaf=_is_distributed)
 
     def save(self) -> None:
@@ -188,12 +188,12 @@ class TreePart(StatePart):
         self._saved = self._copied()
 
     def set_value(self, value: Any) -> None:
-        """See ``StateHandler``; every step does so, and what is remembered stays that of the last commit."""
+        """See ``StateHandler``; every step calls this, and the saved copy stays that of the last commit."""
         self.value = value
 
 
 def _is_plain(node: Any, travels: bool = False) -> bool:
-    """True for dicts, lists and tuples of leaves; or where it ``travels`` between workers, for what that keeps."""
+    """True for dicts, lists and tuples of leaves; if it ``travels`` between workers, for named tuples, too."""
     if type(node) is dict or (type(node) is OrderedDict and not travels):
         return all(_is_plain(each, travels) for each in node.values())
     if type(node) in (list, tuple) or (travels and isinstance(node, tuple) and hasattr(node, "_fields")):
@@ -224,7 +224,7 @@ def _kept(leaf: Any) -> Any:
 
 
 def _made(before: Any, now: Any) -> Any:
-    """The array of JAX that was kept, where the one ``before`` it is."""
+    """JAX array of the saved values, on the devices of the array ``before``."""
     made = new_array(now, before, copy=True)
     is_spread = isinstance(before, jax.Array) and len(before.sharding.device_set) > 1
     return jax.device_put(made, before.sharding) if is_spread else made
@@ -251,7 +251,7 @@ registry = HandlerRegistry(
         *((kind, TreePart) for kind in (jax.Array, dict, list, tuple)),
     ]
 )
-"""Classes of values with their handlers; put those of your own first: ``registry.replace([..., *registry.table])``."""
+"""Classes of values with their handlers; put your own first: ``registry.replace([..., *registry.table])``."""
 
 
 class JaxState(ObjectState):
@@ -259,11 +259,11 @@ class JaxState(ObjectState):
 
     >>> state = JaxState(params=params, opt_state=optimizer.init(params), key=jax.random.PRNGKey(7), epoch=0)
 
-    Pytrees of arrays are replaced as a whole, by the script as by a ``restore`` or ``sync``: read them from the state
-    in every step. NumPy's arrays are restored and received in place. Generators, samplers, and everything with
-    ``state_dict`` and ``load_state_dict`` are kept by these, other values by pickling them; the global random
-    generators of Python and NumPy are always part of it. ``commit`` waits for all arrays, and copies everything; a
-    fault goes back to the last one.
+    Pytrees of arrays are replaced as a whole, by the script and by ``restore`` or ``sync``: read them from the state in
+    every step. NumPy arrays are restored and received in place. Generators, samplers, and all objects with
+    ``state_dict`` and ``load_state_dict`` are saved by these, other values by pickle; the global random generators of
+    Python and NumPy are always included. ``commit`` waits for all arrays, and copies everything; after a fault the
+    state goes back to the last commit.
     """
 
     _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)
@@ -275,7 +275,7 @@ class JaxState(ObjectState):
         self._take_trees()
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``ObjectState``. Of named tuples, as optax has them, and other classes it has the leaves."""
+        """See ``ObjectState``. Contains only the leaves of named tuples (optax states) and other classes."""
         content = super().state_dict()
         for name in content["trees"]:
             part = self._parts[name]
@@ -284,7 +284,7 @@ class JaxState(ObjectState):
         return content
 
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
-        """See ``ObjectState``. Pytrees with classes must be like those that were saved, as ``init`` makes them."""
+        """See ``ObjectState``. Pytrees with classes must exist with the structure that was saved (from ``init``)."""
         trees = dict(content["trees"])
         for name, tree in trees.items():
             part = self._parts.get(name)
@@ -302,7 +302,7 @@ class JaxState(ObjectState):
         self._take_trees()
 
     def _handler(self, value: Any) -> StateHandler | None:
-        """See ``ObjectState``; classes that JAX was told are pytrees are such here."""
+        """See ``ObjectState``; handles all classes that are registered with JAX as pytrees."""
         if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
             return TreePart(value)
         return super()._handler(value)

@@ -1,27 +1,27 @@
-"""Executables of JAX that outlive what was traced: a program that comes out alike again is not compiled again.
+"""Cache of JAX executables across traces: a program that is traced again without a change is not compiled again.
 
     keep_executables()                  # from now on
     forget_traces()                     # ranks and sizes may be in programs: JAX traces all again
 
-JAX knows a compiled program by the functions that it was traced from. After ``jax.clear_caches()`` it compiles all of
-them, ten times as long as it traces them, though most have no rank and no number of ranks in them. Here an executable
-is known by the key of JAX's own compilation cache: a hash of the whole program, its options and devices.
+JAX finds a compiled program by the functions that it was traced from. After ``jax.clear_caches()`` it compiles all
+programs again, which takes ten times as long as tracing, though most contain neither a rank nor the number of ranks.
+This cache uses the key of JAX's own compilation cache: a hash of the whole program, its options and devices.
 """
 
-# Threads. Programs are compiled in any thread, so ``_lock`` guards the table; of two threads that compile one program
-# at once, one executable is kept. A signal handler, or a finalizer that the garbage collector calls, may compile on top
-# of a thread that has the lock: hence an ``RLock``, and loops over copies that are made in one step. ``forget_traces``
-# is called where a session begins, by the thread that has called for it.
+# Threads. Any thread may compile, so ``_lock`` guards the table; if two threads compile one program at once, one
+# executable is kept. A signal handler, or a finalizer called by the garbage collector, may compile while its thread
+# holds the lock: hence an ``RLock``, and loops over copies made in one step. ``forget_traces`` runs at the begin of a
+# session, on the thread that begins the session.
 #
-# What stays. At most ``MOST`` programs of ``MOST_BYTES``, constants included, as a script may compile ever new ones,
-# which JAX itself drops with their functions; and none that nobody has asked for in the last ``CHANGES`` changes of the
-# workers.
+# Eviction. The table keeps at most ``MOST`` programs of ``MOST_BYTES`` together, constants included, because a script
+# may compile new programs all the time (JAX drops them with their functions). It drops programs that were not used
+# during the last ``CHANGES`` changes of the workers.
 #
-# What the key does not tell. Functions of Python, which come as ``host_callbacks``, or by their ``id()``, which the
-# next one may have again: ``_BY_ID``. And on GPUs the devices, as JAX's own cache loads a program for others.
+# Not covered by the key. Python functions: they are in ``host_callbacks``, or named by their ``id()``, which may be
+# reused: ``_BY_ID``. On GPUs also the devices, because JAX's own cache loads a program for other devices.
 #
-# JAX's functions. They have no public name. ``compile_or_get_cached`` has had the same first five parameters from JAX
-# 0.4.30 on; should that change one day, a program is compiled as often as it is traced.
+# Private functions of JAX. ``compile_or_get_cached`` has had the same first five parameters since JAX 0.4.30; if that
+# changes, a program is compiled as often as it is traced.
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOST, MOST_BYTES = 256, 2**26
 CHANGES = 4
 
 _BY_ID = (b"CustomSPMDPartitioning", b"InspectSharding")
-"""Calls in a program that name a function of Python by its ``id()``: ``custom_partitioning``, and ``jax.debug``."""
+"""Calls in a program that name a Python function by its ``id()``: ``custom_partitioning``, and ``jax.debug``."""
 
 _Key: TypeAlias = tuple[str, tuple[int, ...]]
 """JAX's key, and the devices."""
@@ -48,7 +48,7 @@ _FIRST = ["backend", "computation", "devices", "compile_options", "host_callback
 
 
 def keep_executables() -> None:
-    """Keep what is compiled from now on. Calls after the first do nothing."""
+    """Keep executables compiled from now on. Calls after the first do nothing."""
     known = getattr(compiler, "compile_or_get_cached", None)
     if known is None or isinstance(known, _Executables):
         return
@@ -57,9 +57,9 @@ def keep_executables() -> None:
 
 
 def forget_traces() -> None:
-    """Have JAX trace every program again, and drop the executables that nobody has asked for lately.
+    """Let JAX trace every program again, and drop executables that were not used lately.
 
-    Called where a session begins: ``hvd.size()`` of the last is a number in a program, and so is a process set's.
+    Called at the begin of a session, because ``hvd.size()`` and numbers of process sets are constants in programs.
     """
     jax.clear_caches()
     known = getattr(compiler, "compile_or_get_cached", None)
@@ -70,7 +70,7 @@ def forget_traces() -> None:
 @final
 @dataclass(frozen=True)
 class _Kept:
-    """An executable, the number of changes until it was asked for last, and the size of its program."""
+    """An executable, the number of worker changes before its last use, and the size of its program."""
 
     executable: Any
     backend: Any
@@ -80,14 +80,14 @@ class _Kept:
 
 @final
 class _Executables:
-    """The function of JAX that compiles a program, with a memory; ``compiles`` is JAX's own."""
+    """Replacement of ``compile_or_get_cached`` with a cache; ``compiles`` is JAX's own function."""
 
     def __init__(self, compiles: Any) -> None:
         self._compiles = compiles
         self._lock = threading.RLock()
         self._change = 0
         self._kept: dict[_Key, _Kept] = {}
-        """Those asked for last at the end."""
+        """The most recently used is last."""
 
     def __call__(
         self,
@@ -112,7 +112,7 @@ class _Executables:
                 return compiles()
             name = compilation_cache.get_cache_key(computation, devices, compile_options, backend)
             key = name, tuple(device.id for device in devices.flat)
-        except Exception:  # the program cannot be written down, or this version of JAX has another function
+        except Exception:  # the program cannot be serialized, or this JAX version has another function
             return compiles()
         found = self._take(key, backend)
         if found is None:
@@ -128,7 +128,7 @@ class _Executables:
             self._kept = {key: kept for key, kept in self._kept.copy().items() if kept.change >= oldest}
 
     def _take(self, key: _Key, backend: Any) -> Any:
-        """The executable of that key, out of the table; ``None`` if there is none of this backend."""
+        """Remove and return the executable of a key; ``None`` if there is none for this backend."""
         with self._lock:
             kept = self._kept.pop(key, None)
             return kept.executable if kept is not None and kept.backend is backend else None
@@ -147,6 +147,6 @@ class _Executables:
                 nbytes -= each.nbytes
 
     def _drop_ended(self) -> None:
-        """Drop what is of backends that ``clear_backends`` has ended: they live as long as their executables."""
+        """Drop executables of backends that ``clear_backends`` has ended, because these keep the backends alive."""
         live = list(map(id, xla_bridge.backends().values()))
         self._kept = {key: kept for key, kept in self._kept.copy().items() if id(kept.backend) in live}

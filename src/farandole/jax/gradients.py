@@ -23,7 +23,7 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 
 @final
 class JaxDistributedGradients:
-    """Gradients of all ranks, a pytree, outside of ``jit``; with virtual workers, the same bits on any number of ranks.
+    """Reduced gradients as a pytree, outside of ``jit``; with virtual workers, the same bits on any number of ranks.
 
     >>> average = hvd.DistributedGradients(params, virtual_workers=8)
     >>> loss_and_gradients = jax.jit(jax.value_and_grad(loss_of))
@@ -33,11 +33,11 @@ class JaxDistributedGradients:
     ...         average.add(gradients)
     ...     params, state = step(params, state, average.total(params))
 
-    The step is that of the optimizer alone: a distributed one would reduce again. ``like``: a pytree of arrays with the
-    shapes and dtypes of the gradients, as the parameters. ``op``: ``Average`` or ``Sum``; without virtual workers
-    ``Min``, ``Max`` and ``Product``, too. ``process_set``: the ranks that share gradients. ``virtual_workers``: into
-    how many shards a global batch is cut, at least as many as there are ranks. ``seed``: of the generators of Python
-    and NumPy inside of a shard. Raises ``ValueError`` for arguments that cannot be.
+    Step with the plain optimizer: a distributed one would reduce again. ``like``: a pytree of arrays with the shapes
+    and dtypes of the gradients, for example the parameters. ``op``: ``Average`` or ``Sum``; without virtual workers
+    also ``Min``, ``Max`` and ``Product``. ``process_set``: the ranks that share gradients. ``virtual_workers``: number
+    of shards of a global batch, at least the number of ranks. ``seed``: seed of the generators of Python and NumPy
+    inside a shard. Raises ``ValueError`` for invalid arguments.
     """
 
     def __init__(
@@ -54,25 +54,25 @@ class JaxDistributedGradients:
         shaped = {
             name: np.broadcast_to(np.zeros((), jax.numpy.asarray(leaf).dtype), np.shape(leaf))
             for name, leaf in zip(self._names, leaves, strict=True)
-            if leaf is not None  # no parameter, and it has no gradient
+            if leaf is not None  # ``None`` is no parameter and has no gradient
         }
         self._trained = frozenset(shaped)
         self._inner = NumpyGradients(shaped, op, process_set=process_set, virtual_workers=virtual_workers, seed=seed)
         self._given: list[Any] = [None] * len(leaves)
-        """Gradients that were given last, until they are reduced: the results go to the devices that they are on."""
+        """Input gradients until their reduction: the results are put on the same devices."""
 
     def __call__(self, gradients: Any, params: Any = None) -> Any:
         """Reduced ``gradients``, new arrays in a pytree like that of the parameters. Collective.
 
-        ``None`` in the place of a gradient: this rank has none, and contributes zeros. ``params``: what the gradients
-        will change, as it is now; ranks compare theirs now and then, and raise ``DivergenceError`` where they differ.
-        Raises ``UsageError`` for another pytree, or inside of ``jit``.
+        ``None`` instead of a gradient: this rank has none and contributes zeros. ``params``: the current values that
+        the gradients will change; at some steps the ranks compare them, and raise ``DivergenceError`` if they differ.
+        Raises ``UsageError`` for another pytree, or inside ``jit``.
         """
         return self._made(self._inner(self._listed(gradients), self._compared(params)))
 
     @property
     def steps(self) -> int:
-        """Number of steps with virtual workers, on which the shards' random streams depend: keep it with the params."""
+        """Number of steps with virtual workers. Shards' random streams depend on it: save it with the parameters."""
         return self._inner.steps
 
     @steps.setter
@@ -86,31 +86,31 @@ class JaxDistributedGradients:
         ...     key = jax.random.fold_in(jax.random.fold_in(base_key, average.steps), shard.number)     # of dropout
         ...     average.add(gradients_of(params, x[shard.rows], y[shard.rows], key))
 
-        A loss is the mean over its shard's rows. The gradients of a shard are one program, the same one on whichever
-        rank: that is why ``jit`` is around what is inside of this loop, and not around the loop.
+        Each loss is the mean over its shard's rows. Apply ``jit`` inside this loop and not around it: then the
+        gradients of a shard are one program, the same on every rank.
         """
         return self._inner.shards(rows)
 
     def add(self, gradients: Any) -> None:
-        """Hand in the gradients of the shard that was given out last.
+        """Add the gradients of the current shard.
 
         >>> average.add({"params": gradients, "statistics": new_statistics})
 
-        What was in ``like`` beside the parameters, as the running statistics of batch norm, comes back as its mean over
-        the shards, too. Raises ``UsageError`` for another pytree, or inside of ``jit``.
+        Other arrays in ``like``, for example the running statistics of batch norm, are averaged over the shards, too.
+        Raises ``UsageError`` for another pytree, or inside ``jit``.
         """
         self._inner.add(self._listed(gradients))
 
     def total(self, params: Any = None) -> Any:
-        """Gradients of the global batch, of the shards of all ranks. Collective; for ``params`` see ``__call__``."""
+        """Gradients of the global batch, over the shards of all ranks. Collective; for ``params`` see ``__call__``."""
         return self._made(self._inner.total(self._compared(params)))
 
     def rejoin(self, label: str) -> None:
-        """Reduce with the ranks of a generation that begins; ``label`` is the same on all of them."""
+        """Reduce with the ranks of a new generation; ``label`` must be the same on all of them."""
         self._inner.rejoin(label)
 
     def _listed(self, gradients: Any) -> dict[str, Any]:
-        """Leaves of ``gradients`` by name, as arrays of NumPy where they lie."""
+        """Leaves of ``gradients`` by name, as NumPy views."""
         names, leaves, _ = named_leaves(gradients)
         if wrong := self._unlike(names, leaves):
             self._inner.reducer.refuse()
@@ -120,7 +120,7 @@ class JaxDistributedGradients:
         return {name: leaf if leaf is None else np.asarray(leaf) for name, leaf in pairs}
 
     def _unlike(self, names: tuple[str, ...], leaves: list[Any]) -> str:
-        """Difference between gradients and what this was made of, in words; "" if there is none."""
+        """Difference in form between gradients and ``like``, in words; "" if there is none."""
         if names != self._names:
             return f"a pytree of {', '.join(names)}, where it was made of one of {', '.join(self._names)}"
         if is_traced(*leaves) or is_tracing():
@@ -132,7 +132,7 @@ class JaxDistributedGradients:
         if extra:
             return f"a gradient of {extra[0]}, where it was made of None there"
         cut = next((name for name, leaf in zip(names, leaves, strict=True) if is_cut(leaf)), None)
-        if cut is not None:  # refused now, and not when the others have reduced it
+        if cut is not None:  # refuse before the reduction, in which the other ranks would take part
             return (
                 f"{cut} is an array of NumPy of 64 bits, which JAX would cut to 32: pass x.astype(np.float32), or call "
                 'jax.config.update("jax_enable_x64", True) first'
@@ -146,7 +146,7 @@ class JaxDistributedGradients:
         return {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True) if name in self._trained}
 
     def _made(self, reduced: dict[str, Any]) -> Any:
-        """Pytree of arrays of JAX, where the gradients were."""
+        """Pytree of JAX arrays on the devices of the input gradients."""
         found = [
             None if reduced.get(name) is None else spread(new_array(reduced[name], leaf, copy=True), leaf)
             for name, leaf in zip(self._names, self._given, strict=True)

@@ -1,4 +1,4 @@
-"""``NoiseScale``: the gradient noise scale of a training, from what it computes anyway.
+"""``NoiseScale``: the gradient noise scale of a training, from values that the training computes anyway.
 
 noise = NoiseScale(optimizer, params)           # a DistributedOptimizer
 for x, y in batches:
@@ -20,13 +20,13 @@ from farandole.jax.optimizer import Update
 
 @final
 class JaxNoiseScale(GradientNoise):
-    """Estimates S, |G|^2 and B_simple of what ``optimizer``, a ``DistributedOptimizer``, trains.
+    """Estimator of S, |G|^2 and B_simple for the gradients of ``optimizer``, a ``DistributedOptimizer``.
 
     >>> noise = NoiseScale(optimizer, params)
     >>> noise.saw(len(x))                           # before every step is dispatched, when the one before is done
     >>> noise.estimate().b_simple
 
-    ``params``: a pytree with the shapes of the gradients. ``every``: measure every so many steps; by default as often
+    ``params``: a pytree with the shapes of the gradients. ``every``: measure every that many steps; by default as often
     as costs less than 1 % of a step. ``horizon_samples`` and ``dataset_size``: see
     ``farandole.largebatch.NoiseEstimator``. There is no estimate for Adam. Raises ``UsageError`` for an optimizer that
     is not distributed, neither averages nor sums, or accumulates several passes.

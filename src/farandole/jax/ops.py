@@ -1,4 +1,4 @@
-"""The functions of ``farandole.jax``: those of ``Ops`` on pytrees, each of which is a group."""
+"""Functions of ``farandole.jax``: ``Ops`` on pytrees, where each pytree is a group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from farandole.runtime.session.process_sets import ProcessSet
 
 @final
 class TreeVerbs:
-    """``Verbs`` on pytrees, for the functions that return handles, or work in place, which is refused."""
+    """``Verbs`` on pytrees, for the functions that return handles. In-place calls are refused."""
 
     def allreduce(
         self, trees: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet, *, in_place: bool = False
@@ -58,7 +58,7 @@ class TreeVerbs:
     def alltoall(
         self, tree: Any, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
     ) -> Request[tuple[Any, tuple[int, ...]]]:
-        """See ``Verbs``; of one array."""
+        """See ``Verbs``; for a single array."""
         _taken("alltoall", name, [tree])
         return verbs.alltoall(tree, splits, name, process_set)
 
@@ -68,7 +68,7 @@ class TreeVerbs:
 
 
 def _taken(verb: str, name: str | None, trees: Sequence[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
-    """The leaves of trees for an eager call that may begin now, and what makes trees of their results."""
+    """Leaves of trees for an eager call, and a function that rebuilds trees from results; waits for programs first."""
     leaves, structure = _flat(verb, trees)
     if is_traced(*leaves) or is_tracing():
         raise UsageError(
@@ -88,7 +88,7 @@ def _taken(verb: str, name: str | None, trees: Sequence[Any]) -> tuple[list[Any]
 
 @final
 class JaxOps(Ops[Any]):
-    """The functions of ``farandole.jax``."""
+    """Functions of ``farandole.jax``."""
 
     def _reduced(self, tensors: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet) -> list[Any]:
         return _run(Collective("allreduce", name, process_set, how), tensors)
@@ -114,13 +114,13 @@ class JaxOps(Ops[Any]):
         return received, counts
 
     def _require_tensor(self, name: str, tensor: Any) -> None:
-        """Leaves may be anything that the adapter takes for an array: the verb says so."""
+        """Check nothing: leaves may be any object that the adapter accepts, and the verb raises for others."""
 
     def _counts(self, counts: Any) -> Any:
         return jnp.asarray(counts, jnp.int32)
 
     def _shared(self, params: Any, root_rank: int, process_set: ProcessSet) -> Any:
-        """A pytree as it is on the root; arrays are matched by their path, and structures and shapes are the same."""
+        """Pytree of the root; arrays are matched by their path, and structures and shapes must be equal."""
         paths, structure = jax.tree_util.tree_flatten_with_path(params)
         signed = [as_signed(leaf) for _, leaf in paths]
         leaves = [leaf for leaf, _ in signed]
@@ -138,7 +138,7 @@ def _run(what: Collective, trees: Sequence[Any]) -> list[Any]:
 
 
 def _flat(verb: str, trees: Sequence[Any]) -> tuple[list[Any], Any]:
-    """The leaves of trees, and their structure; a broadcast copies sparse arrays with their indices."""
+    """Leaves of trees and their structure; only a broadcast may have sparse arrays, whose indices it copies."""
     if verb != "broadcast":
         refuse_sparse(verb, list(trees))
     return jax.tree.flatten(list(trees))

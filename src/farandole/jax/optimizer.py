@@ -1,10 +1,10 @@
-"""Transformations of optax whose gradients are those of all ranks: ``DistributedOptimizer``."""
+"""Optax transformation with the gradients of all ranks: ``DistributedOptimizer``."""
 
-# Threads. The script traces programs, on as many threads as it likes; each trace asks ``TreeGradients`` for the
-# reduction of a structure, which it must find or make once. XLA's threads run the calls: see ``graphs/gradients``.
+# Threads. The script may trace programs on several threads; each trace gets the reduction of a structure from
+# ``TreeGradients``, which must make it only once. XLA's threads run the calls: see ``graphs/gradients``.
 #
-# Weights ride along as inputs of the call that reduces, where they lie: ranks compare them in some steps. They have no
-# derivative there, and no output, so XLA copies none of them. A program that is given no parameters compares none.
+# Weights are additional inputs of the reducing call: ranks compare them in some steps. The call has no derivative for
+# them and no output, so XLA does not copy them. A program without parameters compares none.
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Shape = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 class DistributedState(NamedTuple):
-    """State of a ``DistributedOptimizer``: that of the optimizer, and of an accumulation the passes and their sum."""
+    """State of a ``DistributedOptimizer``: the optimizer's state, and the passes and the sum of an accumulation."""
 
     inner: Any
     passes: Any = None
     summed: Any = None
 
     def begun_anew(self) -> DistributedState:
-        """The same before the first pass of an accumulation, as sums are gradients of one rank."""
+        """State before the first pass of an accumulation, because the sum is of this rank's gradients only."""
         if self.passes is None:
             return self
         return self._replace(passes=jnp.zeros_like(self.passes), summed=jax.tree.map(jnp.zeros_like, self.summed))
@@ -57,20 +57,20 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     lag: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """An optax transformation that takes the gradients of all ranks, for use inside and outside of ``jit``.
+    """Optax transformation that uses the gradients of all ranks, inside and outside of ``jit``.
 
     >>> optimizer = hvd.DistributedOptimizer(optax.sgd(0.1, momentum=0.9))
     >>> state = optimizer.init(params)
     >>> updates, state = optimizer.update(gradients, state, params)
 
     All gradients are one call, in buckets, matched by their path in the pytree. ``op``: ``Average``, ``Sum``, ``Min``,
-    ``Max`` or ``Product``. ``compression``: what gradients travel as. ``backward_passes_per_step``: sum the gradients
-    of that many updates before they are reduced; those between are zeros, and leave the optimizer's state alone. The
-    sum is in the state: after ``shutdown`` and ``init``, begin with a new one, or ``state.begun_anew()``.
-    ``gradient_predivide_factor``: divide by it before the sum and by *size* over it after. ``lag``: take the gradients
-    of that many updates ago, in the beginning zeros, while the ones of now travel; what is on its way belongs to this
-    process, and is in no state. ``process_set``: the ranks that share gradients. ``None`` among gradients outside of
-    ``jit``: this rank has none, and contributes zeros. Raises ``ValueError`` for arguments that cannot be.
+    ``Max`` or ``Product``. ``compression``: for the transfer. ``backward_passes_per_step``: sum the gradients of that
+    many updates before the reduction; the other updates are zeros, and do not change the optimizer's state. The sum is
+    in the state: after ``shutdown`` and ``init``, begin with a new state, or ``state.begun_anew()``.
+    ``gradient_predivide_factor``: divide by it before the sum, and by *size* / factor after it. ``lag``: use the
+    gradients of that many updates ago (at first zeros) while the current ones are reduced; pending gradients belong to
+    this process, and are in no state. ``process_set``: the ranks that share gradients. ``None`` as a gradient outside
+    of ``jit``: this rank has none and contributes zeros. Raises ``ValueError`` for invalid arguments.
     """
     try:
         import optax
@@ -93,7 +93,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         )
     how = gradient_reduction(op, gradient_predivide_factor)
     if not is_tracing():
-        release_kept()  # of an optimizer that was dropped
+        release_kept()  # reductions of dropped optimizers
     gradients = TreeGradients(ReductionOptions(how, process_set=process_set), compression, lag)
     update = Update(optax.with_extra_args_support(optimizer), gradients, backward_passes_per_step)
     return optax.GradientTransformationExtraArgs(update.init, update)
@@ -101,13 +101,13 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 
 @final
 class Update:
-    """``update`` of a distributed optimizer, and its ``init``; ``gradients`` reduces."""
+    """``update`` and ``init`` of a distributed optimizer; ``gradients`` reduces."""
 
     def __init__(self, inner: Any, gradients: TreeGradients, passes: int) -> None:
         self._inner, self.gradients, self.passes = inner, gradients, passes
 
     def init(self, params: Any) -> DistributedState:
-        """The state for these parameters."""
+        """Initial state for ``params``."""
         self.gradients.note(params)
         inner = self._inner.init(params)
         if self.passes == 1:
@@ -115,7 +115,7 @@ class Update:
         return DistributedState(inner, jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
     def __call__(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        """Reduce the gradients, and have the optimizer make updates of them. Collective."""
+        """Reduce the gradients, and compute updates by the inner optimizer. Collective."""
         if not isinstance(state, DistributedState):
             raise UsageError(
                 f"update() with the state of another optimizer, a {type(state).__name__}: pass what init() of the "
@@ -147,7 +147,7 @@ class Update:
 
 
 def _skip(updates: Any, state: DistributedState, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:  # noqa: ARG001
-    return jax.tree.map(jnp.zeros_like, state.summed), state  # not of ``updates``, among which may be ``None``
+    return jax.tree.map(jnp.zeros_like, state.summed), state  # not from ``updates``, which may contain ``None``
 
 
 def _is_none(leaf: Any) -> bool:
@@ -156,18 +156,18 @@ def _is_none(leaf: Any) -> bool:
 
 @final
 class TreeGradients:
-    """Reduction of pytrees of gradients; each structure with its shapes has a ``GraphGradients`` of its own."""
+    """Reduction of pytrees of gradients, with one ``GraphGradients`` for each structure and its shapes."""
 
     def __init__(self, terms: ReductionOptions, compression: CompressorLike, lag: int) -> None:
         self._terms, self._compression, self._lag = terms, compression, lag
-        self._lock = threading.Lock()  # guards the three below: programs may be traced by several threads
+        self._lock = threading.Lock()  # guards the three dicts below: several threads may trace programs
         self._made: dict[tuple[tuple[str, ...], tuple[Shape, ...]], GraphGradients] = {}
         weakref.finalize(self, _outlive, self._made).atexit = False
         self._known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
-        self._whole: dict[tuple[str, ...], tuple[Shape | None, ...]] = {}  # before compression, with what is ``None``
+        self._whole: dict[tuple[str, ...], tuple[Shape | None, ...]] = {}  # before compression, with ``None`` leaves
 
     def note(self, params: Any) -> None:
-        """Remember shapes and dtypes, for gradients that this rank has none of."""
+        """Remember shapes and dtypes, for gradients that this rank lacks."""
         names, leaves, _ = named_leaves(self._compression.compress(params)[0])
         _, whole, _ = named_leaves(params)
         with self._lock:
@@ -175,19 +175,19 @@ class TreeGradients:
             self._whole[names] = tuple(None if leaf is None else _shape(leaf) for leaf in whole)
 
     def reduce(self, gradients: Any, params: Any) -> Any:
-        """The reduced ``gradients``, those of a step. Collective."""
+        """Reduce the ``gradients`` of a step. Collective."""
         refuse_sparse("DistributedOptimizer", gradients)
         whole = jax.tree.leaves(gradients, is_leaf=_is_none)
         if any(map(_is_none, whole)) and not is_traced(*whole) and not is_tracing():
             return self._reduce_some(gradients, params)
         small, context = self._compression.compress(gradients)
-        leaves, structure = jax.tree.flatten(small)  # ``None`` is a part of the structure, as of that of the parameters
+        leaves, structure = jax.tree.flatten(small)  # here ``None`` is a part of the structure, as in the parameters
         names = _present(*named_leaves(small)[:2])
         reduced = jax.tree.unflatten(structure, self._reduced(names, leaves, _compared(names, params)))
         return self._compression.decompress(reduced, context)
 
     def _reduce_some(self, gradients: Any, params: Any) -> Any:
-        """``reduce`` of gradients of which this rank lacks some; those of the others come back as they travel here."""
+        """``reduce`` if this rank lacks some gradients; zeros give the context to decompress the others'."""
         if params is not None:
             self.note(params)
         names, leaves, structure = named_leaves(gradients)
@@ -210,7 +210,7 @@ class TreeGradients:
         return jax.tree.unflatten(trainable, given)
 
     def of(self, names: tuple[str, ...], shapes: tuple[Shape, ...]) -> GraphGradients:
-        """The reduction of gradients with these names, shapes and dtypes."""
+        """Reduction of gradients with these names, shapes and dtypes."""
         with self._lock:
             self._known[names] = shapes
             found = self._made.get((names, shapes))
@@ -219,7 +219,7 @@ class TreeGradients:
             return found
 
     def reducing(self, params: Any) -> GraphGradients:
-        """The reduction of the gradients of these parameters."""
+        """Reduction of the gradients of ``params``."""
         self.note(params)
         names = _present(*named_leaves(params)[:2])
         return self.of(names, self._known[names])
@@ -227,7 +227,7 @@ class TreeGradients:
     def _reduced(self, names: tuple[str, ...], leaves: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
         if is_traced(*leaves) or is_tracing():
             return self._traced(names, leaves, weights)
-        # In JAX's dtypes, as in a program: those of NumPy's own arrays may be wider.
+        # In JAX's dtypes, as in a program: NumPy arrays may have wider ones.
         leaves = [None if leaf is None else jnp.asarray(leaf) for leaf in leaves]
         given = [None if leaf is None else adapter.dense(leaf) for leaf in leaves]
         arrays = [None if each is None else np.asarray(each) for each in given]
@@ -237,7 +237,7 @@ class TreeGradients:
             shapes = tuple((tuple(each.shape), each.dtype) for each in given if each is not None)
         gradients = self.of(names, shapes)
         if gradients.is_in_programs:
-            await_programs()  # which this step would overtake
+            await_programs()  # this step must not overtake them
         reduced = gradients.reduce(arrays, weights=[np.asarray(each) for each in weights])
         return [
             leaf if new is None or new is old else spread(new_array(new, leaf), leaf)
@@ -255,24 +255,24 @@ class TreeGradients:
 
 
 def _outlive(made: dict[Any, GraphGradients]) -> None:
-    """Keep the reductions of an optimizer that is gone for programs that are still to run."""
+    """Keep the reductions of a freed optimizer for programs that have yet to run."""
     if kept := [gradients for gradients in made.values() if gradients.is_in_programs]:
         keep_for_programs(kept)
 
 
 def _compared(names: tuple[str, ...], params: Any) -> list[Any]:
-    """Parameters whose gradients have these ``names``, for ranks to compare; [] where they cannot all be."""
+    """Parameters whose gradients have these ``names``, for ranks to compare; [] unless all are comparable."""
     found, leaves, _ = named_leaves(params)
     return comparable(list(filter(_is_given, leaves))) if _present(found, leaves) == names else []
 
 
 def comparable(leaves: Sequence[Any]) -> list[Any]:
-    """Arrays, if ranks can compare all of them: else []."""
+    """``leaves`` if ranks can compare all of them, else []."""
     return list(leaves) if all(map(_is_comparable, leaves)) else []
 
 
 def _is_comparable(leaf: Any) -> bool:
-    """True for what is in the memory of this host as one piece, or will be when the program runs."""
+    """True for an array in one piece of host memory, now or when the program runs."""
     if not hasattr(leaf, "dtype") or not travels(leaf.dtype):
         return False
     if not isinstance(leaf, jax.Array) or is_traced(leaf):
@@ -285,7 +285,7 @@ def _is_given(leaf: Any) -> bool:
 
 
 def _present(names: Sequence[str], leaves: Sequence[Any]) -> tuple[str, ...]:
-    """The ``names`` of those ``leaves`` that are not ``None``."""
+    """Names of the ``leaves`` that are not ``None``."""
     return tuple(name for name, leaf in zip(names, leaves, strict=True) if leaf is not None)
 
 
@@ -294,14 +294,14 @@ def _shape(leaf: Any) -> Shape:
 
 
 def named_leaves(tree: Any) -> tuple[tuple[str, ...], list[Any], Any]:
-    """Paths and leaves of a tree, in which ``None`` is a leaf."""
+    """Names, leaves and structure of a tree, in which ``None`` is a leaf."""
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
     names = tuple(paths_of([path for path, _ in pairs]))
     return names, [leaf for _, leaf in pairs], structure
 
 
 def broadcast_optimizer_state(state: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> Any:
-    """Return the state of an optax optimizer as it is on the rank ``root_rank``.
+    """Return the optax optimizer state of the rank ``root_rank``.
 
     >>> state = hvd.broadcast_optimizer_state(optimizer.init(params), root_rank=0)
     """

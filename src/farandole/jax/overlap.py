@@ -1,4 +1,4 @@
-"""Gradients that are reduced while the backward pass goes on: ``value_and_grad``."""
+"""Reduction of gradients during the backward pass: ``value_and_grad``."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def value_and_grad(
     bucket_bytes: int = _BUCKET_BYTES,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., tuple[Any, Any]]:
-    """``jax.value_and_grad`` whose gradients are those of all ranks; the value is this rank's.
+    """``jax.value_and_grad`` with the gradients of all ranks; the value is this rank's.
 
     >>> loss, gradients = jax.jit(hvd.value_and_grad(loss_of))(params, x, y)
 
-    The gradients of a bucket (arrays next to each other in the pytree, of up to ``bucket_bytes``) are reduced as soon
-    as the backward pass has computed all of them, while it goes on. Take it where ``DistributedOptimizer`` would make
-    the network wait: one of both, not both. ``argnums``: as in JAX, the positions of the arguments. ``name``: of the
-    calls; another one for each that stands in a program. Raises ``UsageError`` where ``op`` is neither ``Average`` nor
+    The gradients of a bucket (adjacent arrays in the pytree, up to ``bucket_bytes``) are reduced as soon as the
+    backward pass has computed all of them, while the pass continues. Use it instead of ``DistributedOptimizer`` (never
+    both) if the network would be idle during the backward pass. ``argnums``: positions of the arguments, as in JAX.
+    ``name``: name of the calls, unique within a program. Raises ``UsageError`` if ``op`` is neither ``Average`` nor
     ``Sum``.
     """
     how = reduction(None, op, 1.0, 1.0).checked()
@@ -69,7 +69,7 @@ def value_and_grad(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _tap(what: Collective, *leaves: Any) -> tuple[Any, ...]:  # noqa: ARG001 (its backward pass has it)
-    """The arrays as they are; their gradients are reduced."""
+    """Identity on the arrays; its backward pass reduces their gradients."""
     return leaves
 
 
@@ -89,7 +89,7 @@ _tap.defvjp(_forward, _backward)
 
 
 def _buckets(leaves: Sequence[Any], bucket_bytes: int) -> list[tuple[int, int]]:
-    """Begin and end of each; an array that is larger is a bucket of its own."""
+    """Begin and end of each bucket; a larger array is a bucket by itself."""
     found: list[tuple[int, int]] = []
     begin = size = 0
     for i, leaf in enumerate(leaves):

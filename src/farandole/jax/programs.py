@@ -1,33 +1,33 @@
-"""Calls out of compiled programs of JAX: the native target, and names that are the same on all ranks.
+"""Calls in compiled JAX programs: the native target, and names that are the same on all ranks.
 
     [mean] = call(Spec("allreduce", name).encode(), [x], [jax.ShapeDtypeStruct(x.shape, x.dtype)])
 
-Order. XLA runs what does not depend on each other in any order, so calls meet by name alone. A program may be
-dispatched again before its first run is over, and then the same name is due twice. These two are never mixed up, as
-XLA's client for CPUs begins no run before all those are over that the same thread has dispatched earlier, cheap ones
-not excepted: calls of one name come in the order in which the script has dispatched them, on every rank.
-(``tests/frameworks/jax`` holds it to that.) Programs of several threads do overtake each other, as eager calls of
-several threads do: there names must differ. An eager call would overtake them as well, and waits first where its name
-stands in a program. Programs on two devices run beside each other, so one name is for one device (``graphs/calls``).
+Order. XLA runs independent operations in any order, so ranks match calls by name alone. A program may be dispatched
+again before its first run has ended, so that two calls of one name are due. They are never mixed up: XLA's client for
+CPUs begins a run only after all earlier runs of the same thread have ended, even cheap ones. So calls of one name run
+in the order in which the script dispatched them, on every rank (tested in ``tests/frameworks/jax``). Programs of
+several threads do overtake each other, like eager calls of several threads: they need different names. An eager call
+would overtake programs, too; so it first waits for the programs if its name is in one. Programs on two devices run
+concurrently, so each name is for one device (``graphs/calls``).
 
-What is called. A primitive of our own, and not JAX's ``ffi_call``: its side effect would cost every run of the program
-0.15 ms, as JAX dispatches programs with effects in Python. Nothing but the effect keeps JAX from dropping a call whose
-result one rank does not use while the others wait for it. So the effect stands in what is traced and compiled, and only
-the list of effects that a compiled program is dispatched with is without it.
+Primitive. Calls use a primitive of Farandole and not JAX's ``ffi_call``, whose side effect would cost 0.15 ms in every
+run, because JAX dispatches programs with effects in Python. But only the effect keeps JAX from dropping a call whose
+result is not used on one rank, while other ranks wait for it. So the effect is in the traced and compiled program, and
+only the list of effects used for the dispatch omits it.
 
-Names. JAX keeps what it has traced: a function that is traced on this rank may be known on another one, or be traced
-again for other shapes. So a name follows from the place of the call in the script, and from how many calls from there
-the function under trace has made before, not from a counter of the process. A name that stands in one program twice, as
-that of a function that is jitted and called twice there, is refused when the program runs.
+Names. JAX caches traces: a function that is traced on this rank may be cached on another rank, or be traced again for
+other shapes. So a name consists of the place of the call in the script and the number of earlier calls from there in
+the function under trace, and not of a process-wide counter. A name that is in one program twice (a jitted function that
+is called twice there) is refused when the program runs.
 
-What calls use. A script may drop an optimizer while programs with its calls are still to run, as a function does that
-returns weights without waiting for them. What these calls use is kept until this rank waits for its programs.
+Lifetime. A script may drop an optimizer while programs with its calls have yet to run: a function may return weights
+without waiting for them. The objects of these calls are kept until this rank waits for its programs.
 
-Threads. Functions are traced in any thread. ``_lock`` guards ``_libraries``, and with it the one registration of the
-target, which XLA refuses a second time; ``_register`` is over when it appends, so who finds the list empty waits. A
-counter in ``_calls`` belongs to one trace, and that to one thread; the table itself changes by single operations on a
-``dict`` only, and an entry goes when its trace is collected. So does ``_kept``, which the garbage collector adds to on
-any thread; a wait takes out what was there when it began. What programs call when they run: ``graphs/calls``.
+Threads. Any thread may trace functions. ``_lock`` guards ``_libraries`` and the registration of the target, which XLA
+refuses a second time; ``_register`` appends at its end, so a thread that finds the list empty waits. A counter in
+``_calls`` belongs to one trace, and a trace to one thread; the table itself changes only by single ``dict`` operations,
+and an entry is dropped when its trace is collected. The same holds for ``_kept``, to which the garbage collector adds
+on any thread; a wait removes the entries that existed when it began. For running programs see ``graphs/calls``.
 """
 
 from __future__ import annotations
@@ -63,36 +63,36 @@ _NUMBERS = {
     1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64",
     10: "float16", 11: "float32", 12: "float64", 15: "complex64", 18: "complex128",
 }  # fmt: skip
-"""XLA's numbers of dtypes; 16 is bfloat16, which NumPy gets from JAX."""
+"""XLA's numbers of dtypes; 16 is bfloat16, whose NumPy dtype comes from JAX."""
 
 _libraries: list[Library] = []
-_lock = threading.Lock()  # guards the one above
+_lock = threading.Lock()  # guards ``_libraries``
 _calls: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
-"""Calls that a function under trace has made so far, by place or name; one thread traces it."""
+"""Number of calls so far in each function under trace, by place or name; one thread traces a function."""
 
 _kept: dict[int, Any] = {}
-"""What programs may still call for owners that are gone, by the order in which these went."""
+"""Objects of freed owners that programs may still call, by a running number."""
 
 _order_of_going = itertools.count()
 
 _standing: set[tuple[str, str]] = set()
-"""Verbs and names that scripts have given to calls in programs."""
+"""Verbs and user-given names of calls in programs."""
 
 _OURS, _JAXS = (str(Path(module.__file__ or "").parent) for module in (farandole, jax))
 
 
 def is_traced(*values: Any) -> bool:
-    """True if one of the values is known only when a program runs, or is being differentiated or mapped."""
+    """True if one of the values is a tracer: known only at run time, or being differentiated or mapped."""
     return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def is_mapped(*values: Any) -> bool:
-    """True if one of the values is a batch, of which ``vmap`` shows the function one part."""
+    """True if ``vmap`` maps over one of the values."""
     return any("BatchTrace" in map(_kind, _traces(value)) for value in values)
 
 
 def call(spec: str, inputs: Sequence[Any], results: Sequence[Any], elementwise: bool = False) -> list[Any]:
-    """Call what ``spec`` says; ``elementwise`` collectives may reduce a batch of ``vmap`` as one array."""
+    """Call the operation of ``spec``; ``elementwise`` collectives may reduce a batch of ``vmap`` as one array."""
     _register()
     same = [
         i for i, (x, r) in enumerate(zip(inputs, results, strict=False)) if (x.shape, x.dtype) == (r.shape, r.dtype)
@@ -105,7 +105,7 @@ def call(spec: str, inputs: Sequence[Any], results: Sequence[Any], elementwise: 
 @final
 @dataclass(frozen=True)
 class _Params:
-    """Parameters of a call: what it says, the shapes and dtypes of its results, and the inputs that become these."""
+    """Parameters of a call: its spec, shapes and dtypes of results, and indices of results that alias inputs."""
 
     spec: str
     results: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
@@ -115,10 +115,10 @@ class _Params:
 
 @final
 class _CollectiveEffect(effects.Effect):
-    """Effect of a call on the other ranks, who wait for it."""
+    """Effect of a call on the other ranks, which wait for it."""
 
     def __repr__(self) -> str:
-        """Words in errors of JAX, as of ``jax.checkpoint``, which would make the call a second time."""
+        """Text in JAX's errors, for example of ``jax.checkpoint``, which would repeat the call."""
         return "a collective of farandole"
 
 
@@ -132,16 +132,16 @@ def _abstract_eval(*_: Any, params: _Params) -> tuple[Any, Any]:
 
 
 def _dispatched_with(found: Iterable[effects.Effect]) -> list[effects.Effect]:
-    """Effects by which JAX dispatches a compiled program; it asks ``ordered_effects`` which are not among these.
+    """Effects with which JAX dispatches a compiled program; replaces ``ordered_effects.filter_not_in``.
 
-    Should JAX ask otherwise one day, programs have our effect, too, and cost what that does.
+    If a later JAX does not call that method, programs keep Farandole's effect, and its cost.
     """
     unordered = type(effects.ordered_effects).filter_not_in(effects.ordered_effects, found)
     return [effect for effect in unordered if effect is not _EFFECT]
 
 
 def _lower(context: Any, *inputs: Any, params: _Params) -> Any:
-    axes = context.module_context.axis_context  # of jit, or of shard_map, which has a mesh
+    axes = context.module_context.axis_context  # of jit, or of shard_map (with a mesh)
     devices: Any = getattr(axes, "num_devices", None) or getattr(getattr(axes, "mesh", None), "size", 1)
     if devices > 1:
         raise UsageError(f"a collective of farandole {ON_SEVERAL_DEVICES}")
@@ -151,8 +151,8 @@ def _lower(context: Any, *inputs: Any, params: _Params) -> Any:
 
 
 def _batch(inputs: Sequence[Any], axes: Sequence[Any], *, params: _Params) -> tuple[Any, Any]:
-    """Make one call of a batch of them."""
-    if not params.elementwise:  # of a backward pass, as of ``jax.jacrev``: others are refused where they are called
+    """Replace a batch of calls by one call."""
+    if not params.elementwise:  # in a backward pass (``jax.jacrev``): ``run`` refuses all others earlier
         raise UnsupportedError(
             "vmap of a collective whose result is not made element by element, as jax.jacrev does with that of a "
             "gradient, or of an optimizer's update: call it outside of the mapped function, on the whole batch"
@@ -173,7 +173,7 @@ def _program_of(params: _Params) -> Any:
 
 
 def _run(*inputs: Any, params: _Params) -> Any:
-    """Run the call as a program of its own, where a user has switched programs off, too."""
+    """Run the call as a separate program, even if the user has disabled ``jit``."""
     with jax.disable_jit(False):
         return _program_of(params)(*inputs)
 
@@ -188,9 +188,9 @@ effects.ordered_effects.filter_not_in = _dispatched_with  # type: ignore[assignm
 
 
 def place() -> str:
-    """The place of a call in the script: the functions between it and JAX, which may be tracing them, with lines.
+    """Place of a call in the script: functions and lines from the call up to JAX's frames, which may be tracing them.
 
-    Where JAX was called from is none of it: what has been traced there is used again elsewhere.
+    The frames that called JAX are excluded, because JAX reuses a trace from other places.
     """
     frame, lines, innermost = sys._getframe(1), [], ""
     while frame is not None and not frame.f_code.co_filename.startswith(_JAXS):
@@ -203,7 +203,7 @@ def place() -> str:
 
 
 def named(verb: str, name: str | None, where: str, values: Sequence[Any]) -> str | None:
-    """The name of a call with these values, one of its own in the function under trace; ``None`` if there is none."""
+    """Name of a call with these values, unique in the function under trace; outside of a trace, ``name`` itself."""
     program = next((found for found in map(_program, values) if found is not None), None)
     if program is None:
         return name
@@ -224,13 +224,13 @@ def named(verb: str, name: str | None, where: str, values: Sequence[Any]) -> str
 
 
 def await_runs(verb: str, name: str | None) -> None:
-    """Wait for programs of this thread if a call of this ``name`` stands in some: an eager one could overtake it."""
+    """Wait for this thread's programs if one has a call of this ``name``, which an eager call could overtake."""
     if name is not None and (verb, name) in _standing:
         await_programs()
 
 
 def numbered(verb: str, name: str, values: Sequence[Any]) -> str:
-    """The name of a call of a backward pass, of which a program may have several: one for each derivative."""
+    """Name of a call of a backward pass, with a number, because a program may have several derivatives."""
     program = next((found for found in map(_program, values) if found is not None), None)
     if program is None:
         return name
@@ -242,12 +242,12 @@ def numbered(verb: str, name: str, values: Sequence[Any]) -> str:
 
 
 def _program(value: Any) -> Any:
-    """The innermost function that is being traced into a program, as JAX keeps it; ``None`` if there is none."""
+    """JAX's object for the innermost function that is being traced into a program; ``None`` if there is none."""
     return next((trace for trace in _traces(value) if hasattr(trace, "frame")), None)
 
 
 def _traces(value: Any) -> Iterator[Any]:
-    """The transformations that a value is under, from the innermost to the function that is being traced."""
+    """Transformations of a value, from the innermost to the function that is being traced."""
     trace = getattr(value, "_trace", None) if isinstance(value, jax.core.Tracer) else None
     while trace is not None:
         yield trace
@@ -259,37 +259,37 @@ def _kind(trace: object) -> str:
 
 
 def _register() -> None:
-    with _lock:  # XLA refuses a target that two threads register, and functions are traced in several
+    with _lock:  # several threads may trace, and XLA refuses a second registration
         if _libraries:
             return
         dtypes = {number: np.dtype(name) for number, name in _NUMBERS.items()}
         library = Library("graph_xla", {**dtypes, 16: np.dtype(jax.numpy.bfloat16)})
         take_calls(library)
         target = jax.ffi.pycapsule(library.native.farandole_xla_call)
-        # Before the target: a program that is dispatched must be waited for, whenever the script ends.
+        # Before the target is registered: a dispatched program must be waited for, whenever the script ends.
         settle_before_leaving(await_programs)
         jax.ffi.register_ffi_target(_TARGET, target, platform="cpu")
         _libraries.append(library)
 
 
 def keep_for_programs(what: Any) -> None:
-    """Keep ``what`` until programs that were dispatched before are over: a finalizer may call this, on any thread."""
+    """Keep ``what`` until the programs dispatched so far have ended. A finalizer may call this on any thread."""
     _kept[next(_order_of_going)] = what
 
 
 def release_kept() -> None:
-    """Wait for programs of this thread if something is kept for them, and let go of it."""
+    """Wait for programs of this thread if objects are kept for them, and release the objects."""
     if _kept:
         await_programs()
 
 
 def await_programs() -> None:
-    """Wait for programs that this thread has dispatched and that have not ended: their calls need this rank."""
+    """Wait for the unfinished programs of this thread, because other ranks need this rank in their calls."""
     kept = list(_kept)
-    with contextlib.suppress(Exception):  # what they have ended with is told where their results are used
-        jax.effects_barrier()  # those with effects of others
+    with contextlib.suppress(Exception):  # errors are raised when the results are used
+        jax.effects_barrier()  # programs with other effects
     for device in jax.local_devices(backend="cpu"):
         with contextlib.suppress(Exception), jax.default_device(device):
-            jax.block_until_ready(jax.jit(lambda: jnp.zeros(()))())  # it runs after all that went to this device
+            jax.block_until_ready(jax.jit(lambda: jnp.zeros(()))())  # runs after all earlier programs of this device
     for order in kept:
         _kept.pop(order, None)

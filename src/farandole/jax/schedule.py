@@ -1,4 +1,4 @@
-"""Schedules of ``farandole.largebatch`` as optax has them: functions of the number of steps.
+"""Schedules of ``farandole.largebatch`` as optax schedules: functions of the number of steps.
 
 found = recipe(optimizer="lars", base_lr=0.2, base_batch=512, global_batch=8192, epochs=90)
 rate = learning_rate(found.schedule, epoch_samples=len(dataset))
@@ -21,14 +21,14 @@ from farandole.largebatch.schedule import Position, Schedule
 def learning_rate(
     schedule: Schedule, epoch_samples: int, position: Position | None = None, first_step: int = 0
 ) -> Callable[[Any], Any]:
-    """The rate of each step, which has as many samples as ``schedule.batch`` says, as optax wants it.
+    """Optax schedule: the learning rate of each step, with ``schedule.batch`` samples per step.
 
     >>> optimizer = optax.sgd(learning_rate(recipe(...).schedule, epoch_samples=len(dataset)), momentum=0.9)
 
-    The rates are computed here, in float64, for all steps of the training; after the last one the rate stays.
-    ``position`` and ``first_step``: go on from there, where the number of steps is that of an optimizer's restored
-    state; after ``schedule.resize(position, batch)`` that is how a job goes on with other workers. Raises
-    ``UsageError`` for rules that measure a gain, which is not known beforehand.
+    The rates are precomputed in float64 for all steps of the training; after the last step the rate is constant.
+    ``position`` and ``first_step``: continue from there, with ``first_step`` from the optimizer's restored state; after
+    ``schedule.resize(position, batch)`` a job continues with other workers this way. Raises ``UsageError`` for rules
+    that measure a gain, which is not known beforehand.
     """
     if rule_named(schedule.rule).measured:
         raise UsageError(

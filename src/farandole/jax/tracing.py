@@ -1,4 +1,4 @@
-"""Programs under trace, for calls with values that are known already: constants of these programs.
+"""Constants for programs under trace, from values that are known at trace time.
 
 leaves = lifted(leaves)                             # tracers, where a program is being traced here
 """
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core  # JAX has no public name for what is being traced
+from jax._src import core  # JAX has no public name for the trace context
 
 from farandole.adapters.jax import is_cut
 from farandole.errors import UsageError
@@ -19,7 +19,7 @@ from farandole.jax.programs import is_traced
 
 
 def is_tracing() -> bool:
-    """True inside of a function that is being traced into a program, whatever it has been given."""
+    """True inside a function that is being traced into a program, for any arguments."""
     trace: Any = core.trace_ctx.trace
     while trace is not None and not hasattr(trace, "frame"):
         trace = getattr(trace, "parent_trace", None)
@@ -27,11 +27,10 @@ def is_tracing() -> bool:
 
 
 def lifted(values: Sequence[Any]) -> Sequence[Any]:
-    """``values`` as constants of the program that is being traced here, if there is one.
+    """``values`` as constants of the program under trace, if there is one.
 
-    What is known before a program runs is a value like others: a call with it is due in every run, and a rank that
-    traces the program alone must not wait for the others meanwhile. Raises ``UsageError`` for whole numbers that JAX
-    would cut to its 32 bits.
+    A call with known values must still run in every run of the program, and not at trace time: a rank may trace alone,
+    and would wait for the others. Raises ``UsageError`` for integers that JAX would cut to 32 bits.
     """
     if not values or is_traced(*values) or not is_tracing():
         return values
@@ -40,7 +39,7 @@ def lifted(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def constant(value: Any) -> Any:
-    """A value that is known before the program runs, as an array; raises ``UsageError`` as ``lifted`` does."""
+    """Known value as an array; raises ``UsageError`` like ``lifted``."""
     if is_cut(value) and value.dtype.kind in "iu":
         kept = jax.dtypes.canonicalize_dtype(value.dtype)
         if not np.array_equal(value.astype(kept), value):

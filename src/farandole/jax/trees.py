@@ -1,8 +1,8 @@
-"""Pytrees: names of their leaves, and what is none of numbers to be combined.
+"""Pytrees: names of leaves, and handling of sparse arrays and unsigned integers.
 
 paths_of([path for path, leaf in pairs])            # ["layer.w", "layer.b"]
 refuse_sparse("allreduce", tree)
-leaf, back = as_signed(jax.random.PRNGKey(0))       # its bits as int32, and what makes a key of such
+leaf, back = as_signed(jax.random.PRNGKey(0))       # its bits as int32, and a function that makes a key from them
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from farandole.errors import UnsupportedError
 
 
 def paths_of(paths: Sequence[Any]) -> list[str]:
-    """Names of leaves by their paths, no two of which are the same."""
+    """Unique names of leaves from their paths."""
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
     # ``{"a": {"b": x}, "a.b": y}`` has the second name twice.
     return names if len(set(names)) == len(names) else list(map(jax.tree_util.keystr, paths))
 
 
 def refuse_sparse(verb: str, tree: Any) -> None:
-    """Raise ``UnsupportedError`` for sparse arrays: their leaves are values, and indices, which cannot be added."""
-    sparse = sys.modules.get("jax.experimental.sparse")  # where there are none, it need not be imported
+    """Raise ``UnsupportedError`` for sparse arrays: their leaves include indices, which cannot be added."""
+    sparse = sys.modules.get("jax.experimental.sparse")  # without the import there are no sparse arrays
     if sparse is None:
         return
     for leaf in jax.tree.leaves(tree, is_leaf=lambda each: isinstance(each, sparse.JAXSparse)):
@@ -38,9 +38,9 @@ def refuse_sparse(verb: str, tree: Any) -> None:
 
 
 def as_signed(leaf: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """The bits of an array in a dtype that travels, and what gives them their dtype back.
+    """Bits of an array in a supported dtype, and a function that restores the dtype.
 
-    Unsigned integers of 32 and 64 bits, and so keys of random numbers, do not travel: as signed ones their bits do.
+    Engines do not support unsigned integers of 32 and 64 bits, hence no PRNG keys: send their bits as signed integers.
     """
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         bits, back = as_signed(jax.random.key_data(leaf))

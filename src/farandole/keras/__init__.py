@@ -1,4 +1,4 @@
-"""Farandole for Keras 3, on whichever of its backends is in use.
+"""Farandole for Keras 3, on any of its backends.
 
     import keras
     import farandole.keras as hvd
@@ -9,7 +9,7 @@
               callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
 
 ``allreduce``, ``allgather``, ``broadcast`` and ``reducescatter`` take their arguments in the order of
-``horovod.keras``; the other collectives are those of the backend's own module, as ``farandole.torch``.
+``horovod.keras``; the other collectives come from the module of the backend, for example ``farandole.torch``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 try:
-    import keras as _keras  # noqa: F401 (users see no more names than they need)
+    import keras as _keras  # noqa: F401 (keeps the public namespace small)
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "farandole.keras needs Keras 3, which is not installed here: pip install 'farandole[keras]'", name="keras"

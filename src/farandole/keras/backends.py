@@ -1,6 +1,6 @@
-"""Backends of Keras: how gradients get from each to the reduction, and back.
+"""Backends of Keras: passing of gradients to the reduction and back.
 
-backend.reduce(reduction, gradients)        # of the backend in use; inside of its compiled step, too
+backend.reduce(reduction, gradients)        # of the backend in use; works inside its compiled step, too
 
 Only the framework of the backend in use is imported.
 """
@@ -29,69 +29,69 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Backend(ABC):
-    """A backend, as far as tensors travel."""
+    """Operations that depend on the Keras backend."""
 
     takes_none = False
-    """True if every step is computed as it is called, so that a rank may have no gradient where others have one."""
+    """True if steps run eagerly, so that a rank may lack a gradient that other ranks have."""
 
     def dense(self, gradient: Any) -> Any:
-        """The gradient as a tensor with all its elements."""
+        """The gradient as a dense tensor."""
         return gradient
 
     def dtype(self, tensor: Any) -> np.dtype[Any]:
-        """The dtype of a tensor, in NumPy's terms."""
+        """NumPy dtype of a tensor."""
         name: str = keras.backend.standardize_dtype(tensor.dtype)
-        return np.dtype(name)  # ml_dtypes, which Keras imports, has told NumPy what bfloat16 is
+        return np.dtype(name)  # ml_dtypes, which Keras imports, has registered bfloat16 with NumPy
 
     def as_written(self, function: F) -> F:
-        """Keep the backend's compiler of Python from rewriting a function, or following it."""
+        """Decorator that prevents the backend's Python compiler from rewriting or tracing into a function."""
         return function
 
-    def keep_programs(self) -> None:  # noqa: B027 (only one compiles for so long)
-        """Keep compiled programs from now on, for those that are traced again and come out alike."""
+    def keep_programs(self) -> None:  # noqa: B027 (only JAX compiles for long)
+        """Cache compiled programs from now on, for programs that are traced again without a change."""
 
     def is_sparse(self, gradient: Any) -> bool:
-        """True for a gradient that has a few rows only."""
+        """True for a gradient that consists of some rows only."""
         return False
 
     def gather(self, gradient: Any, name: str, process_set: ProcessSet) -> Any:
-        """The rows of a sparse gradient on all ranks. Collective."""
+        """Rows of a sparse gradient from all ranks. Collective."""
         raise NotImplementedError
 
     def scaled(self, gradient: Any, factor: Any) -> Any:
-        """A gradient times a number, or a tensor of one."""
+        """A gradient times a number or a scalar tensor."""
         return gradient * factor
 
     def refuse_replicas(self) -> None:  # noqa: B027
-        """Raise ``UsageError`` where the framework has several replicas step in this process, or with others."""
+        """Raise ``UsageError`` if the framework steps with several replicas, in this process or in others."""
 
     def members(self, process_set: ProcessSet) -> Any:
-        """The number of ranks; a tensor where compiled steps go on with others."""
+        """Number of ranks; a tensor if compiled steps outlive a change of the workers."""
         return len(process_set.ranks)
 
-    def await_values(self, variables: Sequence[Any]) -> None:  # noqa: B027 (most have them at once)
-        """Wait until the values are computed; raises what that has ended with."""
+    def await_values(self, variables: Sequence[Any]) -> None:  # noqa: B027 (most backends compute at once)
+        """Wait until the values are computed; raises the error of a failed computation."""
 
-    def build(self, model: Any) -> None:  # noqa: B027 (the others build a model when ``fit`` begins)
-        """Build a model that is not built, from a batch of the ``fit`` that calls, if there is one."""
+    def build(self, model: Any) -> None:  # noqa: B027 (other backends build a model at the begin of ``fit``)
+        """Build a model that is not built, from a batch of the calling ``fit``, if there is one."""
 
     def await_step(self, model: Any) -> None:  # noqa: B027
         """Wait until the last step of a ``fit`` is done."""
 
     def untracked(self) -> AbstractContextManager[Any]:
-        """Context in which no history is recorded of what is computed."""
+        """Context without recording for backward passes."""
         return nullcontext()
 
     def compiled(self, function: F) -> F:
-        """A function of arrays as one program, where the backend wants that."""
+        """Compile a function of arrays, on backends that need it."""
         return function
 
     def drawing(self, seed: int) -> AbstractContextManager[Any]:
-        """Context in which what layers draw without a generator of Keras begins with ``seed``."""
+        """Context that seeds the random numbers of layers without a Keras generator."""
         return nullcontext()
 
     def present(self, value: Any) -> Any:
-        """A part of a batch, or ``None`` where the backend says in a way of its own that there is none."""
+        """A part of a batch; ``None`` if it is the backend's own placeholder for an absent part."""
         return value
 
     @abstractmethod
@@ -101,7 +101,7 @@ class Backend(ABC):
 
 @final
 class TorchBackend(Backend):
-    """PyTorch: a compiled step is left for the reduction, and entered again."""
+    """PyTorch: a compiled step is interrupted for the reduction (graph break)."""
 
     takes_none = True
 
@@ -120,7 +120,7 @@ class TorchBackend(Backend):
 
     @contextmanager
     def drawing(self, seed: int) -> Iterator[None]:
-        """See ``Backend``; ``Dropout`` without a seed of its own draws from PyTorch's generator."""
+        """See ``Backend``; ``Dropout`` without its own seed draws from PyTorch's generator."""
         import torch
 
         with torch.random.fork_rng():
@@ -140,10 +140,10 @@ class TorchBackend(Backend):
 
 @final
 class TensorFlowBackend(Backend):
-    """TensorFlow: eager, and inside of ``tf.function``."""
+    """TensorFlow: eager, and inside ``tf.function``."""
 
     def dense(self, gradient: Any) -> Any:
-        """See ``Backend``; of an embedding, TensorFlow gives the rows that were used."""
+        """See ``Backend``; TensorFlow's gradient of an embedding has only the rows that were used."""
         import tensorflow as tf
 
         return tf.convert_to_tensor(gradient)
@@ -156,16 +156,16 @@ class TensorFlowBackend(Backend):
         return kept
 
     def build(self, model: Any) -> None:
-        """See ``Backend``; with symbols, as Keras does under a strategy of TensorFlow and on the other backends."""
+        """See ``Backend``; symbolically, as Keras does under TensorFlow strategies and on the other backends."""
         frame = None if model.built else sys._getframe(1)
         while frame is not None and not (frame.f_code.co_name == "fit" and "epoch_iterator" in frame.f_locals):
             frame = frame.f_back
-        if frame is not None:  # its first batch is lost where the data can be read once only
+        if frame is not None:  # loses the first batch of data that can be read only once
             iterator = frame.f_locals["epoch_iterator"]
-            # Before Keras 3.8 it is another method, and the next epoch makes a new iterator by itself.
+            # Before Keras 3.8 there is no ``enumerate_epoch``, and the next epoch makes a new iterator by itself.
             steps = iterator.enumerate_epoch() if hasattr(iterator, "enumerate_epoch") else iterator
             *_, batches = next(iter(steps))
-            with contextlib.suppress(Exception):  # it is not built then, which is told by who asks
+            with contextlib.suppress(Exception):  # then the model is not built, and later checks report this
                 model._symbolic_build(data_batch=next(batches))
             if hasattr(iterator, "reset"):
                 iterator.reset()
@@ -177,7 +177,7 @@ class TensorFlowBackend(Backend):
         return None if isinstance(value, tf.experimental.Optional) else value
 
     def is_sparse(self, gradient: Any) -> bool:
-        """See ``Backend``; optimizers of Keras may update these rows only, and do so with one worker."""
+        """See ``Backend``; kept sparse, because Keras optimizers may update only these rows, as with one worker."""
         import tensorflow as tf
 
         return isinstance(gradient, tf.IndexedSlices)
@@ -241,7 +241,7 @@ class TensorFlowBackend(Backend):
 
 @final
 class JaxBackend(Backend):
-    """JAX: inside of a step that is compiled, or outside."""
+    """JAX: inside or outside of a compiled step."""
 
     def keep_programs(self) -> None:
         """See ``Backend``."""
@@ -276,19 +276,19 @@ class JaxBackend(Backend):
         jax.block_until_ready([variable.value for variable in variables])
 
     def await_step(self, model: Any) -> None:
-        """See ``Backend``; Keras keeps what the step returns beside the model."""
+        """See ``Backend``; during ``fit``, Keras keeps the results of a step in ``_jax_state``."""
         import jax
 
         jax.block_until_ready(model._jax_state)
 
 
 def collectives() -> ModuleType:
-    """The module whose ``allreduce`` and so on take tensors of the backend in use."""
+    """Farandole module whose collectives take tensors of the backend in use."""
     return importlib.import_module(f"farandole.{keras.backend.backend()}")
 
 
 def _viewed(to: TensorAdapter[Any], of: TensorAdapter[Any], tensor: Any) -> Any:
-    """The same memory as a tensor of another framework."""
+    """View of a tensor's memory as a tensor of another framework."""
     array = of.array(tensor)
     seen = to.view(array, TensorSpec(of.shape(tensor), array.dtype.label, array.dtype.itemsize))
     if seen is None:

@@ -3,7 +3,7 @@
     batches = Batches(source, batch_size=32, threads=8)
     model.fit(BatchesDataset(batches), epochs=90, shuffle=False)
 
-In an elastic job give it, as ``SampledBatches``, to one ``fit`` of one epoch, with ``RecordSamplesCallback(dataset)``.
+In an elastic job use it like ``SampledBatches``: for one ``fit`` of one epoch, with ``RecordSamplesCallback(dataset)``.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from farandole.keras.elastic import EpochDataset
 
 @final
 class BatchesDataset(EpochDataset):
-    """Batches of this rank that are left of an epoch, loaded ahead by the threads or processes of ``batches``.
+    """Remaining batches of an epoch for this rank, loaded ahead by the threads or processes of ``batches``.
 
     >>> model.fit(BatchesDataset(batches), shuffle=False)
 
-    After an epoch of which nobody has recorded samples the next one begins. Each rank has equally many batches. Raises
-    ``UsageError`` in a ``fit`` that shuffles, which is its default.
+    Without a ``RecordSamplesCallback``, the next epoch begins after an epoch. Each rank has the same number of batches.
+    Raises ``UsageError`` in a ``fit`` that shuffles (the default of Keras).
     """
 
     def __init__(self, batches: Batches) -> None:
         size = batches.sampler.num_replicas
         super().__init__(batches.sampler, batches.batch_size or max(1, batches.global_batch_size // size))
         self._batches = batches
-        self._lock = threading.Lock()  # Keras asks from threads of the backend, one after the other
+        self._lock = threading.Lock()  # threads of the backend call ``__getitem__``, one after the other
         self._loaded: LoadedBatches | None = None
         self._next = 0
 
     def __getitem__(self, index: int) -> Any:
         with self._lock:
-            if self._loaded is None or index != self._next:  # TensorFlow takes some to see their form, and begins again
+            if self._loaded is None or index != self._next:  # TensorFlow reads some to get their form, then restarts
                 self._close()
                 self._loaded = self._batches.load(self.rows(i).tolist() for i in range(index, len(self)))
                 input_log.begin(self._batches.workers, bool(self._batches.processes))
@@ -49,7 +49,7 @@ class BatchesDataset(EpochDataset):
     def on_epoch_end(self) -> None:
         """See ``PyDataset``."""
         with self._lock:
-            if self._next < len(self):  # Keras has looked at a batch to build the model, or has steps_per_epoch
+            if self._next < len(self):  # Keras read a batch only to build the model, or has steps_per_epoch
                 return
             self._close()
             if self.is_current and not self.is_recorded:

@@ -1,4 +1,4 @@
-"""Callbacks for ``model.fit`` on many ranks; the first four are Horovod's.
+"""Callbacks for ``model.fit`` on several ranks, among them Horovod's four.
 
 model.fit(x, y, verbose=hvd.verbose(1), callbacks=[
     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
@@ -54,12 +54,12 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives all ranks the variables of one, of the model and of its optimizer, when training begins.
+    """Broadcast of the variables of a model and its optimizer from one rank, when training begins.
 
     >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)])
 
-    What layers keep beside variables goes along: vocabularies, boundaries of bins, buffers of PyTorch's modules.
-    ``local_variables`` stay what they are on each rank, as do the states of random layers. ``device`` means nothing.
+    Includes the state of layers outside variables: vocabularies, boundaries of bins, buffers of PyTorch modules.
+    ``local_variables`` and the seeds of random layers are not broadcast. ``device`` has no effect.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local = {id(variable) for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
-        """Let a variable stay what it is on each rank, before training begins."""
+        """Exclude a variable from the broadcast; to be called before training begins."""
         self._local.add(id(var))
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -86,12 +86,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the metrics of an epoch over all ranks. Put it before callbacks that read them.
+    """Average of the metrics of an epoch over all ranks. Put it before callbacks that read them.
 
     >>> model.fit(x, y, callbacks=[hvd.callbacks.MetricAverageCallback(), keras.callbacks.EarlyStopping("val_loss")])
 
-    Every rank counts alike, whatever its number of samples. The means are logged for the live view, too (``hvd.log``).
-    ``device`` means nothing. Raises ``UsageError`` where ranks have other metrics than others.
+    Every rank has the same weight, for any number of samples. The means are logged for the live view, too
+    (``hvd.log``). ``device`` has no effect. Raises ``UsageError`` if metrics differ between ranks.
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
@@ -117,31 +117,31 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if self.model is not None:
             progress_of(self.model).averaged = logs
         rank = current("MetricAverageCallback").topology.rank
-        if self._process_set.rank() == 0:  # they are the same on all
+        if self._process_set.rank() == 0:  # the means are the same on all ranks
             training.logs += 1
             if training.is_heard:
                 training.log(None, None, means, rank)
 
 
 def _shapes(metrics: dict[str, Any]) -> str:
-    """Names of metrics, and the shapes of those that are arrays."""
+    """Names of metrics, with the shapes of array metrics."""
     return ", ".join(f"{name}{list(value.shape) or ''}" for name, value in metrics.items())
 
 
 @final
 class CheckpointCallback(keras.callbacks.Callback):
-    """Keeps the training in durable checkpoints, and goes on from the newest whole one when ``fit`` begins.
+    """Durable checkpoints of a training; when ``fit`` begins, it continues from the newest complete one.
 
     >>> model.fit(x, y, epochs=90, callbacks=[hvd.callbacks.CheckpointCallback("runs/a")])
 
-    Saves the model, the optimizers that it has, the epoch and the samples of a ``SamplesScheduleCallback`` after every
-    epoch; rank 0 writes, all ranks read. Optimizers that are attributes of the model must be built. Of ``local_layers``
-    each rank's are kept, for as many ranks. A ``fit`` of epochs that are done already trains nothing, and leaves the
-    model as it is in the checkpoint, whatever it was trained on since. The other arguments are those of
-    ``farandole.checkpoint.Checkpoints``. It broadcasts, too: no other callback has to. States of random layers are not
-    kept. A model of a ``KerasState`` goes on from a checkpoint in its first ``fit`` with this,
-    with ``state.epoch`` set to its epoch; what is committed from then on is newer, as is a state that was loaded, and
-    no checkpoint is read.
+    After every epoch, saves the model, its optimizers, the epoch and the samples of a ``SamplesScheduleCallback``; rank
+    0 writes, all ranks read. Optimizers that are attributes of the model must be built. ``local_layers`` are saved for
+    each rank, and need the same number of ranks. A ``fit`` of epochs that are done already trains nothing, and loads
+    the model from the checkpoint, even if it was trained since. For the other arguments see
+    ``farandole.checkpoint.Checkpoints``. The callback broadcasts, too: no other callback is needed for this. Seeds of
+    random layers are not saved. The model of a ``KerasState`` reads a checkpoint only in its first ``fit`` with this
+    callback, which sets ``state.epoch``; afterwards commits are newer, and a loaded state is newer from the beginning:
+    then no checkpoint is read.
     """
 
     def __init__(self, root: str | os.PathLike[str], keep: int = 3, on_error: OnError = "raise") -> None:
@@ -155,14 +155,14 @@ class CheckpointCallback(keras.callbacks.Callback):
         backend.build(self.model)
         progress = progress_of(self.model)
         elastic = progress.elastic
-        if elastic is not None and progress.is_restored:  # the same on all ranks, and so are the variables
+        if elastic is not None and progress.is_restored:  # equal on all ranks, like the variables
             self.model._initial_epoch = None
             return
         shared, local = variables.shared_of(self.model), variables.local_of(self.model)
         variables.broadcast_variables(shared, 0)
         variables.broadcast_tables(self.model, 0)
         found = self._checkpoints.restore()
-        self.model._initial_epoch = None  # ``fit`` takes it instead of its own
+        self.model._initial_epoch = None  # if set, ``fit`` uses it instead of its argument
         if found is not None:
             kept = found.state["variables"]
             if [array.shape for array in kept] != [tuple(v.shape) for v in shared]:
@@ -181,16 +181,16 @@ class CheckpointCallback(keras.callbacks.Callback):
         progress.is_restored = elastic is not None
 
     def _refuse_another_method(self, step: int, kept: list[str] | None) -> None:
-        """Raise where what an optimizer remembers has the shapes of another method's, and another meaning."""
+        """Raise ``UsageError`` for a checkpoint of other optimizer classes, whose state may have the same shapes."""
         here = variables.methods_of(self.model)
-        if kept is not None and kept != here:  # older ones do not say it
+        if kept is not None and kept != here:  # ``None``: an older checkpoint without the names
             raise UsageError(
                 f"{self._checkpoints.root}: the checkpoint of step {step} is that of the optimizers {', '.join(kept)}, "
                 f"and the model has {', '.join(here)}: compile it with those, or give CheckpointCallback another folder"
             )
 
     def _own_part(self, parts: list[list[variables.AnyArray]]) -> list[variables.AnyArray]:
-        """The local layers of this rank, among those of all."""
+        """Local layers of this rank, from those of all ranks."""
         topology = current().topology
         if len(parts) != topology.size:
             raise UsageError(
@@ -201,8 +201,8 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
-        self.model._initial_epoch = None  # ``fit`` has read it; one that failed would leave it to the next
-        if self._done < 0:  # the first of this ``fit``
+        self.model._initial_epoch = None  # ``fit`` has read it; a failed ``fit`` must not leave it to the next
+        if self._done < 0:  # the first epoch of this ``fit``
             self._done = progress_of(self.model).epochs_before(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -224,11 +224,11 @@ class CheckpointCallback(keras.callbacks.Callback):
 
 @final
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keeps the model with the best value of ``monitor`` so far, in a file that rank 0 writes.
+    """Checkpoint of the model with the best value of ``monitor`` so far, in a file that rank 0 writes.
 
     >>> hvd.callbacks.BestModelCheckpoint(monitor="val_loss", filepath="best.keras")
 
-    Put it after ``MetricAverageCallback``, so that the value is that of all ranks. With ``save_weights_only`` the
+    Put it after ``MetricAverageCallback``, so that the value is the mean over all ranks. With ``save_weights_only`` the
     default of ``filepath`` is ``best.weights.h5``.
     """
 
@@ -263,7 +263,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 def verbose(level: int | str) -> int | str:
-    """``level`` on rank 0 and 0 elsewhere: for ``fit(verbose=)``, so that progress is drawn once.
+    """``level`` on rank 0, 0 on other ranks: for ``fit(verbose=)``, so that only one rank prints progress.
 
     >>> model.fit(x, y, verbose=hvd.verbose(1))
     """

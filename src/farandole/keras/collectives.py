@@ -1,4 +1,4 @@
-"""The four collectives that ``horovod.keras`` has, with its arguments in its order, on tensors of the backend in use.
+"""The four collectives of ``horovod.keras``, with its order of arguments, on tensors of the backend in use.
 
 >>> total = hvd.allreduce(loss, "loss", op=hvd.Sum)
 """
@@ -29,12 +29,12 @@ def allreduce(
     compression: CompressorLike = NoneCompressor,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Combine ``value``, a tensor or what makes one, over all ranks; returns a new tensor.
+    """Reduce ``value``, a tensor or an object that converts to one, over all ranks; returns a new tensor.
 
     >>> mean = hvd.allreduce(loss, "loss")
 
-    ``op``: Average (default), Sum, Min, Max, Product or Adasum; ``average`` is its older form. Of truth values the
-    average is *and*.
+    ``op``: Average (default), Sum, Min, Max, Product or Adasum; ``average`` is its older form. The average of booleans
+    is *and*.
     """
     tensor, context = compression.compress(_tensor(value))
     reduced = _collectives().allreduce(
@@ -50,7 +50,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Concatenate the tensors of all ranks along dimension 0, where their lengths may differ.
+    """Concatenate the tensors of all ranks along dimension 0, in which their lengths may differ.
 
     >>> everything = hvd.allgather(predictions, "predictions")
     """
@@ -58,7 +58,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Return what ``value`` is on the rank ``root_rank`` (a global rank, whatever the process set).
+    """Return the ``value`` of the rank ``root_rank`` (a global rank, for every process set).
 
     >>> first = hvd.broadcast(weights, 0)
     """
@@ -73,7 +73,7 @@ def reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Combine like ``allreduce``, and return this rank's share of dimension 0.
+    """Reduce like ``allreduce``, and return this rank's share of dimension 0.
 
     >>> share = hvd.reducescatter(ones, "ones", hvd.Sum)    # 5 rows on 2 ranks: 3 go to rank 0, 2 to rank 1
     """
@@ -88,7 +88,7 @@ def reducescatter(
 
 
 def _tensor(value: Any) -> Any:
-    """A tensor of the backend; sparse ones of TensorFlow, and what is one already, as they are."""
+    """Convert plain values and Keras variables to tensors of the backend; return other objects unchanged."""
     if is_of_keras(value):
         return value.value
     is_plain = isinstance(value, list | tuple | bool | int | float | np.ndarray | np.generic)

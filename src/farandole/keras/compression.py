@@ -1,8 +1,8 @@
-"""Smaller gradients on the wire, on any backend.
+"""Compression of gradients for the transfer, on any backend.
 
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3), compression=hvd.Compression.fp16)
 
-See ``farandole.runtime.collectives.compression`` for one of your own.
+To write your own compressor, see ``farandole.runtime.collectives.compression``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class KerasBrainCompressor(_KerasCast):
 
 @final
 class KerasCompression:
-    """The compressors that come with Farandole.
+    """Farandole's compressors.
 
     >>> hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3), compression=hvd.Compression.fp16)
     """

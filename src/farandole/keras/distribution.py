@@ -1,7 +1,7 @@
-"""Gradients of one optimizer on their way to the ranks and back, with those that stay here.
+"""Reduction of one optimizer's gradients, except for the local ones.
 
 with distribution.reducing(optimizer, gradients, variables) as reduced:
-    ...                                     # what calls the optimizer's own ``apply`` with them
+    ...                                     # calls the optimizer's own ``apply`` with them
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from farandole.runtime.session.init import takes_part
 @final
 @dataclass(frozen=True)
 class KerasTerms:
-    """Arguments of a distributed optimizer, as far as they are about gradients; ``label`` is the same on all ranks."""
+    """Arguments of a distributed optimizer that concern gradients; ``label`` is the same on all ranks."""
 
     terms: ReductionOptions
     compression: CompressorLike
@@ -33,12 +33,12 @@ class KerasTerms:
     sparse_as_dense: bool
     scales_local: bool
     factor: float
-    """Of all gradients, those that stay here, too: the number of passes where their sum was asked for."""
+    """Factor of all gradients, also of local ones: the number of passes if the user wants their sum."""
 
 
 @final
 class Distribution:
-    """Reductions of one optimizer, one for each list of variables that it is given gradients for."""
+    """Reductions of one optimizer, one for each list of variables whose gradients it gets."""
 
     def __init__(self, asked: KerasTerms, local: Sequence[Any]) -> None:
         self._asked, self._local = asked, list(local)
@@ -48,49 +48,49 @@ class Distribution:
         self._watcher: Callable[[GraphGradients], object] = _nobody
         self._is_inside = False
         self.is_scaled = False
-        """True once scaled losses decide whether to step: no gradient may stay on its rank."""
+        """True once loss scaling decides whether to step: then no gradient may be local."""
 
     @property
     def has_local(self) -> bool:
-        """True if gradients of some variables stay here."""
+        """True if some variables have local gradients."""
         return bool(self._local)
 
     @property
     def local(self) -> list[Any]:
-        """Variables of which each rank has its own."""
+        """Variables with local gradients, which differ between ranks."""
         return self._local
 
     def add_local(self, variable: Any) -> None:
-        """Let the gradients of one more variable stay here; raises ``UsageError`` after the first step."""
+        """Make the gradients of one more variable local; raises ``UsageError`` after the first step."""
         if self._reductions:
             raise UsageError("register_local_var() after the first step: steps are compiled by then; call it before")
         self._local.append(variable)
         self._local_ids.add(id(variable))
 
     def watch(self, watcher: Callable[[GraphGradients], object]) -> None:
-        """Call ``watcher`` with the reduction that was made last, and with each that is made from now on."""
+        """Call ``watcher`` with the reduction made last, and with each that is made from now on."""
         self._watcher = watcher
         if self._latest is not None:
             watcher(self._latest)
 
     def anew(self) -> Distribution:
-        """One on the same terms, for another optimizer."""
+        """New ``Distribution`` with the same arguments, for another optimizer."""
         return Distribution(self._asked, self._local)
 
     @contextmanager
     def reducing(
         self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None, values: Sequence[Any] | None = None
     ) -> Iterator[list[Any]]:
-        """Context in which the gradients are reduced, and are not again by what Keras calls in there.
+        """Context with the reduced gradients, in which nested calls from Keras do not reduce again.
 
-        ``values`` are those of the variables, where the variables do not hold them.
+        ``values``: values of the variables, if the variables themselves do not hold them (JAX).
         """
         if self._is_inside:
             yield list(grads)
             return
         self._is_inside = True
         try:
-            # Before Keras 3.11 a LossScaleOptimizer keeps none itself.
+            # Before Keras 3.11 a LossScaleOptimizer has no ``_trainable_variables`` itself.
             trained = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_trainable_variables", ())
             variables = list(trained if variables is None else variables)
             shared = self._shared(optimizer, list(grads), variables, trained, values)
@@ -150,15 +150,15 @@ class Distribution:
 
     @property
     def _largest(self) -> tuple[ReductionOptions, CompressorLike]:
-        """Terms of the numbers that Keras assigns: the largest, as it takes itself where it accumulates."""
+        """Options for variables that Keras overwrites: the maximum, as Keras does when it accumulates."""
         return ReductionOptions(Reduction(ReduceOp.MAX), process_set=self._asked.terms.process_set), NoneCompressor
 
     def _together(
         self, given: list[tuple[Any, Any, Any, str]], terms: ReductionOptions, compression: CompressorLike
     ) -> list[Any]:
-        """The reduced gradients of ``given``: gradients, variables, the values of these, and names."""
+        """Reduced gradients of ``given``: tuples of gradient, variable, value and name."""
         grads, variables, values, names = map(list, zip(*given, strict=True))
-        # One that this rank has none of travels as the others' do: like what would become of the variable.
+        # For a missing gradient, the variable's value provides the compressed dtype and the context.
         whole = [backend.dense(v if g is None else g) for g, v in zip(grads, values, strict=True)]
         compressed = [compression.compress(each) for each in whole]
         reduction = self._reduction(variables, [tensor for tensor, _ in compressed], names, terms)
@@ -178,7 +178,7 @@ class Distribution:
             if terms is self._asked.terms:
                 self._latest = found[1]
                 self._watcher(found[1])
-            self._reductions[key] = found  # with the variables, so that their ``id`` stays theirs
+            self._reductions[key] = found  # keeps the variables alive, so that no ``id`` is reused
         return found[1]
 
 
@@ -187,9 +187,9 @@ def _nobody(_: GraphGradients) -> None:
 
 
 def _names(variables: Sequence[Any], trained: Sequence[Any]) -> list[str]:
-    """Names by the places that the optimizer has given the variables: gradients may be of some of them only.
+    """Names with the variables' positions in the optimizer: gradients may be of some variables only.
 
-    The path alone would not tell two layers of one kind apart, as it is without the numbers of these.
+    The path alone, which is without numbers, would be the same for two layers of one class.
     """
     places = {id(variable): place for place, variable in enumerate(trained)}
     found = [places.get(id(variable), len(places) + i) for i, variable in enumerate(variables)]

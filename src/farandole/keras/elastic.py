@@ -1,4 +1,4 @@
-"""Elastic training with Keras: workers come and go, ``fit`` goes on in the middle of an epoch.
+"""Elastic training with Keras: workers join and leave, and ``fit`` continues in the middle of an epoch.
 
 sampler = hvd.elastic.ElasticSampler(x)
 state = hvd.elastic.KerasState(model, sampler=sampler, epoch=0)
@@ -72,8 +72,8 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     >>> @hvd.elastic.run
     ... def train(state): ...
 
-    What ends a collective inside of a compiled step comes out of ``fit`` as an error of the backend, and is raised here
-    as what it was. See ``farandole.elastic.worker.run.run`` for the rest.
+    If a collective in a compiled step fails, ``fit`` raises an error of the backend; this function raises the original
+    Farandole error instead. For all else see ``farandole.elastic.worker.run.run``.
     """
 
     @functools.wraps(func)
@@ -91,7 +91,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
 
 def _ours(error: BaseException | None) -> BaseException | None:
-    """The error of Farandole's that one of a backend stands for, or that it came up in the handling of."""
+    """Farandole error that an error of the backend wraps, or has as cause or context; ``None`` if there is none."""
     while error is not None and not isinstance(error, FarandoleError):
         found = original(error)
         error = found if found is not error else error.__cause__ or error.__context__
@@ -99,14 +99,14 @@ def _ours(error: BaseException | None) -> BaseException | None:
 
 
 class _VariablesPart(StatePart):
-    """Variables of Keras, as arrays."""
+    """Keras variables, as arrays."""
 
     is_copied = True
     is_fixed: ClassVar[bool] = True
 
     @abstractmethod
     def variables(self) -> list[Any]:
-        """The variables, in an order that is the same on all ranks."""
+        """Variables, in the same order on all ranks."""
 
     def tree(self) -> Any:
         """See ``StatePart``."""
@@ -123,7 +123,7 @@ class _VariablesPart(StatePart):
 class ModelPart(_VariablesPart):
     """A model and its optimizers.
 
-    What each rank has for itself is remembered, too: in a ``fit`` that fails, JAX loses all variables.
+    Saves the rank's own variables, too, because JAX loses all variables in a ``fit`` that fails.
     """
 
     def __init__(self, value: Any) -> None:
@@ -148,7 +148,7 @@ class ModelPart(_VariablesPart):
 
 @final
 class OptimizerVariablesPart(_VariablesPart):
-    """An optimizer that is built."""
+    """A built optimizer."""
 
     def variables(self) -> list[Any]:
         """See ``_VariablesPart``."""
@@ -158,13 +158,13 @@ class OptimizerVariablesPart(_VariablesPart):
 
 
 class KerasState(ObjectState):
-    """Training state of a Keras model, and of the optimizers that it has; other values are attributes.
+    """Training state of a Keras model and its optimizers; other values are attributes.
 
     >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 
-    The model must be built, and compiled with a ``DistributedOptimizer``. ``optimizer``: one that it is not compiled
-    with; those that are attributes of the model are found, and must be built. States of random layers, and
-    ``local_layers``, stay each rank's own. ``commit`` copies all variables, and a fault goes back to the last one.
+    The model must be built, and compiled with a ``DistributedOptimizer``. ``optimizer``: an additional optimizer;
+    optimizers that are attributes of the model are included, and must be built. Seeds of random layers and local layers
+    are not shared between ranks. ``commit`` copies all variables; after a fault the state goes back to the last commit.
     """
 
     _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)
@@ -187,49 +187,49 @@ class KerasState(ObjectState):
         if optimizer is not None and optimizer is not getattr(model, "optimizer", None):
             values["optimizer"] = optimizer
         progress = progress_of(model)
-        progress.is_restored = False  # what another state of this model has read was for another training
+        progress.is_restored = False  # a checkpoint read for another state of this model was for another training
         super().__init__(model=model, **values, schedule_progress=progress)
 
     def _connect(self) -> None:
         super()._connect()
         progress = progress_of(self._parts["model"].value)
         progress.register(self)
-        self.schedule_progress = progress  # another one where the script has assigned another model
+        self.schedule_progress = progress  # a new one if the script has assigned another model
 
     def _generators(self) -> dict[str, RandomPart]:
         return random_parts()
 
     @property
     def has_begun(self) -> bool:
-        """True if something was committed since the job began."""
+        """True if there was a commit since the job began."""
         return self._step_vote.step > 0
 
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
-        """See ``ObjectState``; it is newer than any file of a ``CheckpointCallback``."""
+        """See ``ObjectState``; the loaded state counts as newer than any file of a ``CheckpointCallback``."""
         super().load_state_dict(content)
         progress_of(self._parts["model"].value).is_restored = True
         self.save()
 
     def begin_at(self, epoch: int) -> None:
-        """Let values that are named ``epoch`` and ``batch`` be those of an epoch that a checkpoint goes on with."""
+        """Set the values named ``epoch`` and ``batch`` to the begin of ``epoch``, read from a checkpoint."""
         for name, value in (("epoch", epoch), ("batch", 0)):
             if name in self._saved:
                 setattr(self, name, value)
 
     def first_epoch(self, epoch: int) -> int:
-        """The number of an epoch that ``fit`` calls ``epoch``, where it counts from 0 again after a change."""
+        """Number of the epoch that ``fit`` calls ``epoch``; after a change of workers ``fit`` may count from 0."""
         return max(epoch, int(vars(self)["epoch"])) if "epoch" in self._saved else epoch
 
 
 class _CountingCallback(keras.callbacks.Callback):
-    """Tells how many batches each call of ``on_train_batch_end`` stands for: several, with ``steps_per_execution``."""
+    """Base class that counts the batches of each ``on_train_batch_end``: several with ``steps_per_execution``."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last = -1
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """See ``Callback``. Raises ``UsageError`` where Keras does not tell how many batches a call has had."""
+        """See ``Callback``. Raises ``UsageError`` if Keras does not report the number of batches of a call."""
         require_counted(self.model, type(self).__name__)
         self._last = -1
 
@@ -239,16 +239,16 @@ class _CountingCallback(keras.callbacks.Callback):
         self._trained(first, batch + 1)
 
     def _trained(self, first: int, end: int) -> None:
-        """Take note that the batches from ``first`` to before ``end`` are done; the last ones may not exist."""
+        """Called after the batches ``first`` to ``end - 1``, of which the last ones may not exist."""
         raise NotImplementedError
 
 
 class CommitStateCallback(_CountingCallback):
-    """Commits the state every so many batches, and when an epoch ends.
+    """Commit of the state every ``batches_per_commit`` batches, and at the end of an epoch.
 
     >>> hvd.elastic.CommitStateCallback(state, batches_per_commit=10)
 
-    Put it after callbacks that change the state: what they note is committed then.
+    Put it after callbacks that change the state, so that their changes are committed.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -268,7 +268,7 @@ class CommitStateCallback(_CountingCallback):
     def _trained(self, first: int, end: int) -> None:
         """See ``_CountingCallback``."""
         self._done += end - first
-        # Not after the last batch: workers that come or go at a commit would find an epoch of which nothing is left.
+        # Not after the last batch: if workers join or leave at that commit, the epoch would have no samples left.
         if self._done >= self._every and end < (self.params.get("steps") or math.inf):
             self._commit()
 
@@ -278,11 +278,11 @@ class CommitStateCallback(_CountingCallback):
 
 
 class UpdateBatchStateCallback(_CountingCallback):
-    """Counts the batches of an epoch in ``state.batch``: put it before ``CommitStateCallback``, which keeps the number.
+    """Count of an epoch's batches in ``state.batch``; put it before ``CommitStateCallback``, which commits the number.
 
     >>> hvd.elastic.UpdateBatchStateCallback(state)
 
-    After a change of the workers ``fit`` begins an epoch again: give it the batches that are left, as with
+    After a change of the workers ``fit`` begins an epoch again: pass the remaining batches, for example by
     ``steps_per_epoch=STEPS // hvd.size() - state.batch``, or ``SampledBatches``.
     """
 
@@ -300,11 +300,11 @@ class UpdateBatchStateCallback(_CountingCallback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Counts epochs in ``state.epoch``: put it before ``CommitStateCallback``, which keeps the number.
+    """Count of epochs in ``state.epoch``; put it before ``CommitStateCallback``, which commits the number.
 
     >>> hvd.elastic.UpdateEpochStateCallback(state)
 
-    Go on with ``fit(epochs=90, initial_epoch=state.epoch)``, or ``fit(epochs=90 - state.epoch)``.
+    Continue with ``fit(epochs=90, initial_epoch=state.epoch)``, or ``fit(epochs=90 - state.epoch)``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -317,16 +317,16 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
 
 
 class EpochDataset(keras.utils.PyDataset):
-    """Rows of what is left of a sampler's epoch, in batches; subclasses load them.
+    """Batches of row indices for the rest of a sampler's epoch; subclasses load the rows.
 
-    Raises ``UsageError`` if nothing is left, and in a ``fit`` that shuffles the batches, which is its default.
+    Raises ``UsageError`` if nothing is left, and in a ``fit`` that shuffles the batches (the default of Keras).
     """
 
     def __init__(self, sampler: ElasticSampler, batch_size: int, **others: Any) -> None:
         super().__init__(**others)
         self.sampler, self.batch_size = sampler, batch_size
         self.is_recorded = False
-        """True with a ``RecordSamplesCallback``: to build a model Keras may take all of a short epoch."""
+        """True with a ``RecordSamplesCallback``. Needed because Keras may read a whole short epoch to build a model."""
         self._share_out()
         if not len(self.indices):
             raise UsageError(
@@ -343,7 +343,7 @@ class EpochDataset(keras.utils.PyDataset):
 
     @property
     def is_current(self) -> bool:
-        """True if the sampler is where it was when the rows were shared out."""
+        """True if the sampler has not moved since ``indices`` were read."""
         return self.begin == self._position
 
     @property
@@ -351,14 +351,14 @@ class EpochDataset(keras.utils.PyDataset):
         return self.sampler.epoch, self.sampler.processed_num, self.sampler.num_replicas
 
     def _share_out(self) -> None:
-        # Now, as Keras asks for batches ahead, and in other threads, while the sampler moves on.
+        # Read all indices now, because Keras loads batches ahead on other threads while the sampler moves on.
         self.indices: npt.NDArray[np.int64] = np.fromiter(self.sampler, np.int64)
         self.begin = self._position
 
     def on_epoch_begin(self) -> None:
         """See ``PyDataset``."""
-        # No order but this one can be noted: batches are asked for ahead, in threads and processes, and a callback is
-        # told how many were trained on, not which. Keras tells a data set nothing of it, but its caller here knows.
+        # Only this order can be recorded: threads and processes load ahead, and callbacks get only the number of
+        # trained batches. A data set does not know whether Keras shuffles, but the calling frame does.
         if getattr(sys._getframe(1).f_locals.get("self"), "shuffle", False):
             self._close()
             raise UsageError(
@@ -367,20 +367,20 @@ class EpochDataset(keras.utils.PyDataset):
             )
 
     def _close(self) -> None:
-        """End what loads batches ahead."""
+        """Stop loading ahead."""
 
 
 @final
 class SampledBatches(EpochDataset):
-    """Batches of what is left of a sampler's epoch, for one ``fit`` of one epoch.
+    """Batches of the rest of a sampler's epoch, for one ``fit`` of one epoch.
 
     >>> batches = hvd.elastic.SampledBatches(sampler, lambda rows: (x[rows], y[rows]), batch_size=32)
     >>> model.fit(batches, shuffle=False, callbacks=[hvd.elastic.RecordSamplesCallback(batches), ...])
 
-    ``load`` makes what Keras takes as a batch of an array of indices. Make one after each ``set_epoch``, and begin anew
-    when the workers have changed: every rank has as many batches as the others. ``others`` are those of
-    ``keras.utils.PyDataset``, as ``workers``. Raises ``UsageError`` if nothing is left, and in a ``fit`` that shuffles
-    the batches, which is its default.
+    ``load`` converts an array of indices to a batch for Keras. Make a new object after each ``set_epoch``, and after
+    each change of the workers: every rank has the same number of batches. ``others``: arguments of
+    ``keras.utils.PyDataset``, for example ``workers``. Raises ``UsageError`` if nothing is left, and in a ``fit`` that
+    shuffles the batches (the default of Keras).
     """
 
     def __init__(
@@ -395,7 +395,7 @@ class SampledBatches(EpochDataset):
 
 @final
 class RecordSamplesCallback(_CountingCallback):
-    """Tells the sampler which samples have been trained on: put it before ``CommitStateCallback``.
+    """Record of the trained samples in the sampler; put it before ``CommitStateCallback``.
 
     >>> hvd.elastic.RecordSamplesCallback(batches)
 

@@ -1,6 +1,6 @@
-"""Whether the loss of a model is the mean over its rows, as gradients of shards take it to be.
+"""Check that the loss of a model is the mean over its rows, as the averaging of shard gradients assumes.
 
-require_mean(model, data, values)       # raises UsageError where the same rows twice have another loss
+require_mean(model, data, values)       # raises UsageError if the same rows twice have another loss
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from farandole.keras.variables import AnyArray
 
 _ROWS = 32
 _TOLERANCE = 1e-3
-"""Relative: rounding of float16 and bfloat16 stays below, a sum in the place of a mean doubles."""
+"""Relative tolerance: above the rounding of float16 and bfloat16; a sum instead of a mean would double."""
 
 
 def require_mean(model: Any, data: Any, values: Sequence[tuple[Any, AnyArray]]) -> None:
-    """Raise ``UsageError`` where a loss of ``data`` is another one when each row stands there twice.
+    """Raise ``UsageError`` if the loss of ``data`` changes when each row is doubled.
 
-    ``values``: what the model's variables hold. It is computed without training, and changes nothing. A loss that
-    differs between two calls, as that of layers which draw random numbers, cannot be told.
+    ``values``: current values of the model's variables. The losses are computed without training, and nothing is
+    changed. A loss that differs between two equal calls (random layers) cannot be checked.
     """
     rows = keras.tree.map_structure(lambda each: None if each is None else each[:_ROWS], data)
     twice = keras.tree.map_structure(lambda each: None if each is None else _twice(each), rows)
@@ -43,10 +43,10 @@ def _twice(each: Any) -> Any:
 
 
 def _loss(model: Any, data: Any, values: Sequence[tuple[Any, AnyArray]]) -> float:
-    """Total loss of ``data`` where variables hold ``values``; those of the model are neither read nor changed."""
+    """Total loss of ``data`` with ``values`` for the variables; the model's own values are neither read nor changed."""
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     held = [(variable, keras.ops.convert_to_tensor(value, variable.dtype)) for variable, value in values]
-    compute = getattr(model, "_compute_loss", model.compute_loss)  # it knows whether an override takes training=
+    compute = getattr(model, "_compute_loss", model.compute_loss)  # handles overrides without training=
     with backend.untracked(), keras.StatelessScope(state_mapping=held, collect_losses=True):
         model._clear_losses()
         predicted = model(x, training=False)

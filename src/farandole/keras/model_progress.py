@@ -1,10 +1,10 @@
-"""Progress of a model's training beside its variables: samples that a schedule has counted, tables of its layers.
+"""Progress of a model's training outside its variables: samples counted by a schedule, tables of its layers.
 
-progress = progress_of(model)                   # one for each model, for whichever callbacks it gets
-progress.measure(position)                      # where a schedule is, with the steps that the optimizer has made
+progress = progress_of(model)                   # one for each model, shared by its callbacks
+progress.measure(position)                      # position of a schedule, after the optimizer's steps so far
 
-Callbacks come and go with each call of ``fit``. What they have counted belongs to the model, and to the step that its
-optimizer is at: an elastic state and a ``CheckpointCallback`` keep it along with the variables.
+Callbacks change with each call of ``fit``. Their counts belong to the model and to the current step of its optimizer:
+an elastic state and a ``CheckpointCallback`` save them with the variables.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from farandole.keras import variables
 from farandole.largebatch.schedule import Position, Schedule
 
 COUNTS_BATCHES = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 11)
-"""Whether Keras tells the last batch of a call of several, and not the first."""
+"""True if Keras reports the last batch of a call of several batches, and not the first."""
 
 
 def require_counted(model: keras.Model, asks: str) -> None:
-    """Raise ``UsageError`` where calls are of several batches and Keras does not tell of how many."""
+    """Raise ``UsageError`` if calls have several batches and this Keras version does not report their number."""
     if model.steps_per_execution > 1 and not COUNTS_BATCHES:
         raise UsageError(
             f"{asks} with steps_per_execution={model.steps_per_execution} and Keras {keras.__version__}, which does "
@@ -34,17 +34,17 @@ def require_counted(model: keras.Model, asks: str) -> None:
 
 
 class ElasticProgress(Protocol):
-    """An elastic state, as far as callbacks ask for it."""
+    """Methods of an elastic state that callbacks use."""
 
     @property
     def has_begun(self) -> bool:
-        """True if something was committed since the job began."""
+        """True if there was a commit since the job began."""
 
     def begin_at(self, epoch: int) -> None:
-        """Note that the training begins with ``epoch``, as a checkpoint says."""
+        """Begin the training with ``epoch``, read from a checkpoint."""
 
     def first_epoch(self, epoch: int) -> int:
-        """The number of an epoch that begins, which ``fit`` calls ``epoch``."""
+        """Number of the beginning epoch, which ``fit`` calls ``epoch``."""
 
 
 @final
@@ -60,36 +60,36 @@ class ModelProgress:
         self._iterations = 0
         self._is_given = False
         self.is_restored = False
-        """True if the model is at least as new as every checkpoint: one was read, or a state was loaded.
+        """True if the model is at least as new as every checkpoint: a checkpoint was read, or a state was loaded.
 
-        A commit keeps this with the variables that it is true of, and a fault goes back to what it was then.
+        Commits save this flag with the variables, and a fault restores it with them.
         """
         self.averaged: dict[str, Any] | None = None
-        """The logs that hold means over ranks: those of the last epoch that a ``MetricAverageCallback`` has seen."""
+        """Logs with means over ranks, of the last epoch that a ``MetricAverageCallback`` has processed."""
 
     @property
     def elastic(self) -> ElasticProgress | None:
-        """The elastic state that the model is registered with, if there is one."""
+        """Elastic state in which the model is registered, if there is one."""
         return None if self._elastic is None else self._elastic()
 
     def epochs_before(self, epoch: int) -> int:
-        """Number of epochs that are over and that ``fit`` does not count, as it begins with ``epoch``.
+        """Number of finished epochs that ``fit`` does not count, when it begins with ``epoch``.
 
-        In an elastic job it may count from 0 again after every change of the workers.
+        In an elastic job ``fit`` may count from 0 again after every change of the workers.
         """
         elastic = self.elastic
         return 0 if elastic is None else elastic.first_epoch(epoch) - epoch
 
     def register(self, state: ElasticProgress) -> None:
-        """Let ``state`` be the model's; it keeps this, too."""
+        """Set the model's elastic ``state``, which also saves this object."""
         self._elastic = weakref.ref(state)
 
     def begin(self, schedule: Schedule, epoch_samples: int, epoch: int, batch: int | None, known: bool) -> Position:
-        """Position from which a ``fit`` goes on that begins with ``epoch``.
+        """Position at which a ``fit`` that begins with ``epoch`` continues.
 
-        ``known``: the callback has been used before, and goes on where it was. Else it begins at 0, or with ``epoch``,
-        unless a state or a checkpoint says where the model is. Where epochs have other numbers of samples than before,
-        as many of them have passed.
+        ``known``: the callback was used before, and continues. Otherwise it begins at 0, or with ``epoch``, unless a
+        state or a checkpoint has the model's position. If the number of samples per epoch has changed, the number of
+        epochs passed is kept.
         """
         elastic, terms = self.elastic, _terms(schedule)
         is_under_way = known or self._is_given or (elastic is not None and elastic.has_begun)
@@ -99,21 +99,21 @@ class ModelProgress:
             if epoch > 0:
                 kept = schedule.advance(kept, epoch * epoch_samples)
         else:
-            if self._optimizer is None or self._optimizer() is self._compiled:  # else its steps are of another one
+            if self._optimizer is None or self._optimizer() is self._compiled:  # otherwise a new one counts its steps
                 kept = _moved(schedule, kept, self._steps() - self._iterations, batch)
             kept = _measured_by(epoch_samples, kept)
-            if self._global_batch != schedule.global_batch:  # of other ranks; not what the script has resized since
+            if self._global_batch != schedule.global_batch:  # changed by the number of ranks, not by ``resize``
                 kept = schedule.resize(kept, schedule.global_batch)
         self._schedule, self._global_batch, self._position, self._is_given = terms, schedule.global_batch, kept, False
         self._note()
         return kept
 
     def place(self, position: Position) -> None:
-        """Let the next step begin at ``position``."""
+        """Set the position of the next step."""
         self._position = position
 
     def measure(self, position: Position) -> None:
-        """Note that the steps made so far have led to ``position``."""
+        """Record ``position`` as the result of all steps made so far."""
         self._position = position
         self._note()
 
@@ -134,10 +134,10 @@ class ModelProgress:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, with variables of the same moment."""
+        """Continue from ``state``, with variables saved at the same time."""
         model = self._model()
         if model is not None:
-            layer_tables.write(model, state.get("tables", {}))  # a checkpoint of an older version has none
+            layer_tables.write(model, state.get("tables", {}))  # absent in checkpoints of older versions
         self._optimizer, self._is_given = None, "position" in state
         self._position = Position.of(state["position"]) if self._is_given else None
         self._schedule, self._global_batch = state.get("schedule", ""), int(state.get("global_batch", 0))
@@ -155,12 +155,12 @@ class ModelProgress:
 
 
 def _terms(schedule: Schedule) -> str:
-    """Description of a schedule but for its global batch, which scripts make of the number of ranks that there are."""
+    """Description of a schedule without its global batch, which usually depends on the number of ranks."""
     return repr(replace(schedule, global_batch=schedule.base_batch))
 
 
 def _moved(schedule: Schedule, position: Position, steps: int, batch: int | None) -> Position:
-    """The position some steps later, or earlier where the model was put back."""
+    """Position some steps later, or earlier if the model was restored."""
     if steps >= 0:
         for _ in range(steps):
             position = schedule.advance(position, batch)
@@ -171,7 +171,7 @@ def _moved(schedule: Schedule, position: Position, steps: int, batch: int | None
 
 
 def _measured_by(epoch_samples: int, position: Position) -> Position:
-    """The position after as many epochs, of another number of samples each: no rate jumps."""
+    """Position after the same number of epochs with another number of samples each, so that no rate jumps."""
     ratio = epoch_samples / position.epoch_samples
     samples, progress = round(position.samples * ratio), position.progress * ratio
     return replace(position, epoch_samples=epoch_samples, samples=samples, progress=progress)
@@ -181,7 +181,7 @@ _known: weakref.WeakKeyDictionary[keras.Model, ModelProgress] = weakref.WeakKeyD
 
 
 def progress_of(model: keras.Model) -> ModelProgress:
-    """The progress of ``model``, which is made when it is first asked for."""
+    """Progress of ``model``; the first call makes it."""
     if model not in _known:
         _known[model] = ModelProgress(model)
     return _known[model]

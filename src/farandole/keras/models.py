@@ -1,4 +1,4 @@
-"""``load_model``: a saved model whose optimizer goes on with the gradients of all ranks."""
+"""``load_model``: a saved model whose optimizer continues with the gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def load_model(
     wrap: Callable[[Any], Any] | None = None,
     **others: Any,
 ) -> keras.Model:
-    """Load a model that Keras has saved, and distribute its optimizer, with its state.
+    """Load a model saved by Keras, and wrap its optimizer, with its state, as a distributed one.
 
     >>> model = hvd.load_model("runs/a.keras")
 
-    ``custom_optimizers``: classes of optimizers that Keras does not know. ``wrap`` makes the distributed optimizer, by
-    default ``DistributedOptimizer`` with the ``compression`` and no other argument; others are those of
+    ``custom_optimizers``: optimizer classes that Keras does not know. ``wrap`` makes the distributed optimizer, by
+    default ``DistributedOptimizer`` with ``compression`` and no other argument; ``others``: arguments of
     ``keras.saving.load_model``. Raises ``UsageError`` without ``wrap`` for an optimizer that accumulates.
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()}
@@ -44,7 +44,7 @@ def load_model(
 
 
 def _refuse_to_guess(optimizer: Any) -> None:
-    """Raise ``UsageError`` for an optimizer that accumulates: whether it stepped with sums is not in the file."""
+    """Raise ``UsageError`` for an optimizer that accumulates: the file does not say whether it steps with sums."""
     passes = max((leaf.gradient_accumulation_steps or 1 for leaf in leaves(optimizer)), default=1)
     if passes > 1:
         own = f"wrap=lambda optimizer: hvd.DistributedOptimizer(optimizer, backward_passes_per_step={passes}"

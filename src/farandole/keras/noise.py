@@ -1,4 +1,4 @@
-"""``NoiseScaleCallback``: the gradient noise scale of a ``fit``, from what its reduction computes anyway.
+"""``NoiseScaleCallback``: the gradient noise scale of a ``fit``, from values that the reduction computes anyway.
 
 noise = hvd.callbacks.NoiseScaleCallback(batch_size=32)
 model.fit(x, y, batch_size=32, callbacks=[noise])
@@ -23,7 +23,7 @@ from farandole.largebatch.noise import Estimated, NoEstimate
 
 @final
 class KerasNoise(GradientNoise):
-    """Estimates S, |G|^2 and B_simple of what one reduction of a distributed optimizer reduces."""
+    """Estimator of S, |G|^2 and B_simple for one reduction of a distributed optimizer."""
 
     lone_needs = "another rank"
 
@@ -39,19 +39,19 @@ class KerasNoise(GradientNoise):
 
 
 class NoiseScaleCallback(keras.callbacks.Callback):
-    """Estimates the gradient noise scale of a ``fit`` with a ``DistributedOptimizer``, the same on all ranks.
+    """Estimate of the gradient noise scale of a ``fit`` with a ``DistributedOptimizer``, the same on all ranks.
 
     >>> noise = hvd.callbacks.NoiseScaleCallback(batch_size=32)
     >>> model.fit(x, y, batch_size=32, callbacks=[noise])
     >>> noise.estimate().b_simple
 
-    ``batch_size``: samples in a batch of this rank, or a function that says how many the batch of an index has, as
-    ``lambda batch: len(batches.rows(batch))``; the loss is their mean. ``every``: measure every so many batches; by
+    ``batch_size``: samples in a batch of this rank, or a function from the batch's index to this number, for example
+    ``lambda batch: len(batches.rows(batch))``; the loss is their mean. ``every``: measure every that many batches; by
     default as often as costs less than 1 % of a step. ``horizon_samples`` and ``dataset_size``: see
-    ``farandole.largebatch.NoiseEstimator``. What is known by then stands in the logs of an epoch as ``noise_scale``.
-    ``noise`` is what estimates, with ``advise``, ``gain`` and ``state_dict``, once the first batch was reduced. There
-    is no estimate for Adam; gradients that no other rank gets (``local_layers``), and rows of embeddings on TensorFlow,
-    are left out. Raises ``UsageError`` for an optimizer that is not distributed, scales losses or accumulates, and for
+    ``farandole.largebatch.NoiseEstimator``. The logs of an epoch have the current estimate as ``noise_scale``.
+    ``noise`` is the estimator, with ``advise``, ``gain`` and ``state_dict``, after the first batch was reduced. There
+    is no estimate for Adam; local gradients (``local_layers``) and rows of embeddings on TensorFlow are left out.
+    Raises ``UsageError`` for an optimizer that is not distributed, scales losses or accumulates, and for
     ``steps_per_execution``.
     """
 
@@ -71,7 +71,7 @@ class NoiseScaleCallback(keras.callbacks.Callback):
         """The estimator; ``None`` before the first batch."""
 
     def estimate(self) -> Estimated:
-        """Estimate S, |G|^2 and B_simple; where nothing is known of them, a ``NoEstimate`` says why."""
+        """Estimate S, |G|^2 and B_simple. If they are unknown, return a ``NoEstimate`` with the reason."""
         return NoEstimate("no batch was reduced yet") if self.noise is None else self.noise.estimate()
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -106,7 +106,7 @@ class NoiseScaleCallback(keras.callbacks.Callback):
             self.noise.saw(self._seen)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See ``Callback``; the next batch is told of when this one is done, which on JAX may be later."""
+        """See ``Callback``; waits for the step (on JAX it may still run) before the next batch is reported."""
         backend.await_step(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -116,7 +116,7 @@ class NoiseScaleCallback(keras.callbacks.Callback):
             logs["noise_scale"] = found.b_simple  # type: ignore[union-attr] # an estimate is true
 
     def _observe(self, gradients: GraphGradients) -> None:
-        """Estimate from this reduction from now on, and go on with what is known; it is made when the first step is."""
+        """Estimate from this reduction from now on, and take over the state of the previous estimator."""
         before, self.noise = self.noise, KerasNoise(gradients, *self._asked)
         if before is not None:
             self.noise.load_state_dict(before.state_dict())

@@ -1,15 +1,14 @@
-"""``DistributedOptimizer`` for Keras 3: any of its optimizers, on any backend, with the gradients of all ranks.
+"""``DistributedOptimizer`` for Keras 3: any Keras optimizer, on any backend, with the gradients of all ranks.
 
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3))
     model.compile(optimizer, loss="mse")
 
-Keras calls ``apply`` on every backend, with the gradients of one batch, before it clips, accumulates and decays
-weights: so that is where they are reduced. On JAX an optimizer that scales losses has another way in,
-``stateless_apply``.
+On every backend, Keras calls ``apply`` with the gradients of one batch, before it clips, accumulates and decays
+weights: there the gradients are reduced. On JAX, an optimizer that scales losses is called by ``stateless_apply``.
 
-``compile`` puts a ``LossScaleOptimizer`` around an optimizer where the model computes in float16. It decides by the
-gradients that it is given whether to step, so it must be given reduced ones: it becomes a distributed optimizer itself,
-with the same reduction, when it is put around one.
+``compile`` puts a ``LossScaleOptimizer`` around the optimizer of a float16 model. That decides by its gradients whether
+to step, so it must get reduced ones: around a distributed optimizer, it becomes a distributed optimizer itself, with
+the same reduction.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 Optimizer = TypeVar("Optimizer", bound=keras.optimizers.Optimizer)
 
 _CALLERS = 8
-"""Callers among which a ``LossScaleOptimizer`` is looked for: between it and the optimizer there may be AutoGraph."""
+"""Number of calling frames to search for a ``LossScaleOptimizer``, because AutoGraph may add frames in between."""
 
 _SCALED_UNBUILT = (
     "the first step of a LossScaleOptimizer around a distributed optimizer that is not built: ranks would decide for "
@@ -56,7 +55,7 @@ _SCALES_LOCAL = (
 )
 
 
-def DistributedOptimizer(  # noqa: N802 (it stands for a class)
+def DistributedOptimizer(  # noqa: N802 (used like a class)
     optimizer: Optimizer,
     name: str | None = None,
     device_dense: str = "",  # noqa: ARG001 (Horovod's)
@@ -74,28 +73,28 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     *,
     local_layers: Iterable[keras.layers.Layer] | keras.layers.Layer | None = None,
 ) -> Optimizer:
-    """Optimizer that steps with the gradients of all ranks, an instance of a subclass of that of ``optimizer``.
+    """Optimizer that steps with the gradients of all ranks; its class is a subclass of the class of ``optimizer``.
 
     >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size(), momentum=0.9)), loss="mse")
 
-    It shares its state with ``optimizer``, which goes on to step with gradients of its own rank alone. ``op``: Average
-    or Sum. ``backward_passes_per_step``: step with the sum of so many batches, or their mean if
-    ``average_aggregated_gradients``; Keras accumulates, so ``optimizer`` must not be built yet, or accumulate as many.
-    ``gradient_predivide_factor``: divide by it before the sum, and by *size* over it after. ``compression``: what
-    gradients travel as. ``local_layers``: layers, which must be built, whose gradients stay this rank's own, divided by
-    *size* unless ``scale_local_gradients`` is false; with ``global_clipnorm`` or scaled losses there can be none, as
-    norms and overflows would be other ones on each rank. Ranks outside of ``process_set`` step with their own
-    gradients. A ``keras.optimizers.LossScaleOptimizer`` may be inside of it, or around it as ``compile`` puts one where
-    a model computes in float16; a loop of your own scales losses by itself. ``sparse_as_dense``: on TensorFlow, make
-    dense tensors of the gradients of embeddings instead of gathering their rows. Devices and groups mean nothing:
-    gradients travel together. Raises ``UsageError`` for what cannot be.
+    The result shares its state with ``optimizer``, which itself still steps with its own rank's gradients. ``op``:
+    Average or Sum. ``backward_passes_per_step``: step with the sum of that many batches, or their mean if
+    ``average_aggregated_gradients``; Keras accumulates, so ``optimizer`` must be unbuilt, or accumulate the same
+    number. ``gradient_predivide_factor``: divide by it before the sum, and by *size* / factor after it.
+    ``compression``: for the transfer. ``local_layers``: built layers whose gradients are not reduced, but divided by
+    *size* unless ``scale_local_gradients`` is false; not allowed with ``global_clipnorm`` or scaled losses, because
+    norms and overflows would differ between ranks. Ranks outside of ``process_set`` step with their own gradients. A
+    ``keras.optimizers.LossScaleOptimizer`` may be inside, or around it (``compile`` adds one for float16 models); in
+    your own loop you scale the loss yourself. ``sparse_as_dense``: on TensorFlow, convert gradients of embeddings to
+    dense tensors instead of gathering their rows. Devices and groups have no effect: all gradients are reduced
+    together. Raises ``UsageError`` for invalid arguments.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UsageError(
             f"DistributedOptimizer() of a {type(optimizer).__name__}: give an optimizer of Keras 3, as "
             "keras.optimizers.SGD(0.1)"
         )
-    inner = getattr(optimizer, "inner_optimizer", None)  # of scaled losses
+    inner = getattr(optimizer, "inner_optimizer", None)  # of a ``LossScaleOptimizer``
     if isinstance(optimizer, _Reducing) or isinstance(inner, _Reducing):
         raise UsageError("DistributedOptimizer of a distributed optimizer: wrap it once")
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -103,7 +102,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     refuse_impossible_groups(num_groups, groups)
     passes = _accumulating(optimizer, backward_passes_per_step, average_aggregated_gradients)
     how = gradient_reduction(op, gradient_predivide_factor)
-    label = name or type(optimizer).__name__  # not the optimizer's name, which counts those of this process
+    label = name or type(optimizer).__name__  # not the optimizer's name, which has a per-process number
     local = _variables_of(local_layers, optimizer)
     terms = ReductionOptions(how, process_set=process_set)
     asked = KerasTerms(terms, compression, label, sparse_as_dense, scale_local_gradients, passes)
@@ -127,7 +126,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     local_layers: Iterable[keras.layers.Layer] | keras.layers.Layer | None = None,
     scale_local_gradients: bool = True,
 ) -> Optimizer:
-    """``DistributedOptimizer`` that leaves the gradients of some layers on their rank.
+    """``DistributedOptimizer`` that does not reduce the gradients of ``local_layers``.
 
     >>> hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[model.layers[0]])
     """
@@ -139,7 +138,7 @@ def PartialDistributedOptimizer(  # noqa: N802
 
 
 def _accumulating(optimizer: keras.optimizers.Optimizer, passes: int, averages: bool) -> float:
-    """Have Keras accumulate, which makes means; returns the factor that makes of these what was asked for."""
+    """Let Keras accumulate, which computes means; return the factor from its mean to the requested result."""
     if checked_passes(passes) == 1:
         return 1.0
     found = leaves(optimizer)
@@ -162,7 +161,7 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, passes: int, averages: 
 def _variables_of(
     layers: Iterable[keras.layers.Layer] | keras.layers.Layer | None, optimizer: keras.optimizers.Optimizer
 ) -> list[Any]:
-    """Variables that are each rank's own; raises ``UsageError`` where ``optimizer`` would mix them with others."""
+    """Variables of local layers; raises ``UsageError`` if ``optimizer`` would mix them with others."""
     listed = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
     for layer in listed:
         if not layer.built:
@@ -183,23 +182,23 @@ def _require_no_mix(optimizer: Any) -> None:
 
 
 def _with(optimizer: Optimizer, distribution: Distribution) -> Optimizer:
-    """An object with the state of ``optimizer``, and of a class in which gradients are reduced first."""
+    """Object with the state of ``optimizer``, of a subclass that reduces gradients first."""
     made: Any = object.__new__(_reducing(type(optimizer), distribution))
-    object.__setattr__(made, "__dict__", vars(optimizer))  # the same, not a copy: it may not be built yet
+    object.__setattr__(made, "__dict__", vars(optimizer))  # the same dict, not a copy: it may not be built yet
     return cast("Optimizer", made)
 
 
 def _reducing(kind: type, distribution: Distribution) -> type:
-    """A class of optimizers like ``kind``, in which gradients are reduced first."""
+    """Subclass of the optimizer class ``kind`` that reduces gradients first."""
     # Keras saves an optimizer by the name and module of its class.
     content = {"__module__": kind.__module__, "_farandole": distribution, "_farandole_kind": kind}
     return type(kind.__name__, (_Reducing, kind), content)
 
 
 class _Reducing:
-    """Reduction of gradients in front of the methods of an optimizer's own class."""
+    """Mixin that reduces gradients before the methods of an optimizer's own class."""
 
-    # Each object has a class of its own, which has these: Keras would track them in an object as a part of the model.
+    # Class attributes (each object has its own class), because Keras would track instance attributes with the model.
     _farandole: ClassVar[Distribution]
     _farandole_kind: ClassVar[type]
 
@@ -211,19 +210,19 @@ class _Reducing:
 
     @backend.as_written
     def stateless_apply(self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
-        """``apply`` of JAX: everything comes in, and everything goes out."""
+        """``apply`` for JAX, without side effects: takes and returns all state."""
         with self._farandole.reducing(self, grads, None, trainable_variables) as reduced:
             return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradients of a variable on their rank, as those of ``local_layers``; before the first step."""
+        """Exclude the gradients of a variable from the reduction, like ``local_layers``; before the first step."""
         _require_no_mix(self)
         if self._farandole.is_scaled:
             raise UsageError(_SCALES_LOCAL)
         self._farandole.add_local(var)
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """See Keras; before 3.11 a ``LossScaleOptimizer`` around this tells it nothing else."""
+        """See Keras; before 3.11 this is the only call in which a ``LossScaleOptimizer`` around it can be found."""
         self._share_with_scale()
         return super().build(*args, **kwargs)  # type: ignore[misc]
 
@@ -241,7 +240,7 @@ class _Reducing:
         super().__setattr__(name, value)
 
     def _share_with_scale(self) -> None:
-        """Have a ``LossScaleOptimizer`` that has called, as it is put around this, reduce before it decides."""
+        """Make a ``LossScaleOptimizer`` around this, if it is among the callers, reduce before it decides to step."""
         scale, frame = None, sys._getframe(2)
         for _ in range(_CALLERS):
             caller = frame.f_locals.get("self")

@@ -1,4 +1,4 @@
-"""Callbacks for ``model.fit`` that set the learning rate: by epochs, as Horovod's, and by the samples seen.
+"""Callbacks for ``model.fit`` that set the learning rate: by epochs, like Horovod's, and by the samples seen.
 
 model.fit(x, y, callbacks=[hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), warmup_epochs=5)])
 """
@@ -25,15 +25,15 @@ Logs: TypeAlias = dict[str, Any] | None
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to ``initial_lr * multiplier(epoch)`` from ``start_epoch`` to before ``end_epoch``.
+    """Learning rate ``initial_lr * multiplier(epoch)`` from ``start_epoch`` to before ``end_epoch``.
 
     >>> hvd.callbacks.LearningRateScheduleCallback(0.1 * hvd.size(), multiplier=lambda epoch: 0.1 ** (epoch // 30))
 
     ``multiplier`` is a number or a function. Without ``staircase`` the rate changes with every batch, and the function
-    gets fractions of epochs; ``steps_per_epoch`` is found out where ``fit`` knows it. ``momentum_correction``
-    multiplies the velocities of SGD by the ratio of the new rate to the old one (Goyal et al. 2017, equation 10). With
-    ``steps_per_execution`` the batches of one call have the rate of the first of them. Where the model has a
-    ``KerasState`` with an ``epoch``, a ``fit`` that counts from 0 again goes on with that epoch's rate.
+    gets fractions of epochs; the default of ``steps_per_epoch`` is the number that ``fit`` knows.
+    ``momentum_correction`` multiplies the velocities of SGD by the ratio of the new rate to the old one (Goyal et al.
+    2017, equation 10). With ``steps_per_execution`` all batches of a call have the rate of the first. If the model has
+    a ``KerasState`` with an ``epoch``, a ``fit`` that counts from 0 again continues with the rate of that epoch.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
-        if self._done < 0:  # the first of this ``fit``
+        if self._done < 0:  # the first epoch of this ``fit``
             self._done = progress_of(self.model).epochs_before(epoch)
         self._epoch = self._done + epoch
         if self._staircase:
@@ -78,7 +78,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self._move(self._epoch + batch / self._steps())
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """See ``Callback``; the rate is one of the epoch's numbers."""
+        """See ``Callback``; adds the rate to the epoch's logs."""
         if logs is not None:
             logs["lr"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
@@ -92,7 +92,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` over the first epochs (Goyal et al. 2017).
+    """Warm-up of the learning rate from ``initial_lr / size`` to ``initial_lr`` (Goyal et al. 2017).
 
     >>> hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), warmup_epochs=5, verbose=1)
 
@@ -118,7 +118,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {self._epoch + 1}: finished gradual learning rate warmup to {self._initial_lr:g}.")
 
     def _move(self, epoch: float) -> None:
-        # The last batch of the warm-up has the whole rate, and later ones belong to other schedules.
+        # The last batch of the warm-up has the full rate; later batches belong to other schedules.
         if epoch < self._warmup_epochs:
             super()._move(min(epoch + 1 / self._steps(), self._warmup_epochs))
 
@@ -129,17 +129,17 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 @final
 class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
-    """Sets the learning rate by the samples seen, as a schedule of ``farandole.largebatch`` says.
+    """Learning rate by the number of samples seen, from a schedule of ``farandole.largebatch``.
 
     >>> found = recipe(optimizer="sgd", base_lr=0.1, base_batch=256, global_batch=4096, epochs=90)
     >>> model.fit(x, y, callbacks=[hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=len(x))])
 
-    ``epoch_samples``: how many samples all ranks together see in an epoch. ``batch``: how many a step has, all ranks
-    together; by default what the schedule says of a step, shared among the batches that an optimizer accumulates for
-    it. A change of the number of ranks makes no jump, nor does a schedule that
-    has another ``global_batch`` than before, as one made of ``hvd.size()``, or another ``epoch_samples``. What was
-    counted belongs to the model: a ``KerasState`` of it (with this before ``CommitStateCallback``) and a
-    ``CheckpointCallback`` keep it, and a ``fit`` goes on from there; one with an ``initial_epoch`` goes on with that.
+    ``epoch_samples``: samples of an epoch over all ranks. ``batch``: samples of a batch over all ranks; by default the
+    schedule's samples of a step, divided by the number of batches that the optimizer accumulates. The rate makes no
+    jump if the number of ranks changes, or the schedule's ``global_batch`` (for example from ``hvd.size()``), or
+    ``epoch_samples``. The count of samples belongs to the model: a ``KerasState`` (with this callback before
+    ``CommitStateCallback``) and a ``CheckpointCallback`` save it, and a ``fit`` continues from it, or from its
+    ``initial_epoch``.
     Raises ``UsageError`` for rules that need a measured gain, and for ``steps_per_execution`` with scaled losses,
     or before Keras 3.11.
     """
@@ -171,7 +171,7 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
             self._is_known, self._is_beginning = True, False
 
     def _batch_now(self) -> int | None:
-        """Samples of the next batch of Keras, of which several may make a step."""
+        """Samples of the next Keras batch; several batches may make a step."""
         if self._batch is not None or self._passes == 1:
             return self._batch
         step = self.schedule.batch(self.position)
@@ -191,7 +191,7 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
         """See ``Callback``."""
         variables.settle(self.model)
         progress = progress_of(self.model)
-        # A call of several steps may have had fewer, as the last of an epoch, and ``batch`` does not say so.
+        # The last call of an epoch may have fewer steps than others, which ``batch`` does not show.
         done = progress.steps_since if self.model.steps_per_execution > 1 else 1
         for _ in range(done):
             self.advance(self._batch_now())
@@ -199,7 +199,7 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
 
 
 def set_rate(model: Any, rate: float, corrects_momentum: bool) -> None:
-    """Set the learning rate of the model's optimizer, and correct what holds the old one."""
+    """Set the learning rate of the model's optimizer, and correct velocities, which contain the old rate."""
     variables.settle(model)
     optimizer = model.optimizer
     stepping = leaves(optimizer)

@@ -21,14 +21,14 @@ from farandole.runtime.session.init import current, is_initialized
 
 
 class Reports(Protocol):
-    """A trial, as far as the callback asks for it."""
+    """Methods of a trial that the callback uses."""
 
     @property
     def workers(self) -> int:
-        """The most workers that it may have."""
+        """Maximum number of workers of the trial."""
 
     def named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Metrics under names that ``report`` takes."""
+        """Metrics under names that ``report`` accepts."""
 
     def report(self, value: float, epoch: int, **metrics: Any) -> None:
         """Report the value after an epoch."""
@@ -36,14 +36,14 @@ class Reports(Protocol):
 
 @final
 class ReportCallback(keras.callbacks.Callback):
-    """Reports ``monitor`` to the ``trial`` after every epoch, and the other numbers of the logs as its metrics.
+    """Report of ``monitor`` to the ``trial`` after every epoch, with the other numbers of the logs as its metrics.
 
     >>> model.fit(x, y, validation_data=(u, v), epochs=trial.epochs, callbacks=[hvd.callbacks.ReportCallback(trial)])
 
-    In trials of several workers put it behind ``MetricAverageCallback``, so that the numbers are those of all ranks,
-    and, where ``trial.resume`` has a state, behind ``UpdateEpochStateCallback``: a report commits. Epochs that were
-    trained before a pause count. Raises ``UsageError`` where one of these does not stand before it, and where the logs
-    have no ``monitor``; it leaves ``fit`` where the trial is to pause, or is complete.
+    In trials of several workers put it after ``MetricAverageCallback``, so that the numbers are means over all ranks,
+    and, if ``trial.resume`` has a state, after ``UpdateEpochStateCallback``, because a report commits. Epochs trained
+    before a pause count. Raises ``UsageError`` if one of these callbacks is not before it, or if the logs lack
+    ``monitor``. The report ends ``fit`` by an exception when the trial pauses or is complete.
     """
 
     def __init__(self, trial: Reports, monitor: str = "val_loss") -> None:
@@ -57,7 +57,7 @@ class ReportCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
-        if self._before < 0:  # the first of this ``fit``
+        if self._before < 0:  # the first epoch of this ``fit``
             self._before = progress_of(self.model).epochs_before(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -69,7 +69,7 @@ class ReportCallback(keras.callbacks.Callback):
         self._trial.report(value, done, **self._trial.named(numbers))
 
     def _check(self, own: Mapping[str, Any], logs: Logs, done: int) -> None:
-        """Raise ``UsageError`` unless the logs have what is asked for, of all ranks, and the state is of now."""
+        """Raise ``UsageError`` unless the logs have ``monitor``, as means over ranks, and the state is current."""
         if self._monitor not in own:
             raise UsageError(
                 f"ReportCallback(monitor={self._monitor!r}): the logs of epoch {done} have "

@@ -1,4 +1,4 @@
-"""Variables of Keras as arrays of NumPy: broadcast, kept and handed over, whatever the backend."""
+"""Keras variables as NumPy arrays, to broadcast, save and load them on any backend."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ AnyArray: TypeAlias = npt.NDArray[Any]
 
 
 def of_model(model: keras.Model) -> list[Any]:
-    """The variables of a model that ranks share: not the states of its random layers, as masks should differ."""
+    """Variables of a model that ranks share: all but the seeds of random layers, because masks should differ."""
     return [v for v in model.variables if not is_seed(v)]
 
 
 def own_of(model: keras.Model) -> list[Any]:
-    """The variables of a model, and of its optimizers, that each rank has for itself."""
+    """Variables of a model and its optimizers that ranks do not share."""
     return [v for v in model.variables if is_seed(v)] + local_of(model)
 
 
 def path_of(variable: Any) -> str:
-    """The path of a variable, without the numbers by which Keras counts the layers that this process has made."""
-    path: str = getattr(variable, "path", None) or variable.name  # optimizers take variables of TensorFlow, too
+    """Path of a variable, without the numbers that Keras appends per process."""
+    path: str = getattr(variable, "path", None) or variable.name  # optimizers accept TensorFlow variables, too
     return without_numbers(path)
 
 
 def value_of(variable: Any) -> Any:
-    """The backend's own variable, or tensor, of one of Keras, which on TensorFlow may be that already."""
+    """Backend variable or tensor in a Keras variable; on TensorFlow, ``variable`` may already be one."""
     return variable.value if is_of_keras(variable) else variable
 
 
 def is_overwritten(variable: Any) -> bool:
-    """True for a variable whose gradient is what Keras assigns to it, as scales of float8."""
+    """True for a variable to which Keras assigns its gradient as the new value (scales of float8)."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def of_both(model: keras.Model) -> list[Any]:
-    """The variables of a model but for states of random layers, and those of its optimizers, as far as they are built.
+    """Variables of a model without seeds of random layers, and of its built optimizers.
 
-    The optimizer that it is compiled with is built if it is not yet. Raises ``UsageError`` for a model that is not.
+    Builds the optimizer of ``compile`` if needed. Raises ``UsageError`` for a model that is not built.
     """
     if not (model.built or _is_built_of_others(model)):
         raise UsageError(
@@ -69,15 +69,15 @@ def of_both(model: keras.Model) -> list[Any]:
 
 
 def _is_built_of_others(model: keras.Model) -> bool:
-    """True for a model without a ``call``, as those that train two others against each other, if these are built."""
+    """True for a model without ``call`` whose layers are all built (a GAN that trains two models, for example)."""
     has_call = type(model).call not in (keras.Model.call, keras.layers.Layer.call)
     return not has_call and bool(model.layers) and all(layer.built for layer in model.layers)
 
 
 def shared_of(model: keras.Model) -> list[Any]:
-    """The variables of a model, and of its optimizers, that ranks share and that a training goes on with.
+    """Variables of a model and its optimizers that ranks share, for checkpoints and states.
 
-    Raises ``UsageError`` where the model has an optimizer of which nobody knows what it is for, as it is not built.
+    Raises ``UsageError`` if an optimizer of the model is not built, because its variables are unknown.
     """
     local = set(map(id, local_of(model)))
     for name, optimizer in _optimizers_of(model).items():
@@ -90,20 +90,20 @@ def shared_of(model: keras.Model) -> list[Any]:
 
 
 def local_of(model: keras.Model) -> list[Any]:
-    """The variables that distributed optimizers leave to each rank, and what they keep for them."""
+    """Variables with local gradients, and the optimizers' state for them."""
     shared = of_both(model)
     local = {key for optimizer in _optimizers_of(model).values() for key in _local_ids(optimizer)}
     return [v for v in shared if id(v) in local]
 
 
 def _local_ids(optimizer: Any) -> set[int]:
-    """``id`` of variables that are one rank's own, and of what the optimizer keeps for them."""
+    """The ``id`` of each variable with local gradients, and of the optimizer's state for it."""
     distribution = getattr(optimizer, "_farandole", None)
     local = {id(v) for v in distribution.local} if distribution is not None else set()
     own = set(local)
     for leaf in leaves(optimizer) if local and optimizer.built else ():
         trained = getattr(leaf, "_trainable_variables", ())
-        # Optimizers keep momenta and so on in lists, in the order of the variables.
+        # Optimizers keep momenta and other state in lists, in the order of the variables.
         kept = [each for each in vars(leaf).values() if isinstance(each, list) and len(each) == len(trained)]
         for slots in kept:
             if slots is not leaf._variables:
@@ -112,10 +112,10 @@ def _local_ids(optimizer: Any) -> set[int]:
 
 
 def _optimizers_of(model: keras.Model) -> dict[str, Any]:
-    """Optimizers of a model by the names of its attributes; of models inside, those that are built."""
+    """Optimizers of a model by the names of its attributes; for inner models, only built ones."""
     found: dict[str, Any] = {}
     for name, value in vars(model).items():
-        if name.startswith("_self_"):  # TensorFlow's own list of what the others are
+        if name.startswith("_self_"):  # TensorFlow's own list of the other attributes
             continue
         listed = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
         of_name = [each for each in listed if isinstance(each, keras.optimizers.Optimizer)]
@@ -127,41 +127,40 @@ def _optimizers_of(model: keras.Model) -> dict[str, Any]:
 
 
 def methods_of(model: keras.Model) -> list[str]:
-    """Names of the classes of a model's optimizers: of several that keep arrays of the same shapes, the method."""
+    """Class names of a model's optimizers, to distinguish those that keep arrays of the same shapes."""
     return [type(leaf).__name__ for each in _optimizers_of(model).values() for leaf in leaves(each)]
 
 
 def steps_of(optimizer: Any) -> int:
-    """Number of batches whose gradients an optimizer has got, but for those that scaled losses have skipped."""
+    """Number of batches whose gradients an optimizer has received, without those skipped by loss scaling."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return int(np.asarray(keras.ops.convert_to_numpy(inner._iterations)))  # ``iterations`` counts whole accumulations
 
 
 def read(variables: Sequence[Any]) -> list[AnyArray]:
-    """Copies of the values."""
+    """Copy the values of ``variables``."""
     return [np.array(keras.ops.convert_to_numpy(variable), order="C") for variable in variables]
 
 
 def write(variables: Sequence[Any], arrays: Sequence[AnyArray]) -> None:
-    """Assign the values; what layers have made of the old ones stays, see ``load``."""
+    """Assign values, without a refresh of constants that layers derive from them; see ``load``."""
     for variable, array in zip(variables, arrays, strict=True):
         variable.assign(array)
 
 
 def load(variables: Sequence[Any], arrays: Sequence[AnyArray]) -> None:
-    """Assign values of another process or moment."""
+    """Assign values, and refresh constants that layers derive from them."""
     write(variables, arrays)
     layer_tables.refresh(variables)
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Give the variables on every rank of ``process_set`` the values that they have on ``root_rank``. Collective.
+    """Broadcast the values of variables on ``root_rank`` to every rank of ``process_set``. Collective.
 
     >>> hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
 
-    States of random layers among them stay each rank's own: else all ranks would drop out the same units from then on.
-    Vocabularies, and boundaries of ``Discretization``, are no variables: ``BroadcastGlobalVariablesCallback`` takes
-    them along.
+    Seeds of random layers are skipped: otherwise all ranks would drop out the same units from then on. Vocabularies and
+    boundaries of ``Discretization`` are not variables: ``BroadcastGlobalVariablesCallback`` broadcasts them.
     """
     variables = [variable for variable in variables if not is_seed(variable)]
     if takes_part(process_set, "broadcast") and len(process_set.ranks) > 1:
@@ -172,14 +171,14 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: P
 
 
 def broadcast_tables(model: keras.Model, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Have the layers of ``model`` keep, beside their variables, what they keep on ``root_rank``. Collective."""
+    """Broadcast the state of the layers of ``model`` outside variables from ``root_rank``. Collective."""
     if layer_tables.has_any(model) and takes_part(process_set, "broadcast") and len(process_set.ranks) > 1:
         found = broadcast_object(layer_tables.read(model), root_rank, "keras.tables", process_set)
         layer_tables.write(model, found)
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Raise ``UnsupportedError``, as Horovod does in eager mode: Keras 3 has no list of all variables."""
+    """Raise ``UnsupportedError``, like Horovod in eager mode, because Keras 3 has no list of all variables."""
     raise UnsupportedError(
         f"broadcast_global_variables({root_rank}): Keras 3 does not know all variables. Pass "
         "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) to fit(), or call "
@@ -188,7 +187,7 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def settle(model: Any) -> None:
-    """Bring the variables up to date in the middle of ``fit``, which on JAX has them elsewhere and then reads them."""
+    """Update the variables during ``fit``: on JAX, ``fit`` keeps the values elsewhere, and reads them back later."""
     synced = getattr(model, "jax_state_sync", None)
     if synced is not None:
         synced()

@@ -1,12 +1,12 @@
-"""Virtual workers in ``fit``: the same bits after every step, whatever the number of ranks, on any backend of Keras.
+"""Virtual workers in ``fit``: the same bits after every step for any number of ranks, on any Keras backend.
 
 model.compile(keras.optimizers.Adam(1e-3), loss="mse")
 model.fit(x, y, batch_size=64, shuffle=False, callbacks=[hvd.callbacks.VirtualWorkersCallback(8, seed=1)])
 
-Keras computes and applies gradients in one compiled step, which must not know how many shards a rank has: a compiler
-could compute several together, and round otherwise. So the step of a shard stays the one that Keras compiles, with an
-optimizer that puts each gradient where the variable was (``_GradientRecorder``). It is called once for each shard; the
-gradients are read, the variables get back what they held, and the model's own optimizer applies the sums.
+Keras computes and applies gradients in one compiled step. The step must not depend on the number of a rank's shards: a
+compiler could compute several shards together, and round differently. So each shard runs the step that Keras compiles,
+with an optimizer that stores each gradient in its variable (``_GradientRecorder``). After each shard's step, the
+gradients are read and the variables restored; finally the model's own optimizer applies the sums.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 
 Arrays: TypeAlias = list[AnyArray]
 ShardStep: TypeAlias = Callable[[Arrays, Arrays, Any], tuple[Sequence[AnyArray | None], Arrays]]
-"""From variables, trained and other ones, and rows of the data to gradients, and to the other variables afterwards."""
+"""Function of trainable variables, other variables and rows; returns gradients and the new other variables."""
 
 
 class VirtualWorkersCallback(keras.callbacks.Callback):
-    """Trains with the same bits on any number of ranks: each batch of ``fit`` is cut into ``count`` shards.
+    """Training with the same bits on any number of ranks: each batch of ``fit`` is cut into ``count`` shards.
 
     >>> model.compile(keras.optimizers.Adam(1e-3), loss="mse")
     >>> model.fit(x, y, batch_size=64, shuffle=False, callbacks=[hvd.callbacks.VirtualWorkersCallback(8, seed=1)])
 
-    Every rank is given the same batches, the global ones, and computes its shards of each; so there are at least as
-    many shards as ranks. Compile the model with the optimizer alone, not with a ``DistributedOptimizer``. Random layers
-    draw by ``seed``, the number of the step, which the optimizer counts, and that of the shard; the running statistics
-    of batch norm change by the mean of what the shards change. Metrics of a rank are those of its shards. Use one
-    callback for all calls of ``fit``, as it keeps the compiled step. A loss is the mean over the rows of a shard, so
-    that one of masked sequences is the mean over shards of what each is the mean of. Raises ``UsageError`` for an
-    optimizer that scales losses or is distributed, for ``steps_per_execution``, for a model with a ``train_step`` of
-    its own, for losses that are no means, and for layers that assign what is trained (``SpectralNormalization``).
+    Every rank must get the same global batches, and computes its shards of each; so ``count`` must be at least the
+    number of ranks. Compile the model with the plain optimizer, not with a ``DistributedOptimizer``. Random layers draw
+    by ``seed``, the optimizer's step number and the shard number; the running statistics of batch norm change by the
+    mean change over the shards. Metrics of a rank are those of its shards. Use one callback for all calls of ``fit``,
+    because it keeps the compiled step. The loss is the mean over the rows of a shard; a masked loss is the mean over
+    shards of the shards' means. Raises ``UsageError`` for an optimizer that scales losses or is distributed, for
+    ``steps_per_execution``, for a model with its own ``train_step``, for losses that are not means, and for layers that
+    assign trainable variables (``SpectralNormalization``).
     """
 
     def __init__(self, count: int, seed: int = 0, process_set: ProcessSet = global_process_set) -> None:
@@ -63,7 +63,7 @@ class VirtualWorkersCallback(keras.callbacks.Callback):
         self._take_step()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """See ``Callback``; another one may have had the step traced anew."""
+        """See ``Callback``; another callback may have made the model trace its step again."""
         self._take_step()
 
     def _take_step(self) -> None:
@@ -76,12 +76,12 @@ class VirtualWorkersCallback(keras.callbacks.Callback):
         model.train_function = self._step.of_state if keras.backend.backend() == "jax" else self._step.of_variables
 
     def on_train_end(self, logs: Any = None) -> None:
-        """See ``Callback``; a ``fit`` without this callback compiles the step of Keras."""
+        """See ``Callback``; a later ``fit`` without this callback compiles Keras's own step."""
         self.model.train_function = None
 
 
 def _require_plain(model: Any) -> None:
-    """Raise ``UsageError`` for a model whose steps cannot be those of shards."""
+    """Raise ``UsageError`` for a model whose steps cannot be computed by shards."""
     optimizer = model.optimizer
     if hasattr(optimizer, "_farandole"):
         raise UsageError(
@@ -94,7 +94,7 @@ def _require_plain(model: Any) -> None:
             "float32 or bfloat16"
         )
     if getattr(model.train_step, "__func__", None) is not keras.Model.train_step:
-        # Variables hold gradients after a shard's step: what reads or changes them there would be wrong, unseen.
+        # After a shard's step, variables hold gradients: code that reads or changes them there would be silently wrong.
         raise UsageError(
             f"VirtualWorkersCallback with a train_step() of {type(model).__name__}'s own: what that does around the "
             "optimizer's step would be done with each shard; override compute_loss() instead, which Keras's own "
@@ -122,7 +122,7 @@ def _require_plain(model: Any) -> None:
 
 @final
 class _GradientRecorder(keras.optimizers.Optimizer):
-    """Optimizer whose step puts each gradient in the place of its variable; ``unused`` have none."""
+    """Optimizer whose step assigns each gradient to its variable; ``unused``: indices of variables without one."""
 
     def __init__(self) -> None:
         super().__init__(learning_rate=0.0, name="gradient_recorder")
@@ -130,7 +130,7 @@ class _GradientRecorder(keras.optimizers.Optimizer):
 
     @backend.as_written
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """See ``Optimizer``; called when a step is traced, so which gradients are missing is known then."""
+        """See ``Optimizer``; called when a step is traced, and records which gradients are missing."""
         targets = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         self.unused = frozenset(i for i, grad in enumerate(grads) if grad is None)
         for variable, grad in zip(targets, grads, strict=True):
@@ -140,7 +140,7 @@ class _GradientRecorder(keras.optimizers.Optimizer):
 
 @final
 class _ShardedStep:
-    """Training step of a model on a global batch, of which this rank computes its shards."""
+    """Training step of a model on a global batch; this rank computes its shards of the batch."""
 
     def __init__(self, model: Any, count: int, seed: int, process_set: ProcessSet) -> None:
         self._model, self._seed = model, seed
@@ -165,7 +165,7 @@ class _ShardedStep:
         self._is_mean = False
 
     def of_variables(self, batches: Any) -> Any:
-        """``train_function`` of PyTorch and TensorFlow: the variables hold what they are."""
+        """``train_function`` for PyTorch and TensorFlow, whose variables hold their values during ``fit``."""
         model = self._model
         trained, others = model.trainable_variables, model.non_trainable_variables
 
@@ -188,7 +188,7 @@ class _ShardedStep:
         return self._logs
 
     def of_state(self, state: Any, batches: Iterator[Any]) -> tuple[Any, Any]:
-        """``train_function`` of JAX: everything comes in, and everything goes out."""
+        """``train_function`` for JAX, which takes and returns all values."""
         trained, others, kept, metrics = state
         model, data = self._model, next(batches)
         of_model = [*model.trainable_variables, *model.non_trainable_variables, *model.metrics_variables]
@@ -210,7 +210,7 @@ class _ShardedStep:
         return self._logs, (trained, [keras.ops.array(each) for each in after], kept, metrics)
 
     def _require_mean(self, data: Any, values: Sequence[tuple[Any, Any]]) -> None:
-        """Raise ``UsageError`` for a loss that is no mean, in the first step."""
+        """In the first step, raise ``UsageError`` for a loss that is not a mean."""
         if not self._is_mean:
             require_mean(self._model, data, values)
             self._is_mean = True
@@ -218,7 +218,7 @@ class _ShardedStep:
     def _reduced(
         self, step: ShardStep, weights: Arrays, rest: Arrays, data: Any, number: int
     ) -> tuple[list[AnyArray | None], Arrays]:
-        """Gradients of a global batch, and the variables that are not trained, after it. Collective."""
+        """Gradients of a global batch, and the new values of non-trainable variables. Collective."""
         rows = next(len(each) for each in keras.tree.flatten(data) if each is not None)
         self._sums.steps = number
         after = rest
@@ -230,18 +230,18 @@ class _ShardedStep:
         held = [*weights, *(rest[i] for i in self._statistics)]
         total = self._sums.total(dict(zip(self._names, held, strict=True)))
         found = [total[name] for name in self._names]
-        if rows < self._count:  # a rank whose shards are all empty has made no step
+        if rows < self._count:  # a rank whose shards are all empty has run no step
             self._share([after[i] for i in self._counts])
         return found[: len(weights)], self._merged(rest, after, found[len(weights) :])
 
     def _share(self, counts: Arrays) -> None:
-        """Give all ranks what the first shard, which is never empty, has left in variables that are no floats."""
+        """Broadcast the non-float variables of the rank with the first shard, which is never empty."""
         if counts and self._process_set.included() and len(self._process_set.ranks) > 1:
             root = self._process_set.ranks[0]
             verbs.broadcast(counts, root, "keras.virtual workers", self._process_set, in_place=True).run()
 
     def _merged(self, before: Arrays, after: Arrays, changes: Sequence[AnyArray]) -> Arrays:
-        """Other variables after a step: statistics by their mean change, draws as before, the rest as any shard's."""
+        """Other variables after a step: statistics by their mean change, seeds unchanged, the rest from any shard."""
         merged = list(after)
         for i, change in zip(self._statistics, changes, strict=True):
             merged[i] = before[i] + change
@@ -250,7 +250,7 @@ class _ShardedStep:
         return merged
 
     def _drawing(self, rest: Arrays, shard: Shard) -> Arrays:
-        """The variables that are not trained, where random layers draw what belongs to this shard."""
+        """Non-trainable variables, with the seeds of random layers for this shard."""
         found = list(rest)
         for position, i in enumerate(self._draws):
             found[i] = np.zeros_like(rest[i])
@@ -258,12 +258,12 @@ class _ShardedStep:
         return found
 
     def _drawn(self, shard: Shard, what: int | str) -> int:
-        """Seed of a generator in this step of a shard."""
+        """Seed of a generator for this step and shard."""
         text = f"{self._seed} {self._sums.steps} {shard.number} {what}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
 
     def _recorded(self, run: Callable[[], Any]) -> Any:
-        """Result of ``run``, with the recorder in the place of the optimizer; tracing looks there."""
+        """Result of ``run`` with the recorder as the model's optimizer, which tracing uses."""
         model, optimizer = self._model, self._model.optimizer
         model.optimizer = self._recorder
         try:
@@ -281,7 +281,7 @@ def _takes_iterator() -> bool:
 
 
 def _next(batches: Any) -> Any:
-    """The next batch of what Keras gives a ``train_function``: an iterator, or on PyTorch a list of one batch."""
+    """Next batch from the argument of a ``train_function``: an iterator, or on PyTorch a list of one batch."""
     data = batches[0] if isinstance(batches, list | tuple) else next(batches)
     return keras.tree.map_structure(backend.present, data)
 

@@ -5,10 +5,10 @@
     found.plot("advice.png")
 
 Training to the same loss takes E = E_min (1 + B / B_crit) samples in steps of B (McCandlish et al. 2018, equation
-2.11), with B_crit taken to be phi = B_simple: (phi + B) / (phi + m) times those that steps of m samples need. Divided
-by the throughput that is time (the goodput of Pollux, OSDI 2021, equation 5). The noise scale is one witness and not
+2.11), with B_crit taken to be phi = B_simple: (phi + B) / (phi + m) times the samples that steps of m samples need.
+Divided by the throughput that is time (the goodput of Pollux, OSDI 2021, equation 5). The noise scale is evidence, not
 the truth: Shallue et al. 2018 (arXiv 1811.03600), Zhang et al. 2024 (arXiv 2410.21676) and Merrill et al. 2025 (arXiv
-2505.23971) show how far it is off. So the decision rests on the lower bound of the interval, and grows by steps.
+2505.23971) show its errors. So the decision uses the lower bound of the interval, and the batch grows by steps.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 GROWTH = 4
-"""Factor by which a batch may grow on one piece of advice: the noise scale belongs to where the training is now."""
+"""Factor by which a batch may grow on one piece of advice: the noise scale is that of the current state."""
 WORTH = 0.05
 """More workers must save at least this share of the time."""
 WIDEST = 10.0
-"""Bounds of the noise scale that are farther apart say nothing; where there is no upper one, the lower one counts."""
+"""Largest useful ratio of the bounds of the noise scale; without an upper bound, the lower bound counts."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why the data do not support advice: ``missing`` says what would. False where an ``Advice`` is true."""
+    """Reason why the data do not support advice; ``missing``: data that would. False, while an ``Advice`` is true."""
 
     missing: tuple[str, ...]
 
@@ -80,7 +80,7 @@ class Advice:
         return capture.get()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.table import Table  # every worker imports this module, and next to none prints
+        from rich.table import Table  # every worker imports this module, and few print
 
         estimate = self.estimate
         yield (
@@ -120,9 +120,9 @@ def advise(
 ) -> Advised:
     """Advice about 1 to ``max_workers`` workers from ``estimate`` and ``timings``, the last of which is now.
 
-    Every worker keeps the batch that it has. ``samples``: what the training needs with steps of ``base_batch`` samples,
-    for example epochs times samples in an epoch. ``max_workers``: by default as many as the timings can speak of, which
-    is twice as many as now where all steps were timed on one number: the reasons then say what is assumed.
+    Every worker keeps its batch. ``samples``: number that the training needs with steps of ``base_batch`` samples, for
+    example epochs times samples in an epoch. ``max_workers``: by default as many as the timings support, which is twice
+    the current number if all steps were timed on one number of workers; the reasons then state the assumption.
     """
     if not samples > 0 or not base_batch > 0 or (max_workers is not None and max_workers < 1):
         raise UsageError(f"samples={samples}, base_batch={base_batch}, max_workers={max_workers}: all must be above 0")
@@ -138,7 +138,7 @@ def advise(
 
 
 def decide(prospects: Sequence[Prospect], critical: float, current: int) -> tuple[int, tuple[str, ...]]:
-    """The number of workers, and why. ``critical``: a batch that is surely not too large, ``current``: workers now."""
+    """The number of workers, and why. ``critical``: a batch that is surely not too large. ``current``: workers now."""
     allowed = [p for p in prospects if p.batch <= critical and p.workers <= current * GROWTH]
     if not allowed:
         first = prospects[0]
@@ -159,7 +159,7 @@ def decide(prospects: Sequence[Prospect], critical: float, current: int) -> tupl
 
 
 def _assumptions(model: StepModel, workers: int) -> tuple[str, ...]:
-    """Sentence on what a growth rests on that was never measured, if it does."""
+    """Sentence on the assumption behind more workers than were measured; empty without such an assumption."""
     known = model.between or model.inside
     if known is None or known.beyond is None or workers <= max(known.measured):
         return ()
@@ -170,7 +170,7 @@ def _assumptions(model: StepModel, workers: int) -> tuple[str, ...]:
 
 
 def prospect(model: StepModel, estimate: Estimate, workers: int, samples: float, base_batch: float) -> Prospect:
-    """Expectation for a number of workers, where steps of ``base_batch`` samples would need ``samples`` of them."""
+    """Expectation for a number of workers, if training with steps of ``base_batch`` samples needs ``samples``."""
     batch, per_s = model.global_batch(workers), model.samples_per_s(workers)
 
     def needed(phi: float) -> float:
@@ -182,7 +182,7 @@ def prospect(model: StepModel, estimate: Estimate, workers: int, samples: float,
 
 
 def significant(value: float) -> str:
-    """Three digits that mean something, for tables."""
+    """A number with three significant digits, for tables."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size <= abs(value) < float("inf"):
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
@@ -190,7 +190,7 @@ def significant(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people read them."""
+    """Text for a number of seconds, in a readable unit."""
     for length, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * length:
             return f"{seconds / length:.3g} {unit}"
@@ -220,7 +220,7 @@ def _missing_timings(model: StepModel | None, max_workers: int | None) -> list[s
 
 
 def _shown(advice: Advice) -> list[Prospect]:
-    """Prospects for the table, few enough to read: powers of two, and what matters."""
+    """Prospects for the table, few enough to read: powers of two, three times these, and the important numbers."""
     wanted = {2**i for i in range(20)} | {3 * 2**i for i in range(20)}
     wanted |= {advice.workers, advice.current, len(advice.prospects)}
     every = advice.prospects

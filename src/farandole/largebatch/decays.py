@@ -5,8 +5,8 @@
     >>> Piecewise({30.0: 0.1, 60.0: 0.01}).factor(epoch=60.0, epochs=90.0)
     0.01
 
-A factor is that by which the peak is multiplied after ``epoch`` of ``epochs`` epochs. Epochs count from the beginning
-of the training, warm-up included, as in the papers; after the last one the factor stays what it was at its end.
+The peak rate is multiplied by the factor after ``epoch`` of ``epochs`` epochs. Epochs count from the beginning of the
+training, warm-up included, as in the papers; after the last epoch the factor stays constant.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Polynomial(Decay):
 @final
 @dataclass(frozen=True)
 class Exponential(Decay):
-    """``rate`` times less every ``every`` epochs: in stairs, or, with ``staircase=False``, gradually."""
+    """Factor ``rate`` for every ``every`` epochs: in stairs or, with ``staircase=False``, gradually."""
 
     rate: float = 0.97
     every: float = 2.4
@@ -78,7 +78,7 @@ class Exponential(Decay):
 @final
 @dataclass(frozen=True)
 class Piecewise(Decay):
-    """The factor from each epoch on: Goyal et al. 2017 (arXiv 1706.02677, section 5.1) as the default."""
+    """Constant factor from each epoch on; the default is that of Goyal et al. 2017 (arXiv 1706.02677, section 5.1)."""
 
     factors: Mapping[float, float] = field(default_factory=lambda: {30.0: 0.1, 60.0: 0.01, 80.0: 0.001})
 

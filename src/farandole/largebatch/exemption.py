@@ -1,10 +1,10 @@
-"""Exemption from weight decay and layer-wise rates: biases, and what normalization layers learn.
+"""Exemption from weight decay and layer-wise rates: biases, and parameters of normalization layers.
 
     [group["exempt"] for group in split({"params": [weight, bias], "lr": 3.2})]     # [False, True]
 
-A group becomes two, of the parameters with two dimensions and more and of the others, unless it says itself what it is:
-``{"params": [...], "exempt": False}``. Decay and layer-wise rates are for weights that a normalization makes invariant
-to their scale, or that have fan-in; see Goyal et al. 2017, arXiv 1706.02677, section 5.3, and You et al. 2017.
+A group is split in two, parameters with two dimensions or more and all others, unless the group has the key ``exempt``:
+``{"params": [...], "exempt": False}``. Decay and layer-wise rates are for weights whose scale a normalization makes
+irrelevant, or that have fan-in; see Goyal et al. 2017, arXiv 1706.02677, section 5.3, and You et al. 2017.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Group: TypeAlias = dict[str, Any]
 
 
 def split(group: Group) -> list[Group]:
-    """One or two groups that say ``exempt``; exempt ones have no weight decay."""
+    """One or two groups with the key ``exempt``; exempt groups have no weight decay."""
     params = group["params"]
     if "exempt" in group or isinstance(params, set):  # sets have no order: PyTorch refuses them
         return [_marked(group, params, bool(group.get("exempt")))]
@@ -32,8 +32,8 @@ def _marked(group: Group, params: Any, exempt: bool) -> Group:
 
 
 def _dimensions(param: Any) -> int:
-    """Number of dimensions of a parameter, or of that in a pair of name and parameter.
+    """Number of dimensions of a parameter, or of the parameter in a pair of name and parameter.
 
-    By its shape, which one that PyTorch has yet to initialize refuses to tell; its ``ndim`` is that of something else.
+    From its shape, which raises for a parameter that PyTorch has yet to initialize; its ``ndim`` would be wrong.
     """
     return len((param[1] if isinstance(param, tuple) else param).shape)

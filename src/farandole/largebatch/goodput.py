@@ -4,8 +4,8 @@
     model.step_s(8), model.reach                    # 0.128 s on 8 workers; it speaks of up to 16
 
 Qiao et al. 2021 (Pollux, OSDI), section 3.2: T_iter = s T_grad + (T_grad^g + T_sync^g)^(1/g) with g from 1 (one after
-the other) to 10 (hidden behind each other), s passes that do not communicate, and T_sync = a + b max(K - 2, 0), apart
-for workers that share a host and for others. T_grad needs no model here, as it is measured in every step.
+the other) to 10 (fully overlapped), s passes that do not communicate, and T_sync = a + b max(K - 2, 0), fitted
+separately for workers on one host and on several hosts. T_grad needs no model, because every step measures it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import final
 from farandole.errors import UsageError
 
 FARTHEST = 4
-"""Times the most workers that were measured: so far the model is believed."""
+"""The model is trusted up to this factor times the largest measured number of workers."""
 ASSUMED = 2
-"""The same where steps were timed on one number of workers only: what more of them cost is assumed."""
+"""The same factor if steps were timed on one number of workers only: the cost of more workers is assumed."""
 FIRST_EXCHANGE = 0.5
-"""Share of a pass that the first exchange is assumed to take where one worker has trained alone."""
+"""Assumed share of a pass for the first exchange, if one worker has trained alone."""
 _EXPONENTS = tuple(1.0 + i / 4 for i in range(37))
 
 
@@ -46,9 +46,9 @@ class Prospect:
 @final
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Steps that were measured: ``seconds`` each, of which ``compute_s`` before communication had to be waited for.
+    """Measured steps: ``seconds`` for each, of which ``compute_s`` before the wait for communication began.
 
-    ``batch`` is that of one worker in one pass, and ``passes`` how many of them made a step.
+    ``batch``: samples of one worker in one pass. ``passes``: number of passes in a step.
     """
 
     workers: int
@@ -66,9 +66,9 @@ class Timing:
 @final
 @dataclass(frozen=True, slots=True)
 class SyncTime:
-    """T_sync = a + b max(K - 2, 0), fitted to the ``measured`` numbers of workers, which share a host, or do not.
+    """T_sync = a + b max(K - 2, 0), fitted to the ``measured`` numbers of workers, all on one host or on several.
 
-    ``beyond`` is what each worker beyond those is assumed to add; ``None``: nothing is assumed.
+    ``beyond``: assumed seconds for each worker beyond the measured numbers; ``None``: no assumption.
     """
 
     a: float
@@ -77,13 +77,13 @@ class SyncTime:
     beyond: float | None = None
 
     def seconds(self, workers: int) -> float:
-        """T_sync of so many workers."""
+        """T_sync of ``workers`` workers."""
         farther = max(workers - max(self.measured), 0)
         return self.a + self.b * max(workers - 2, 0) + (self.beyond or 0.0) * farther
 
     @property
     def reach(self) -> int:
-        """The most workers for which the fit is believed: beyond those measured if a slope is known, or assumed."""
+        """Most workers for which the fit is trusted: beyond the measured numbers if a slope is known or assumed."""
         alone = 1 if self.beyond is None else ASSUMED
         return max(self.measured) * (FARTHEST if len(self.measured) > 1 else alone)
 
@@ -103,37 +103,37 @@ class StepModel:
     workers_per_host: int
 
     def step_s(self, workers: int) -> float:
-        """Seconds for one step on so many workers, each with the batch that was measured."""
+        """Seconds for one step on ``workers`` workers, each with the measured batch."""
         shares_host = self.inside is not None and workers <= self.workers_per_host
         return self.seconds(workers, self.inside if shares_host or self.between is None else self.between)
 
     def seconds(self, workers: int, sync: SyncTime | None) -> float:
-        """Seconds for one step on so many workers that communicate in a given way."""
+        """Seconds for one step on ``workers`` workers that communicate with the time ``sync``."""
         exchange = 0.0 if sync is None or workers == 1 else sync.seconds(workers)
         last = math.pow(math.pow(self.pass_s, self.overlap) + math.pow(exchange, self.overlap), 1 / self.overlap)
         return (self.passes - 1) * self.pass_s + last
 
     def samples_per_s(self, workers: int) -> float:
-        """Throughput of all of them together."""
+        """Throughput of all workers together."""
         return self.global_batch(workers) / self.step_s(workers)
 
     def global_batch(self, workers: int) -> float:
-        """Samples in a step of all of them together."""
+        """Samples in a step of all workers together."""
         return workers * self.batch * self.passes
 
     @property
     def reach(self) -> int:
-        """The most workers that the model can speak of."""
+        """Most workers for which the model is trusted."""
         if self.between is not None:
             return self.between.reach
         return 1 if self.inside is None else min(self.inside.reach, self.workers_per_host)
 
 
 def assuming(model: StepModel) -> StepModel:
-    """The model with a pessimistic assumption where steps were timed on one number of workers only.
+    """The model with a pessimistic assumption if steps were timed on one number of workers only.
 
-    An exchange takes longer in the proportion in which there are more workers (that of a ring would hardly); after one
-    worker alone it takes ``FIRST_EXCHANGE`` of a pass. Steps on the next number then show what is so.
+    The time of an exchange is assumed proportional to the number of workers (that of a ring would hardly grow); after
+    one worker alone it is ``FIRST_EXCHANGE`` of a pass. Steps on the next number of workers then correct this.
     """
     known = model.between or model.inside
     if known is None:
@@ -147,10 +147,10 @@ def assuming(model: StepModel) -> StepModel:
 
 
 def fit(timings: Iterable[Timing], workers_per_host: int = 0) -> StepModel:
-    """A model of the steps like the last one of ``timings``; those with other batches or passes are left out.
+    """A model of steps like the last one of ``timings``; timings with other batches or passes are left out.
 
-    ``workers_per_host``: how many there is room for on one host; by default, as many as there were, or, if all were on
-    one host, any number.
+    ``workers_per_host``: number of workers that fit on one host; by default the measured number or, if all workers were
+    on one host, any number.
     """
     every = list(timings)
     if not every:
@@ -166,11 +166,11 @@ def fit(timings: Iterable[Timing], workers_per_host: int = 0) -> StepModel:
         StepModel(pass_s, last.batch, last.passes, g, _fit_sync(inside, pass_s, g), _fit_sync(between, pass_s, g), room)
         for g in _EXPONENTS
     ]
-    return min(models, key=lambda model: round(_error(model, alike), 12))  # of equal ones the first: nothing hidden
+    return min(models, key=lambda model: round(_error(model, alike), 12))  # of equal models the first: no overlap
 
 
 def _fit_sync(timings: Sequence[Timing], pass_s: float, overlap: float) -> SyncTime | None:
-    """Least squares of what T_sync must have been, with a and b not below 0."""
+    """Least squares for the values of T_sync that explain the timings, with a and b not below 0."""
     if not timings:
         return None
     points = [(max(t.workers - 2, 0), _exchange(t, pass_s, overlap)) for t in timings]
@@ -184,7 +184,7 @@ def _fit_sync(timings: Sequence[Timing], pass_s: float, overlap: float) -> SyncT
 
 
 def _exchange(timing: Timing, pass_s: float, overlap: float) -> float:
-    """The T_sync that explains what one measurement waited after its last pass."""
+    """The T_sync that explains the wait after the last pass of one measurement."""
     total = pass_s + timing.seconds - timing.compute_s
     return math.pow(math.pow(total, overlap) - math.pow(pass_s, overlap), 1 / overlap)
 

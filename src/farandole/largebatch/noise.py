@@ -1,13 +1,13 @@
-"""The gradient noise scale: how many samples a step can use before more of them are of no use.
+"""Gradient noise scale: number of samples in a step beyond which more samples are of little use.
 
     estimator = NoiseEstimator(horizon_samples=100_000)
     estimator.add(across_ranks([4, 7, 1, 12], norms2, mean_norm2), samples=24)      # once for each measured step
     estimator.estimate().b_simple
 
 McCandlish et al. 2018 (arXiv 1812.06162). S is the trace of the covariance of one sample's gradient, |G|^2 the squared
-norm of the true one, and B_simple = S / |G|^2 the batch at which both are worth the same. The squared norm of a mean of
-b samples is |G|^2 + S/b on average: two such norms of different b give both, without bias (appendix A.1). Each is
-averaged on its own, and only averages are divided: a mean of ratios would be far off.
+norm of the true gradient, and B_simple = S / |G|^2 the batch at which noise and gradient are equally large. The squared
+norm of a mean of b samples is |G|^2 + S/b on average: two such norms of different b give S and |G|^2, without bias
+(appendix A.1). S and |G|^2 are averaged separately, and only averages are divided: a mean of ratios would be far off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, final
 from farandole.errors import UsageError
 
 FEWEST = 8
-"""Measurements, of equal weight, that an interval needs."""
+"""Fewest measurements, of equal weight, for an interval."""
 HORIZON_STEPS = 500
 CONFIDENCE = 0.95
 
@@ -29,7 +29,7 @@ CONFIDENCE = 0.95
 @final
 @dataclass(frozen=True, slots=True)
 class NormPair:
-    """Squared norms of gradients averaged over few samples and over many; each is |G|^2 + S * (its inverse batch)."""
+    """Squared norms of gradients averaged over few and over many samples; each is |G|^2 + S * (its inverse batch)."""
 
     small: float
     small_inverse_batch: float
@@ -50,7 +50,7 @@ class NormPair:
 def across_ranks(
     batches: Sequence[int], norms2: Sequence[float], mean_norm2: float, weights: Sequence[float] | None = None
 ) -> NormPair:
-    """Squared norms of one step's gradients, those of the ranks and that of their mean, as a pair.
+    """Squared norms of one step's gradients, of each rank and of their mean, as a pair.
 
     >>> pair = across_ranks([2, 2], [5.0, 3.0], 3.0)
     >>> pair.trace, pair.norm2
@@ -80,11 +80,11 @@ class Estimate:
     low: float
     high: float
     samples: int
-    """Samples seen up to then."""
+    """Samples seen up to this estimate."""
 
     @property
     def b_simple(self) -> float:
-        """S / |G|^2, as it comes: not clamped, negative or infinite where |G|^2 is not above 0."""
+        """S / |G|^2, not clamped: negative or infinite if |G|^2 is not above 0."""
         return self.trace / self.norm2 if self.norm2 else math.copysign(math.inf, self.trace)
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Estimate:
 @final
 @dataclass(frozen=True, slots=True)
 class NoEstimate:
-    """Reason why there is no estimate; false where an ``Estimate`` is true."""
+    """Reason why there is no estimate; false, while an ``Estimate`` is true."""
 
     reason: str
 
@@ -110,12 +110,12 @@ Estimated: TypeAlias = Estimate | NoEstimate
 
 @final
 class NoiseEstimator:
-    """Averages of S and |G|^2 over about the last ``horizon_samples`` samples, whatever the batches were.
+    """Averages of S and |G|^2 over about the last ``horizon_samples`` samples, for any batches.
 
-    A measurement weighs as much as it has samples, and less by a factor e for each ``horizon_samples`` seen since. So a
-    change of the batch or of the number of ranks needs no new beginning. By default they are those of 500 steps like
-    the first that is measured. ``dataset_size``: samples of a step differ from each other, and come from that many;
-    |G|^2 is then that of the whole data set, which the norms alone underestimate by S / ``dataset_size``.
+    The weight of a measurement is its number of samples, and falls by a factor e for each ``horizon_samples`` seen
+    since. So a change of the batch or of the number of ranks needs no restart. Default: the samples of 500 steps like
+    the first measured step. ``dataset_size``: number of samples from which each step draws different samples; |G|^2 is
+    then that of the whole data set, which the norms alone underestimate by S / ``dataset_size``.
     """
 
     def __init__(self, horizon_samples: float | None = None, dataset_size: int | None = None) -> None:
@@ -130,13 +130,13 @@ class NoiseEstimator:
         self._sums = _Sums()
 
     def seen(self, samples: int) -> None:
-        """Count ``samples`` of steps that were made, and not measured."""
+        """Count ``samples`` of steps that were not measured."""
         self.samples += samples
         if self._horizon is not None:
             self._sums.fade(math.exp(-samples / self._horizon))
 
     def add(self, pair: NormPair, samples: int) -> None:
-        """Add the measurement of one step. What is not finite is left out: its step was skipped, too."""
+        """Add the measurement of one step; ignore one that is not finite, because its step was skipped, too."""
         if self._horizon is None:
             self._horizon = float(HORIZON_STEPS * samples)
         self.seen(samples)
@@ -162,12 +162,12 @@ class NoiseEstimator:
         return Estimate(trace, norm2, low, high, self.samples)
 
     def state(self) -> dict[str, Any]:
-        """Plain numbers, for a checkpoint, and for ranks that come later."""
+        """Plain numbers, for a checkpoint, and for ranks that join later."""
         sums = asdict(self._sums)
         return {"samples": self.samples, "measured": self._measured, "horizon": self._horizon, "sums": sums}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what ``state`` has given."""
+        """Go on from the result of ``state``."""
         self.samples, self._measured, self._horizon = state["samples"], state["measured"], state["horizon"]
         self._sums = _Sums(**state["sums"])
 
@@ -187,7 +187,7 @@ class _Sums:
 
     @property
     def effective(self) -> float:
-        """Number of measurements of equal weight that would be worth as much."""
+        """Equivalent number of measurements of equal weight."""
         return self.weight**2 / self.weight2 if self.weight2 else 0.0
 
     def fade(self, factor: float) -> None:
@@ -220,8 +220,8 @@ def fieller(
     """Bounds of a ratio of two averages that are not independent, from 0 up (Fieller 1954).
 
     ``covariance``: variance of the numerator, of the denominator, and covariance of both. The bounds are the ratios r
-    for which numerator - r * denominator is not significantly different from 0; where the denominator itself is not
-    significantly above 0, there is no upper one.
+    for which numerator - r * denominator is not significantly different from 0; if the denominator itself is not
+    significantly above 0, there is no upper bound.
     """
     var_n, var_d, cov = covariance
     square = quantile**2
@@ -237,6 +237,6 @@ def fieller(
 
 
 def student(freedom: float) -> float:
-    """About the quantile of Student's distribution for ``CONFIDENCE`` (Cornish and Fisher; 1 % off at 5 degrees)."""
+    """Approximate quantile of Student's distribution for ``CONFIDENCE`` (Cornish and Fisher; 1 % off at 5 degrees)."""
     z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Curves(NamedTuple):
-    """Learning rate and global batch over the epochs, of which the first ``warm`` ones warm up."""
+    """Learning rate and global batch over the epochs; the first ``warm`` epochs are the warm-up."""
 
     title: str
     epochs: list[float]
@@ -49,7 +49,7 @@ def draw_curves(curves: Curves, path: str | Path | None) -> Figure:
 def draw_advice(prospects: Sequence[Prospect], recommended: int, low: float, path: str | Path | None) -> Figure:
     """Draw time to the end, with its bounds, and samples to the end, over the number of workers.
 
-    ``low`` is the lower bound of the critical batch.
+    ``low``: lower bound of the critical batch.
     """
     figure = new_figure()
     left, right = figure.subplots(1, 2)
@@ -72,7 +72,7 @@ def draw_advice(prospects: Sequence[Prospect], recommended: int, low: float, pat
 
 
 def _mark_critical(axis: Any, prospects: Sequence[Prospect], low: float) -> None:
-    """Mark where the batch passes the lower bound of the critical one."""
+    """Mark the numbers of workers whose batch is above the lower bound of the critical batch."""
     for before, after in pairwise(prospects):
         if before.batch <= low < after.batch:
             label, begin, end = "batch above the lower bound", before.workers + 0.5, len(prospects) + 0.5
@@ -86,7 +86,7 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def new_figure(width: float = 8, height: float = 4) -> Figure:
-    """A figure of that many inches; raises ``ModuleNotFoundError`` with what to install."""
+    """A figure with this size in inches; raises ``ModuleNotFoundError`` that names the package to install."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -97,7 +97,7 @@ def new_figure(width: float = 8, height: float = 4) -> Figure:
 
 
 def written(figure: Figure, path: str | Path | None) -> Figure:
-    """The figure, written to ``path`` if there is one."""
+    """The figure, written to ``path`` if it is given."""
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)

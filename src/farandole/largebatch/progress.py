@@ -1,4 +1,4 @@
-"""Progress of a training along its schedule, as the schedules and callbacks of frameworks keep it.
+"""Progress of a training along its schedule, for the schedules and callbacks of frameworks.
 
 class SamplesLR(ScheduleProgress, LRScheduler):
     def step(self, samples=None):
@@ -16,13 +16,13 @@ from farandole.largebatch.scaling import rule_named
 from farandole.largebatch.schedule import Position, Schedule
 
 Gain: TypeAlias = Callable[[int, int], float]
-"""AdaScale's gain of steps of the second number of samples over those of the first."""
+"""AdaScale's gain, from the samples in a base step and the samples in the step."""
 
 
 class ScheduleProgress:
     """Mixin that holds a ``schedule`` and the ``position`` on it, of a training with ``epoch_samples`` in an epoch.
 
-    Raises ``UsageError`` for a rule that measures without a ``gain``; ``missing`` says what to do about that.
+    Raises ``UsageError`` for a rule that measures without a ``gain``; ``missing`` is the advice in this error.
     """
 
     def __init__(self, schedule: Schedule, epoch_samples: int, gain: Gain | None, missing: str) -> None:
@@ -42,14 +42,14 @@ class ScheduleProgress:
         return self.schedule.batch(self.position)
 
     def advance(self, samples: int | None = None) -> float:
-        """Count a step of so many samples, all ranks together; by default ``batch``. Returns the rate before it."""
+        """Count a step of ``samples``, all ranks together (default: ``batch``). Returns the rate before this step."""
         rate, seen = self.rate, self.batch if samples is None else samples
         gain = 1.0 if self._gain is None else self._gain(self.schedule.base_batch, seen)
         self.position = self.schedule.advance(self.position, seen, gain)
         return rate
 
     def resize(self, global_batch: int) -> None:
-        """From the next step on all ranks together have ``global_batch`` samples: the rate turns, and does not jump."""
+        """Set ``global_batch`` samples of all ranks together from the next step on; the rate changes gradually."""
         self.position = self.schedule.resize(self.position, global_batch)
 
     def load_position(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One call from an optimizer and two batch sizes to its settings and a schedule, with a reason for each.
+"""Settings and schedule for an optimizer and two batch sizes, with a reason for each choice.
 
 >>> found = recipe(optimizer="lars", base_lr=0.2, base_batch=512, global_batch=8192, epochs=90)
 >>> found.settings
@@ -26,16 +26,16 @@ LAMB = "You et al. 2020, arXiv 1904.00962"
 MALLADI = "Malladi et al. 2022, arXiv 2205.10287"
 WARMUP_EPOCHS = 5.0
 LEGW_WARMUP_EPOCHS = WARMUP_EPOCHS / 16.0
-"""At the base batch: a choice of this library. LEGW says how a warm-up grows with the batch; at 16 times the base batch
-it is then the usual five epochs."""
+"""Warm-up at the base batch, chosen by this library. LEGW defines how a warm-up grows with the batch; at 16 times the
+base batch it is then the usual five epochs."""
 REFERENCE_EPOCHS = 90.0
-"""What the warm-ups and stairs in the papers are for; they shrink with a shorter training."""
+"""Epochs of the trainings in the papers; warm-ups and stairs shrink with a shorter training."""
 
 
 @final
 @dataclass(frozen=True)
 class Choice:
-    """One decision of a recipe: a sentence says why, and a source where it comes from."""
+    """One decision of a recipe, with a sentence on the reason, and a source."""
 
     name: str
     value: str
@@ -46,9 +46,9 @@ class Choice:
 @final
 @dataclass(frozen=True)
 class Recipe:
-    """``settings`` are keyword arguments of the optimizer; its rate is the base rate, which the schedule scales.
+    """``settings``: keyword arguments of the optimizer; the rate in them is the base rate, which the schedule scales.
 
-    Printed with ``rich`` it is a table of its ``choices``; ``str`` has one line for each.
+    Printed with ``rich`` it is a table of its ``choices``; ``str`` has one line for each choice.
     """
 
     optimizer: str
@@ -58,7 +58,7 @@ class Recipe:
 
     @property
     def peak_lr(self) -> float:
-        """The base rate as it is scaled for the batch, before the decay."""
+        """The base rate, scaled for the batch, before the decay."""
         schedule = self.schedule
         return schedule.base_lr * RULES[schedule.rule].scale(schedule.global_batch / schedule.base_batch)
 
@@ -118,15 +118,15 @@ def recipe(
     warmup_epochs: float | None = None,
     decay: Decay | None = None,
 ) -> Recipe:
-    """Settings and schedule for steps of ``global_batch`` samples, from what was good with ``base_batch``.
+    """Settings and schedule for steps of ``global_batch`` samples, from a rate that was good with ``base_batch``.
 
     >>> print(recipe("adam", base_batch=256, global_batch=1024, epochs=30))     # a sentence for each choice
     base_lr = 0.001: where tuning usually begins; tune it at the base batch [the optimizer's usual default]
     rule = sqrt: ...
 
-    ``optimizer``: adadelta, adagrad, adam, adamw, lamb, lars, rmsprop or sgd. ``base_lr``: what was found with
-    ``base_batch``; without it, the usual one. ``rule``, ``warmup_epochs`` and ``decay`` replace what the papers behind
-    the recipe used. Raises ``UsageError`` for what cannot be.
+    ``optimizer``: adadelta, adagrad, adam, adamw, lamb, lars, rmsprop or sgd. ``base_lr``: the rate found
+    with ``base_batch``; by default the usual rate. ``rule``, ``warmup_epochs`` and ``decay`` replace the choices of the
+    papers behind the recipe. Raises ``UsageError`` for invalid arguments.
     """
     if optimizer not in _HABITS:
         raise UsageError(f"optimizer={optimizer!r}: expected one of {', '.join(_HABITS)}")
@@ -203,7 +203,7 @@ def _decay(
 def _scaled(
     optimizer: str, habit: _FrameworkDefaults, rule: str, ratio: float, choices: list[Choice]
 ) -> dict[str, float | tuple[float, float]]:
-    """The other settings; those of Adam change with the batch under the square-root rule."""
+    """The other settings; settings of Adam change with the batch under the square-root rule."""
     settings = dict(habit.settings)
     if optimizer in ("adam", "adamw") and rule == "sqrt" and ratio != 1:
         betas, eps = (1 - 0.1 * ratio, 1 - 0.001 * ratio), 1e-8 / ratio**0.5

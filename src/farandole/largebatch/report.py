@@ -1,4 +1,4 @@
-"""Reports of a training script to the run that it belongs to, for the rules and the policy of its leases.
+"""Reports of a training script to its run, for the rules and the policy of the leases of the run.
 
 hvd.elastic.report(val_acc=0.91)                        # --when 'val_acc>=0.9' --then 'np=2'
 hvd.elastic.report(noise.advise(samples=..., ...))      # the run may grow, or shrink
@@ -15,13 +15,13 @@ from farandole.runtime.session.init import current
 
 
 def report(advice: Advised | None = None, *, remaining: float = 1.0, **metrics: float) -> None:
-    """Report metrics by name, and advice about the number of workers, to the run that this training belongs to.
+    """Report metrics by name, and advice about the number of workers, to the run of this training.
 
         hvd.elastic.report(val_acc=0.91, loss=0.31)
 
-    The last value of each name counts, and that of rank 0: on other ranks, and in jobs without leases, nothing
-    happens. It takes microseconds, and waits for nobody. ``remaining`` is the share of the training that is still to
-    do, from 0 to 1: what is gained by more workers is weighed against what a change costs.
+    The last value of each name on rank 0 counts: on other ranks, and in jobs without leases, nothing happens. A call
+    takes microseconds, and does not wait. ``remaining``: share of the training that is still to do, from 0 to 1, to
+    compare the gain from more workers with the cost of a change.
 
     Raises ``UsageError`` for a metric that is no finite number.
     """

@@ -25,19 +25,19 @@ BASE_RATES = {
     "rmsprop": 1e-3,
     "sgd": 1e-2,
 }
-"""Usual first rate of each optimizer at its base batch, to be tuned. LAMB's is a choice of this library, for
-steps of some 512 samples; LARS has none that fits more than one network."""
+"""Usual first rate of each optimizer at its base batch, to be tuned. LAMB's rate is a choice of this library, for
+steps of some 512 samples; LARS has no rate that fits more than one network."""
 
 
 @final
 @dataclass(frozen=True)
 class Rule:
-    """Multiply the rate by ``ratio ** exponent``, where the ratio is that of the batches, or the measured gain."""
+    """Multiply the rate by ``ratio ** exponent``; the ratio is that of the batches, or the measured gain."""
 
     exponent: float
     source: str
     longer_warmup: bool = False
-    """Warm up for as many times more epochs as the batch is larger."""
+    """The epochs of the warm-up are multiplied by the ratio of the batches."""
     measured: bool = False
     """The ratio is AdaScale's gain, and the schedule runs on the gains' sum."""
 
@@ -56,18 +56,18 @@ RULES = {
 
 
 def rule_named(name: str) -> Rule:
-    """One of ``RULES``; raises ``UsageError`` with the names there are."""
+    """One of ``RULES``; raises ``UsageError`` with all names."""
     if name not in RULES:
         raise UsageError(f"rule={name!r}: expected one of {', '.join(RULES)}")
     return RULES[name]
 
 
 def gain(trace: float, norm2: float, base_batch: float, batch: float) -> float:
-    """Worth of a step of ``batch`` samples in steps of ``base_batch``: (s2 + m2) / (s2/k + m2).
+    """Number of steps of ``base_batch`` that equal one step of ``batch`` samples: (s2 + m2) / (s2/k + m2).
 
     ``trace`` is the trace of the covariance of one sample's gradient and ``norm2`` the squared norm of the mean
     gradient, so s2 = trace / base_batch, m2 = norm2 and k = batch / base_batch (AdaScale, arXiv 2007.05105, equation
-    3). Estimates of both may be negative; the gain that follows is kept between 1 and k.
+    3). Estimates of both may be negative; the gain is limited to the range from 1 to k.
     """
     noise, signal, ratio = max(0.0, trace) / base_batch, max(0.0, norm2), batch / base_batch
     if noise + signal == 0:

@@ -6,10 +6,10 @@
     position = schedule.advance(position, samples=8192)
     position = schedule.resize(position, 4096)      # half of the workers left: the rate follows, gradually
 
-A ``Schedule`` is what was decided and a ``Position`` what has happened since; neither changes, both are plain numbers,
-and everything follows from them alone, so all ranks have the same rate, and a job that goes on with other workers has
-the rate that it would have had. What is larger or smaller from some sample on is reached over a ramp: the warm-up is
-the first one, every resize begins another one where the rate is at that moment.
+A ``Schedule`` has the decisions and a ``Position`` the progress; neither changes, both are plain numbers, and the rate
+depends on them alone. So all ranks have the same rate, and a job that goes on with other workers has the rate that it
+would have had. A new rate or batch is reached over a ramp: the warm-up is the first ramp, and every resize begins
+another ramp at the current rate.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Ramp:
         return self.start + (self.target - self.start) * done
 
     def turned(self, epoch: float, target: float, length: float) -> Ramp:
-        """The ramp from here to another target, over ``length`` epochs, or over the rest of this ramp if longer."""
+        """A ramp from here to another target, over ``length`` epochs, or over the rest of this ramp if longer."""
         return Ramp(epoch, max(self.end, epoch + length), self.at(epoch), target)
 
 
 @final
 @dataclass(frozen=True)
 class Position:
-    """Progress of a training. ``progress`` is ``samples``, unless steps are weighed by their gain (AdaScale)."""
+    """Progress of a training. ``progress`` equals ``samples``, unless steps are weighted by their gain (AdaScale)."""
 
     epoch_samples: int
     global_batch: int
@@ -70,7 +70,7 @@ class Position:
 
     @property
     def epoch(self) -> float:
-        """Passes over the data that have been made."""
+        """Number of passes over the data so far."""
         return self.samples / self.epoch_samples
 
     def state(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Position:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Position:
-        """The position of which ``state`` has given the numbers."""
+        """The position with the numbers of a ``state``."""
         return cls(**{**state, "scale": Ramp(**state["scale"]), "batch": Ramp(**state["batch"])})
 
 
@@ -88,11 +88,11 @@ class Position:
 class Schedule:
     """A learning rate for ``epochs`` epochs with steps of ``global_batch`` samples, all ranks together.
 
-    ``base_lr`` was found good with steps of ``base_batch`` samples; ``rule`` names one of ``RULES``, which says what it
-    becomes with larger ones. It is reached over ``warmup_epochs`` (LEGW: times the ratio of the batches), every
-    step, from ``base_lr * warmup_from``. With ``warmup_batch``, steps begin with that many samples and grow to
-    ``global_batch`` over the same epochs, and the rate begins where the rule wants it for them. Raises ``UsageError``
-    for what cannot be.
+    ``base_lr``: rate that was found good with steps of ``base_batch`` samples. ``rule``: name of one of ``RULES``,
+    which scales the rate for larger steps. The scaled rate is reached over ``warmup_epochs`` (LEGW: times the ratio of
+    the batches), a little in every step, from ``base_lr * warmup_from``. With ``warmup_batch``, steps grow from that
+    many samples to ``global_batch`` over the same epochs, and the first rate is that of the rule for ``warmup_batch``.
+    Raises ``UsageError`` for invalid values.
     """
 
     base_lr: float
@@ -127,7 +127,7 @@ class Schedule:
                 + (f" times {self._ratio(self.global_batch):g}, the ratio of the batches" if rule.longer_warmup else "")
             )
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- positions ----------------------------------------------------------------------------------------------------
 
     def begin(self, epoch_samples: int) -> Position:
         """The first position of a training whose epochs have ``epoch_samples`` samples."""
@@ -144,7 +144,7 @@ class Schedule:
     def advance(self, position: Position, samples: int | None = None, gain: float = 1.0) -> Position:
         """The position after one more step, of ``samples`` samples on all ranks together (default: ``batch``).
 
-        ``gain`` is what ``farandole.largebatch.gain`` makes of the estimates; rules that do not measure ignore it.
+        ``gain``: result of ``farandole.largebatch.gain`` for the estimates; rules that do not measure ignore it.
         """
         seen = self.batch(position) if samples is None else samples
         _at_least("samples", seen)
@@ -158,10 +158,10 @@ class Schedule:
         )
 
     def resize(self, position: Position, global_batch: int) -> Position:
-        """Let steps have ``global_batch`` samples from here on: nothing jumps, the rate turns towards what they need.
+        """Change the steps to ``global_batch`` samples: the rate moves to the new rate over a ramp, without a jump.
 
-        It takes as long as the warm-up (Lin et al. 2019, arXiv 1904.12043, section 3), or as what is left of it; one
-        epoch if there was none.
+        The ramp takes as long as the warm-up (Lin et al. 2019, arXiv 1904.12043, section 3), or the rest of it; one
+        epoch if there was no warm-up.
         """
         _at_least("global_batch", global_batch, above=True)
         if global_batch == position.global_batch:
@@ -172,7 +172,7 @@ class Schedule:
         batch = position.batch.turned(now, float(global_batch), 0.0) if growing else Ramp(now, now, 0.0, global_batch)
         return replace(position, global_batch=global_batch, scale=scale, batch=batch)
 
-    # -- what follows -------------------------------------------------------------------------------------------------
+    # -- rates and batches --------------------------------------------------------------------------------------------
 
     def rate(self, position: Position) -> float:
         """The learning rate of the next step."""
@@ -184,7 +184,7 @@ class Schedule:
         return round(position.batch.at(position.epoch))
 
     def finished(self, position: Position) -> bool:
-        """True if all of ``epochs`` have passed; with AdaScale, if steps worth them have."""
+        """True if all ``epochs`` have passed; with AdaScale, if steps of the same worth have."""
         return position.progress >= self.epochs * position.epoch_samples
 
     def plot(self, path: str | Path | None = None) -> Figure:
@@ -210,14 +210,14 @@ class Schedule:
         return 1.0 if self._rule.measured else self._rule.scale(self._ratio(global_batch))
 
     def _warmup(self, global_batch: int) -> float:
-        """Epochs of the ramp to this batch; a smaller batch than the base's is reached no faster than that."""
+        """Epochs of the ramp to this batch; for a batch smaller than the base batch, those of the base batch."""
         return self.warmup_epochs * (max(1.0, self._ratio(global_batch)) if self._rule.longer_warmup else 1.0)
 
 
 def momentum_correction(old: float, new: float) -> float:
     """Factor of a buffer v = m*v + rate*g when the rate changes (arXiv 1706.02677, remark 2).
 
-    A buffer without the rate in it, as that of ``torch.optim.SGD``, needs no correction.
+    A buffer without the rate in it, such as that of ``torch.optim.SGD``, needs no correction.
     """
     return new / old if old > 0 else 1.0
 

@@ -10,7 +10,7 @@ from farandole.errors import UsageError
 
 
 def at_least(name: str, value: float, least: float = 0.0) -> None:
-    """Refuse a setting below what is possible, and what is no number."""
+    """Refuse a setting below ``least``, and a setting that is no number."""
     if not float(value) >= least:
         raise UsageError(f"{name}={value}: expected a number from {least:g}")
 

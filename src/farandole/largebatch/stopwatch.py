@@ -30,11 +30,11 @@ class Stopwatch:
         self._kept: dict[tuple[int, int, int, int], deque[Timing]] = {}
 
     def waits(self) -> None:
-        """The backward pass has ended."""
+        """Note that the backward pass has ended."""
         self._wait_s = time.perf_counter()
 
     def stepped(self, ranks: int, passes: int, samples: int) -> None:
-        """The gradients are reduced: of so many ranks, after so many passes over ``samples`` samples of this one."""
+        """Note that the gradients of all ranks are reduced, after ``passes`` over ``samples`` samples of this rank."""
         now = time.perf_counter()
         if (ranks, passes) != (self._ranks, self._passes):
             self._ranks, self._passes = ranks, passes
@@ -57,7 +57,7 @@ class Stopwatch:
         self._cost_s += time.perf_counter() - begin
 
     def read(self) -> tuple[float, float, float, float]:
-        """Seconds of a step, of waiting in it, its samples, and seconds that measuring takes; NaN if unknown."""
+        """Seconds of a step, seconds of waiting in it, its samples, and seconds of measuring; NaN if unknown."""
         cost = statistics.median(self._costs) if self._costs else math.nan
         if not self._steps:
             return math.nan, math.nan, math.nan, cost
@@ -65,14 +65,14 @@ class Stopwatch:
         return seconds, waited, samples, cost
 
     def keep(self, timing: Timing) -> None:
-        """Remember what was measured, beside what was measured on other numbers of workers."""
+        """Keep a timing, beside timings with other numbers of workers."""
         key = timing.workers, timing.hosts, timing.passes, round(timing.batch)
         kept = self._kept.pop(key, deque(maxlen=_KEPT))
         kept.append(timing)
-        self._kept[key] = kept  # the last one is of now
+        self._kept[key] = kept  # the current one is last
 
     def timings(self) -> list[Timing]:
-        """Median timing for each number of workers, hosts, passes and batch; the present ones come last."""
+        """Median timing for each number of workers, hosts, passes and batch; current ones are last."""
         return [_median(kept) for kept in self._kept.values()]
 
     def state(self) -> list[list[dict[str, Any]]]:
@@ -80,7 +80,7 @@ class Stopwatch:
         return [[asdict(timing) for timing in kept] for kept in self._kept.values()]
 
     def load(self, state: list[list[dict[str, Any]]]) -> None:
-        """Go on from what ``state`` has given."""
+        """Go on from the result of ``state``."""
         self._kept.clear()
         for kept in state:
             for timing in kept:

@@ -3,7 +3,7 @@
 >>> lars_rate(weights=9.4, gradient=0.135, coefficient=1.0)    # AlexNet's conv3 at the first step
 69.62962962962963
 
-Where a norm is zero they say nothing about a layer, and the rate is 1: that of an optimizer without them.
+If a norm is zero, the rate is 1, as in an optimizer without layer-wise rates.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 def lars_rate(weights: float, gradient: float, coefficient: float, weight_decay: float = 0.0) -> float:
     """λ = η‖w‖ / (‖g‖ + β‖w‖): You, Gitman, Ginsburg 2017, arXiv 1708.03888, equation 6.
 
-    ``coefficient`` is η: 0.001 to 0.02 in practice. Some descriptions leave it out; every step then changes a layer by
-    as much as the layer is, and training diverges.
+    ``coefficient`` is η: 0.001 to 0.02 in practice. Some descriptions leave it out; every step would then change a
+    layer by as much as its own norm, and training would diverge.
     """
     if not weights or not gradient:
         return 1.0

@@ -1,6 +1,6 @@
-"""Floor 8: launch. One command becomes a job of many workers, and the job an exit code.
+"""Floor 8: launch. It runs one command as a job of many workers, with one exit code.
 
-farandole.launch(train, np=2)       # the package itself can be called: see ``farandole.monitor.launching``
+farandole.launch(train, np=2)       # the package is callable: see ``farandole.monitor.launching``
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, final
 
 @final
 class _CallablePackage(types.ModuleType):
-    """This package, which has the name of a function of the front door."""
+    """Module type of this package, which has the same name as the function ``farandole.launch``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call ``launch`` of ``farandole.monitor.launching``, which is loaded by then only."""
+        """Call ``launch`` of ``farandole.monitor.launching``, which is imported on the first call."""
         return importlib.import_module("farandole.monitor.launching").launch(*args, **kwargs)
 
 

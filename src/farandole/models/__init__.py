@@ -1,4 +1,4 @@
-"""Models with a fact sheet: weights as safetensors, what made them, on which data, how good they are, whom to ask.
+"""Models with a fact sheet: weights as safetensors, their training, data and figures of quality, and a contact.
 
     from farandole import models
 
@@ -6,8 +6,8 @@
                 figures={"f1": (0.78, 0.01)})
     models.load("models/landcover", into=Net())         # raises ModelError for what does not verify
 
-The folder is what model hubs take: ``model.safetensors`` and a card, ``README.md``, with front matter by
-huggingface_hub. ``farandole models --help`` for the commands. Needs ``pip install "farandole[models]"``.
+Model hubs take the folder: ``model.safetensors`` and a card, ``README.md``, with front matter by huggingface_hub.
+``farandole models --help`` lists the commands. Needs ``pip install "farandole[models]"``.
 """
 
 from farandole.models.registry import facts, load, save, verify

@@ -2,9 +2,9 @@
 
 measure("models/landcover", "mynet:forward", batch=32)
 
-``forward(weights, batch)``, given the named arrays and a number of samples, returns a function of no arguments that
-does one forward pass of so many samples and does not return before it is done. Only code that was named on the command
-line is run: none of the model's folder.
+``forward(weights, batch)`` gets the named arrays and a number of samples, and returns a function of no arguments that
+does one forward pass of so many samples, and returns when it is done. Only code that was named on the command line is
+run: no code of the model's folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROUNDS, WARM_UP = 15, 3
 def measure(folder: str, forward: str = "", batch: int = 32) -> MachineFacts:
     """Facts of this machine: seconds to verify and load, and of a forward pass of one sample and of ``batch``.
 
-    Raises ``ModelError`` for a model that does not verify, and ``UsageError`` for a function that is not there.
+    Raises ``ModelError`` for a model that does not verify, and ``UsageError`` for a missing function.
     """
     function = _named(forward) if forward else None
     times = []
@@ -58,7 +58,7 @@ def measure(folder: str, forward: str = "", batch: int = 32) -> MachineFacts:
 
 
 def with_machine(sheet: FactSheet, machine: MachineFacts) -> FactSheet:
-    """The facts with this machine, in the place of what was measured on its like with the same function."""
+    """The facts with this machine, in place of an earlier measurement of the same machine type and function."""
     same = (machine.processor, machine.cores, machine.accelerator, machine.forward)
     others = [m for m in sheet.machines if (m.processor, m.cores, m.accelerator, m.forward) != same]
     return msgspec.structs.replace(sheet, machines=[*others, machine])
@@ -113,6 +113,6 @@ def _processor() -> str:
 
 
 def _accelerator() -> str:
-    """The accelerator that PyTorch sees, where ``forward`` has loaded that."""
+    """The accelerator that PyTorch sees, if ``forward`` has loaded PyTorch."""
     torch = sys.modules.get("torch")
     return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else ""

@@ -1,11 +1,11 @@
-"""Card of a model, ``README.md`` as model hubs read it: made of the facts, and compared with them.
+"""Card of a model, the ``README.md`` of model hubs: made of the facts, and compared with them.
 
     text = written(sheet)                 # YAML front matter by huggingface_hub, prose, and the tables of the facts
     problems(text, sheet)                 # what of it is not what the facts say, in words
     renewed(text, sheet)                  # the same card with the facts as they are now; its prose stays
 
-Of a card the front matter and what stands between the two marks are the facts'. All else is prose, and anybody's to
-edit. Nothing here goes to the network.
+The front matter of a card, and the text between the two marks, are made of the facts. Everything else is prose, and
+free to edit. Nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ END = "<!-- end of the facts -->"
 Told: TypeAlias = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
 
 LIBRARIES = {"pytorch": "pytorch", "keras": "keras", "jax": "jax"}
-"""Frameworks as hubs name them."""
+"""Names of frameworks on model hubs."""
 
 _BLOCK = re.compile(re.escape(BEGIN) + r"\n(.*?)" + re.escape(END), re.DOTALL)
 _FRONT = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
@@ -46,7 +46,7 @@ def renewed(text: str, sheet: FactSheet) -> str:
 
 
 def digest(text: str) -> str:
-    """Digest of what of a card is the facts': the front matter, and what is between the marks; "" where one is not."""
+    """Digest of the parts of a card that are made of the facts, front matter and marked text; "" if one is missing."""
     front, blocks = _FRONT.match(text), _BLOCK.findall(text)
     if front is None or len(blocks) != 1:
         return ""
@@ -54,7 +54,7 @@ def digest(text: str) -> str:
 
 
 def problems(text: str, sheet: FactSheet) -> list[str]:
-    """Everything in which the card does not say what the facts do; their digest was noted when it was written."""
+    """Differences between the card and the facts; none if the card has the digest that was noted with the facts."""
     if digest(text) == sheet.card:
         return []
     front, blocks = _FRONT.match(text), _BLOCK.findall(text)
@@ -77,7 +77,7 @@ def problems(text: str, sheet: FactSheet) -> list[str]:
 
 
 def _parsed(text: str, front: str) -> dict[str, Any]:
-    """Front matter as huggingface_hub reads it. Without anchors: a few of these can stand for billions of values."""
+    """Parse front matter by huggingface_hub. Anchors are refused, because a few can expand to billions of values."""
     hub = _hub()
     import yaml
 
@@ -146,7 +146,7 @@ def tables(sheet: FactSheet) -> str:
 
 
 def told(sheet: FactSheet) -> list[Told]:
-    """The facts as tables: the title, the heads of the columns, and the rows of each."""
+    """The facts as tables: title, heads of the columns, and rows of each."""
     weights, recipe = sheet.weights, sheet.recipe
     facts = {
         "contact": ", ".join(sheet.contact),
@@ -193,7 +193,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text of one cell: neither a pipe nor a line's end breaks the table, and nothing ends the block of facts."""
+    """Text of one cell, in which nothing breaks the table (a pipe, the end of a line) or ends the block of facts."""
     return " ".join(text.replace("|", "\\|").replace("<!--", "&lt;!--").split())
 
 
@@ -202,7 +202,7 @@ def _code(text: str) -> str:
 
 
 def _hub() -> Any:
-    """The library huggingface_hub. Raises ``UsageError`` where it is missing."""
+    """The library huggingface_hub. Raises ``UsageError`` if it is missing."""
     try:
         return importlib.import_module("huggingface_hub")
     except ModuleNotFoundError as error:

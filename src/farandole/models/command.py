@@ -1,4 +1,4 @@
-"""``farandole models``: models with a fact sheet, made, looked at, verified and measured.
+"""``farandole models``: commands that make, show, verify and measure models with a fact sheet.
 
 farandole models list
 farandole models verify farandole-models/landcover

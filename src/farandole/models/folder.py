@@ -1,4 +1,4 @@
-"""Folder of a model, whole or refused.
+"""Folder of a model, used only if all of it verifies.
 
     models/landcover/SHA256SUMS         digests of the files below: sha256sum -c SHA256SUMS
     models/landcover/facts.json         the fact sheet
@@ -6,15 +6,15 @@
     models/landcover/train.py, ...      whatever else belongs to the recipe
     models/landcover/README.md          the card; its facts are compared with facts.json, its prose is free
 
-A folder is made beside its place and renamed to it when all of it is on the disk, and changed by swapping it with a new
-one, so that whoever reads sees all of the one or of the other. Files that are none of these (pictures of the prose,
-``.git``) are left alone and not looked at. Models are made to be shared: files get the permissions that the umask says.
+A folder is written beside its place, and renamed when all of it is on the disk; a change swaps it with a new folder. So
+a reader sees all of the old folder or all of the new one. Other files (pictures of the prose, ``.git``) are left alone
+and not verified. Models are made to be shared: the umask decides about permissions.
 
-The digests tell what was damaged or edited. They do not tell who wrote it: somebody who edits a file can write new
-digests. So the digest of ``SHA256SUMS`` is the model's own; ``load(folder, digest=...)`` wants that one.
+The digests detect damage and edits. They do not identify the author: an attacker who edits a file can write new
+digests. So the digest of ``SHA256SUMS`` is the model's own; ``load(folder, digest=...)`` requires it.
 
-What is read was perhaps made by somebody hostile: links are not followed, names with a path are refused, sizes are
-compared before anything is read, and all that is used is what was verified, read once.
+The author of a folder may be hostile: links are not followed, names with a path are refused, sizes are compared before
+anything is read, and only verified bytes, read once, are used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from farandole.models.weights import Arrays, decode, facts_of
 
 SUMS, FACTS, WEIGHTS, CARD = "SHA256SUMS", "facts.json", "model.safetensors", "README.md"
 MOST_TEXT = 2**24
-"""Bytes of the facts, of the card, and of the digests."""
+"""Most bytes of the facts, of the card, and of the digests."""
 
 _SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9][A-Za-z0-9._-]{0,200})")
 _BLOCK = 2**20
@@ -49,7 +49,7 @@ _BLOCK = 2**20
 @final
 @dataclass(frozen=True)
 class VerifiedModel:
-    """Content of a folder, and the reasons to refuse it; ``arrays`` are there if the weights verify."""
+    """Content of a folder, and the reasons to refuse it; ``arrays`` is empty unless the weights verify."""
 
     digest: str
     sheet: FactSheet
@@ -58,17 +58,17 @@ class VerifiedModel:
 
 
 def write(folder: Path, sheet: FactSheet, weights: bytes, files: Mapping[str, bytes]) -> None:
-    """Make the folder of a new model. Raises ``UsageError`` where there is something already."""
+    """Make the folder of a new model. Raises ``UsageError`` if the folder exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} has something in it already: give the model another folder, or remove that one")
     _put(folder, {WEIGHTS: weights, **files, **_described(sheet, card.written(sheet))}, {})
 
 
 def update(folder: Path, sheet: FactSheet) -> None:
-    """Replace the facts of a model, and what of its card is made of them; weights, prose and other files stay.
+    """Replace the facts of a model, and the parts of its card that are made of them; everything else stays.
 
-    Raises ``ModelError`` if what is there does not verify, ``UsageError`` if this process is in the folder: it, and the
-    shell that has started it, would be left in the old one.
+    Raises ``ModelError`` if the folder does not verify, ``UsageError`` if this process runs inside of it: the process
+    and its shell would stay in the old folder.
     """
     here = Path.cwd()
     if folder.resolve() in (here, *here.parents):
@@ -89,7 +89,7 @@ def _described(sheet: FactSheet, text: str) -> dict[str, bytes]:
 
 
 def _put(folder: Path, files: Mapping[str, bytes], kept: Mapping[str, str]) -> None:
-    """Write a folder and give it its name; files that are ``kept``, by their digests, are linked from what is there."""
+    """Write a folder and give it its name; files that are ``kept``, by their digests, are linked from the old one."""
     target = folder.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_name(f".{target.name}.{secrets.token_hex(4)}.new")
@@ -111,11 +111,11 @@ def _put(folder: Path, files: Mapping[str, bytes], kept: Mapping[str, str]) -> N
 
 
 def _replace(new: Path, target: Path) -> None:
-    """Give ``new`` the name of ``target``; what else lies there comes along."""
+    """Give ``new`` the name of ``target``; other files of ``target`` are moved, too."""
     if not target.exists() or not any(target.iterdir()):
         os.rename(new, target)  # over an empty folder, too
         return
-    if not exchange(new, target):  # NFS and Lustre cannot
+    if not exchange(new, target):  # NFS and Lustre cannot exchange
         aside = new.with_suffix(".old")
         os.rename(target, aside)
         os.rename(new, target)
@@ -143,9 +143,9 @@ def _link(old: Path, new: Path) -> None:
 
 
 def facts(folder: Path) -> tuple[str, dict[str, str], FactSheet]:
-    """Digest of the model, those of its files, and its facts, without a look at the weights.
+    """Digest of the model, digests of its files, and its facts, without reading the weights.
 
-    Raises ``ModelError`` where there is no model, or its facts were edited.
+    Raises ``ModelError`` if there is no model, or its facts were edited.
     """
     text = _text(folder, SUMS)
     sums: dict[str, str] = {}
@@ -172,7 +172,7 @@ def card_of(folder: Path) -> str:
 
 
 def verified(folder: Path) -> VerifiedModel:
-    """Everything in the folder, with every reason to refuse it. Raises ``ModelError`` where there are no facts."""
+    """Read everything in the folder, with every reason to refuse it. Raises ``ModelError`` if there are no facts."""
     digest, sums, sheet = facts(folder)
     problems: list[str] = []
     arrays: Arrays = {}
@@ -194,9 +194,9 @@ def verified(folder: Path) -> VerifiedModel:
 
 
 def _arrays(folder: Path, digest: str, sheet: FactSheet) -> Arrays:
-    """The weights, if they are those of the facts: read once, and what is used is what was verified."""
+    """The weights, if they match the facts: read once, so the bytes that are used are the verified bytes."""
     weights = sheet.weights
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of a file with holes all is read, too
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # a sparse file is read in full, too
     content = _content(folder / WEIGHTS, min(weights.nbytes, memory_bytes))
     if len(content) != weights.nbytes:
         raise ModelError(f"{WEIGHTS} has {len(content)} bytes, and the facts say {weights.nbytes}")
@@ -238,7 +238,7 @@ def _digest(path: Path) -> str:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The open file. Raises ``ModelError`` for a link, which may lead anywhere, and for what is no file."""
+    """Open a file. Raises ``ModelError`` for a link, which may lead anywhere, and for anything but a regular file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

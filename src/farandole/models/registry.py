@@ -1,4 +1,4 @@
-"""Save and load models with their facts: what ``farandole.models`` offers to scripts."""
+"""Save and load models with their facts: the functions of ``farandole.models``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from farandole.settings import Settings
 StrPath: TypeAlias = str | os.PathLike[str]
 
 WEIGHING = ("safetensors", "ml_dtypes", "torch", "tensorflow", "keras", "jax", "numpy")
-"""Packages whose versions say what may read the weights."""
+"""Packages whose versions tell which software can read the weights."""
 
 
 def save(
@@ -42,16 +42,16 @@ def save(
                         figures={"f1": (0.78, 0.01)}, seeds={"seed": 3}, intro="Land cover of Sentinel-2 patches.")
 
     ``weights``: a PyTorch module or its ``state_dict``, a Keras model, or nested dicts, lists and tuples of arrays, as
-    JAX and NumPy have, of any type that safetensors has, bfloat16 and float8 included. ``data``: a source of
-    ``farandole.data``, its manifest, the path of an index, a table, or a list of such. ``figures``: by name, each a
-    number or a pair of it and half of its 95 % interval, in the unit of the figure; ``results``: a ``results.json`` of
-    an application, whose figures get Student intervals over its seeds. ``files`` are copied, as parts of the recipe.
-    Further ``facts``: ``intro``, ``licence`` (as in SPDX, in lower case), ``contact``, ``task`` (as hubs name it:
+    in JAX and NumPy, of any type of safetensors, including bfloat16 and float8. ``data``: a source of
+    ``farandole.data``, its manifest, the path of an index, a table, or a list of these. ``figures``: by name, each a
+    number or a pair of number and half of its 95 % interval, in the unit of the figure; ``results``: a ``results.json``
+    of an application, whose figures get Student intervals over its seeds. ``files`` are copied, as parts of the recipe.
+    Further ``facts``: ``intro``, ``licence`` (as in SPDX, in lower case), ``contact``, ``task`` (its name on hubs:
     ``image-segmentation``), ``methods``, ``libraries``, ``hpc``, ``platforms``. Command, settings, workers, seeds of
-    the command line, commit and versions are found out. Called by one rank: it asks no other.
+    the command line, commit and versions are detected. Called by one rank: it does not communicate.
 
-    Raises ``UsageError`` for facts that do not fit, for weights that are no numbers, and where there is something in
-    the folder already; ``OSError`` where the disk does not take it.
+    Raises ``UsageError`` for invalid facts, for weights that are no numbers, and if the folder is not empty;
+    ``OSError`` if the disk cannot be written.
     """
     arrays, framework = arrays_of(weights)
     told = given(facts)
@@ -79,17 +79,17 @@ def add(
 
 
 def load(folder: StrPath, *, into: Any = None, digest: str = "") -> Any:
-    """Read the weights of a model that verifies: named arrays, or what they were put ``into``.
+    """Read the weights of a model that verifies: as named arrays, or put ``into`` a module, a model or a tree.
 
         weights = models.load("models/landcover")                      # {"conv1.weight": array(...), ...}
         model = models.load("models/landcover", into=Net())            # a module, a Keras model, or a tree of arrays
         models.load("models/landcover", digest="5f0c...")              # and no other model than that one
 
-    Modules and Keras models are filled in place, and returned; of a tree a new one is made. ``digest`` is what
-    ``save`` has returned and ``farandole models show`` prints, 64 hexadecimal digits. Needs memory for the weights
-    twice. Nothing is unpickled, and no code of the folder is run.
+    Modules and Keras models are filled in place, and returned; of a tree a new one is made. ``digest`` is the result of
+    ``save``, which ``farandole models show`` prints, 64 hexadecimal digits. Needs memory for the weights twice. Nothing
+    is unpickled, and no code of the folder is run.
 
-    Raises ``ModelError`` if anything in the folder does not verify, with all of it, and if the weights do not fit.
+    Raises ``ModelError``, with all reasons, if anything in the folder does not verify, and if the weights do not fit.
     """
     found = folders.verified(Path(folder))
     problems = list(found.problems)
@@ -101,12 +101,12 @@ def load(folder: StrPath, *, into: Any = None, digest: str = "") -> Any:
 
 
 def facts(folder: StrPath) -> FactSheet:
-    """Facts of a model, without a look at its weights. Raises ``ModelError`` where these were edited."""
+    """Facts of a model, without reading its weights. Raises ``ModelError`` if the facts were edited."""
     return folders.facts(Path(folder))[2]
 
 
 def verify(folder: StrPath) -> list[str]:
-    """Everything for which ``load`` would refuse a model, in words; of one that verifies, nothing."""
+    """All reasons for which ``load`` would refuse a model, in words; none if it verifies."""
     try:
         return folders.verified(Path(folder)).problems
     except ModelError as error:
@@ -129,7 +129,7 @@ def recipe_of(info: RunInfo, workers: int) -> TrainingFacts:
 
 
 def _libraries() -> dict[str, str]:
-    """Versions of the packages that were loaded when the weights were made."""
+    """Versions of the packages that this process has loaded."""
     found = {}
     for name in WEIGHING:
         if name in sys.modules or name == "safetensors":

@@ -1,12 +1,12 @@
-"""Fact sheet of a model: what it is, what made it, on which data, how good it is, and whom to ask.
+"""Fact sheet of a model: description, training, data, figures of quality, and contacts.
 
     >>> figure = figure_of("mae=0.081±0.004")
     >>> figure.value, figure.interval
     (0.081, 0.004)
 
 The fields are those of the fact sheets of the CoE RAISE (introduction, contacts, codes and libraries, use of HPC,
-platforms and data locations, methods of machine learning), and what it takes to make the model again. In the folder of
-a model it is the file ``facts.json``.
+platforms and data locations, methods of machine learning), and everything that is needed to train the model again. In
+the folder of a model it is the file ``facts.json``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIGURE = re.compile(r"(?P<name>[^=\s]+)=(?P<value>[^±\s]+)(?:\s*(?:±|\+-|\+/-
 
 @final
 class TensorFact(msgspec.Struct, frozen=True, array_like=True):
-    """Type and shape of one tensor; ``dtype`` is safetensors' word for it, such as ``F32`` or ``BF16``."""
+    """Type and shape of one tensor; ``dtype`` is its name in safetensors, such as ``F32`` or ``BF16``."""
 
     dtype: str
     shape: list[int]
@@ -49,7 +49,7 @@ class TensorFact(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class WeightFacts(msgspec.Struct, frozen=True):
-    """The file of the weights: its size, its SHA-256, and every tensor in it, with the names that ``framework`` has."""
+    """The file of the weights: its size, its SHA-256, and every tensor in it, with the names of ``framework``."""
 
     nbytes: int
     sha256: str
@@ -64,7 +64,7 @@ class WeightFacts(msgspec.Struct, frozen=True):
 
 @final
 class DataFacts(msgspec.Struct, frozen=True):
-    """A data set that the model has learnt from; ``digest`` is that of its manifest (``farandole data index``)."""
+    """A training data set of the model; ``digest`` is the digest of its manifest (``farandole data index``)."""
 
     name: str
     digest: str = ""
@@ -75,7 +75,7 @@ class DataFacts(msgspec.Struct, frozen=True):
 
 @final
 class ModelFigure(msgspec.Struct, frozen=True):
-    """One number that says how good the model is, with half of its 95 % interval, and the values of the seeds."""
+    """One figure of a model's quality, with half of its 95 % interval, and the values of the seeds."""
 
     name: str
     value: float
@@ -85,13 +85,13 @@ class ModelFigure(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Words for people: ``0.081 ± 0.004``."""
+        """Readable text: ``0.081 ± 0.004``."""
         return f"{self.value:.4g}" + ("" if self.interval is None else f" ± {self.interval:.2g}")
 
 
 @final
 class TrainingFacts(msgspec.Struct, frozen=True):
-    """The recipe: what made the model. ``settings`` are those of Farandole that are not the defaults."""
+    """The recipe of the training. ``settings`` are settings of Farandole that differ from the defaults."""
 
     command: list[str] = msgspec.field(default_factory=list)
     workers: int = 0
@@ -122,7 +122,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
 @final
 class FactSheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All facts of a model. ``card`` is the digest of what its card says of them."""
+    """All facts of a model. ``card`` is the digest of the parts of its card that are made of them."""
 
     name: str
     weights: WeightFacts
@@ -141,21 +141,21 @@ class FactSheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     card: str = ""
 
     def encode(self) -> bytes:
-        """JSON for people to read."""
+        """Indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
 
 GIVEN = ("intro", "licence", "contact", "task", "methods", "libraries", "hpc", "platforms", "data", "figures", "recipe")
-"""Fields that whoever publishes a model gives; the others are found out."""
+"""Fields that the publisher of a model gives; the others are detected."""
 
 
 def given(facts: Mapping[str, Any], source: str = "the call") -> dict[str, Any]:
-    """The facts that were given, as the types that `FactSheet` has.
+    """The publisher's facts, converted to the types of `FactSheet`.
 
     >>> given({"contact": "ana@example.org", "figures": {"mae": 0.1}})["figures"][0].value
     0.1
 
-    Raises ``UsageError`` for a name that is none of ``GIVEN``, and for a value that does not fit.
+    Raises ``UsageError`` for a name that is not in ``GIVEN``, and for an invalid value.
     """
     found: dict[str, Any] = {}
     for name, value in facts.items():
@@ -188,9 +188,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def figure_of(told: Any) -> ModelFigure:
-    """A figure from ``"mae=0.081±0.004"``, from a table with the fields of `ModelFigure`, or from one itself.
+    """A figure from ``"mae=0.081±0.004"``, from a table with the fields of `ModelFigure`, or from a `ModelFigure`.
 
-    Raises ``UsageError`` for what is none, and for numbers that are not finite.
+    Raises ``UsageError`` for anything else, and for numbers that are not finite.
     """
     match = _FIGURE.fullmatch(told.strip()) if isinstance(told, str) else None
     try:
@@ -226,7 +226,7 @@ def figures_of_results(path: Path) -> list[ModelFigure]:
 
 
 def mean_of(name: str, seeds: Mapping[str, float]) -> ModelFigure:
-    """Mean of the values of seeds, with half of its Student interval at 95 % where there are two or more.
+    """Mean of the values of seeds, with half of its Student interval at 95 % if there are two or more.
 
     >>> mean_of("mae", {"0": 1.0, "1": 2.0, "2": 3.0}).text
     '2 ± 2.5'
@@ -240,7 +240,7 @@ def mean_of(name: str, seeds: Mapping[str, float]) -> ModelFigure:
 
 
 def data_of(told: Any) -> DataFacts:
-    """Facts of a data set from a source of ``farandole.data``, its manifest, the path of an index, or a table of them.
+    """Facts of a data set from a source of ``farandole.data``, its manifest, the path of an index, or a table of facts.
 
     Raises ``UsageError`` for anything else.
     """

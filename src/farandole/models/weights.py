@@ -3,9 +3,9 @@
     text = encode({"w": np.ones((2, 3), np.float32)}, "numpy")
     decode(text)["w"].shape                                         # (2, 3)
 
-A PyTorch module gives its ``state_dict``; a Keras model its ``weights``, in their order, each with a number and its
-path; nested dicts, lists and tuples of arrays, as JAX has them, give ``a/b/0``. NumPy has no bfloat16 and no float8, so
-that such arrays have the types of ml_dtypes. Nothing is pickled: arrays of objects are refused.
+A PyTorch module becomes its ``state_dict``; a Keras model its ``weights``, in their order, each with a number and its
+path; nested dicts, lists and tuples of arrays, as in JAX, become ``a/b/0``. NumPy has no bfloat16 and no float8, so
+such arrays have the types of ml_dtypes. Nothing is pickled: arrays of objects are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from farandole.models.sheet import TensorFact
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 LONGEST_HEADER = 2**25
-"""Bytes of the header of a safetensors file; that of a model of 100,000 tensors has 10 MB."""
+"""Most bytes of the header of a safetensors file; the header of a model of 100,000 tensors has 10 MB."""
 
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -37,9 +37,9 @@ _NAMES = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 def arrays_of(weights: Any) -> tuple[Arrays, str]:
-    """Weights as named arrays on the host, and whose they are: ``pytorch``, ``keras``, ``jax`` or ``numpy``.
+    """Weights as named arrays on the host, and their framework: ``pytorch``, ``keras``, ``jax`` or ``numpy``.
 
-    Raises ``UsageError`` for what has no weights, and for values that are no numbers.
+    Raises ``UsageError`` if there are no weights, and for values that are no numbers.
     """
     framework = "numpy"
     if _is_keras(weights):
@@ -61,7 +61,7 @@ def _is_keras(weights: Any) -> bool:
 
 
 def _keras_named(model: Any) -> dict[str, Any]:
-    """Variables by number and path: counters in Keras's own names differ between two models of one process."""
+    """Variables by number and path: Keras's own names have counters, which differ between two models of one process."""
     return {f"{i:04d}/{variable.path}": variable.value for i, variable in enumerate(model.weights)}
 
 
@@ -79,7 +79,7 @@ def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _array(name: str, value: Any) -> npt.NDArray[Any]:
-    """Contiguous array of the host."""
+    """Contiguous array in host memory."""
     if type(value).__module__.partition(".")[0] == "torch":
         value = _of_torch(value)
     elif hasattr(value, "numpy") and not isinstance(value, np.ndarray):  # TensorFlow
@@ -116,7 +116,7 @@ def facts_of(arrays: Arrays) -> dict[str, TensorFact]:
 
 
 def encode(arrays: Arrays, framework: str) -> bytes:
-    """The arrays as a safetensors file. Its metadata has the ``format`` that hubs look for: ``pt`` or ``np``."""
+    """The arrays as a safetensors file. Its metadata has the ``format`` that hubs expect: ``pt`` or ``np``."""
     import safetensors.numpy
 
     metadata = {"format": "pt" if framework == "pytorch" else "np"}
@@ -124,7 +124,7 @@ def encode(arrays: Arrays, framework: str) -> bytes:
 
 
 def decode(text: bytes | bytearray) -> Arrays:
-    """The arrays of a safetensors file. Raises ``ModelError`` for bytes that are none."""
+    """The arrays of a safetensors file. Raises ``ModelError`` for invalid bytes."""
     import safetensors
 
     deserialize: Callable[[bytes], Any] = safetensors.deserialize  # without annotations, and so without a type, there
@@ -142,9 +142,9 @@ def decode(text: bytes | bytearray) -> Arrays:
 
 
 def fill(into: Any, arrays: Arrays) -> Any:
-    """Put the arrays into a module or a model, or into a tree like ``into``, which is returned.
+    """Put the arrays into a module or a model, or into a new tree like ``into``; returns the result.
 
-    Raises ``ModelError`` where tensors are missing, are too many, or have another shape; nothing is changed then.
+    Raises ``ModelError`` if tensors are missing, are too many, or have another shape; nothing is changed then.
     """
     if _is_keras(into):
         named = _renumbered(into, arrays)
@@ -164,7 +164,7 @@ def fill(into: Any, arrays: Arrays) -> Any:
 
 
 def _renumbered(model: Any, arrays: Arrays) -> dict[str, Any]:
-    """Variables of a Keras model under the names that the arrays have at their places, where the last parts agree."""
+    """Variables of a Keras model under the names of the arrays at the same places, if the last parts agree."""
     names = sorted(arrays)
     named = {}
     for i, (name, value) in enumerate(_keras_named(model).items()):

@@ -1,1 +1,1 @@
-"""Windows on a training: its record in a folder, the live page, and what both are made from."""
+"""Monitoring of a training: its record in a folder, its live page, and the state that both are made from."""

@@ -1,10 +1,10 @@
-"""Access to a live page: its keys, and the address that it listens at.
+"""Access to a live page: its keys, and the address on which it listens.
 
     keys = PageKeys.new()
     keys.role("...")                    # Role.CONTROL, Role.LOOK or None
     keys.link("http://127.0.0.1:8899")  # with the key in the fragment, which no browser sends anywhere
 
-Whoever has the first key may stop the training, whoever has the second one only looks. Both have 256 bits.
+A viewer with the ``control`` key may stop the training; a viewer with the ``look`` key only looks. Both have 256 bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Role(enum.Enum):
 
 @final
 class PageKeys:
-    """The two keys of one page; they are in no file but the one of the link, and in no log."""
+    """The two keys of one page; they are in no file except that of the link, and in no log."""
 
     def __init__(self, control: str, look: str) -> None:
         self._control, self._look = control, look
@@ -43,7 +43,7 @@ class PageKeys:
         return cls(secrets.token_urlsafe(KEY_BYTES), secrets.token_urlsafe(KEY_BYTES))
 
     def role(self, key: object) -> Role | None:
-        """Rights of whoever shows this key; ``None`` for nobody. Takes the same time for every key."""
+        """Rights of a viewer with this key; ``None`` for a wrong key. Takes the same time for every key."""
         shown = _digest(key if isinstance(key, str) else "")
         may_control = hmac.compare_digest(shown, _digest(self._control))
         may_look = hmac.compare_digest(shown, _digest(self._look))
@@ -62,7 +62,7 @@ class PageKeys:
 
 
 def listening(address: str, certificate: str) -> tuple[str, int, ssl.SSLContext | None]:
-    """Host, port and TLS of a page; raises ``UsageError`` for one that would carry keys in the clear.
+    """Host, port and TLS of a page; raises ``UsageError`` for an address that would carry keys in the clear.
 
     >>> listening("127.0.0.1:0", "")
     ('127.0.0.1', 0, None)

@@ -1,16 +1,16 @@
-"""Bridge between a job's live view in a notebook and its monitor: what views say comes and goes by the kernel.
+"""Bridge between a job's live view in a notebook and its monitor: messages of views pass through the kernel.
 
     bridge = Bridge(job, widget.send)
-    bridge.take({"view": "a1", "open": True})       # what a view sends; answers go by ``widget.send``
+    bridge.take({"view": "a1", "open": True})       # a message of a view; answers are sent by ``widget.send``
 
-So the browser needs no port of this host, and no key: whoever runs cells here may order what they like. Each view has a
-connection of its own to the monitor, over a socket in the file system. Once the job has ended its record is shown.
+So the browser needs no port of this host, and no key: a user who may run cells here may give all orders. Each view has
+a connection of its own to the monitor, over a socket in the file system. After the end of the job its record is shown.
 """
 
-# Threads. One for each view that is open, with an event loop of its own: the loop of the kernel stands still while a
-# cell runs, and curves should not. ``take`` comes in the kernel's main thread or in that of a subshell, so ``_lock``
-# guards ``_pipes``. It reaches a pipe's loop by ``call_soon_threadsafe``. ``tell`` is called by all of them: ipykernel
-# hands messages of any thread to the one that writes to its socket.
+# Threads. Each open view has one, with an event loop of its own: the loop of the kernel stands still while a cell runs,
+# and curves should not. ``take`` runs in the kernel's main thread or in that of a subshell, so ``_lock`` guards
+# ``_pipes``. ``take`` reaches a pipe's loop by ``call_soon_threadsafe``. All threads call ``tell``: ipykernel passes
+# messages of any thread to the thread that writes to its socket.
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from farandole.monitor.runs import loaded
 logger = logging.getLogger("farandole.monitor")
 
 MOST_VIEWS = 16
-"""Views at a time: a page that was closed at once has not said goodbye, so that the oldest one goes."""
+"""Most views at a time; a further view closes the oldest, because pages may close without a message."""
 
 MOST_UNSEEN = 2**24
-"""Characters that a view has not confirmed. Confirmations wait for the cell that the kernel runs."""
+"""Most characters that a view has not confirmed. Confirmations wait while the kernel runs a cell."""
 
 LOOK_S, BEAT_S = 0.1, 4.0
-"""Intervals of looks for a page that begins, and of signs of life to views."""
+"""Polling interval for the link of a page that starts, and interval of signs of life to views."""
 
 UNREACHED = (
     OSError,
     NotPrivateError,
     asyncio.TimeoutError,
-    tornado.httpclient.HTTPClientError,  # it takes no more connections, or is too slow
+    tornado.httpclient.HTTPClientError,  # the monitor accepts no more connections, or is too slow
     tornado.websocket.WebSocketClosedError,
 )
 
@@ -61,29 +61,29 @@ GOODBYE_S = 10.0
 
 
 class ViewedJob(Protocol):
-    """Job as its views need it."""
+    """Interface of a job for its views."""
 
     link_file: Path
     record: Path | None
 
     @property
     def done(self) -> bool:
-        """True when it has ended."""
+        """True when the job has ended."""
 
     @property
     def status(self) -> int:
-        """Exit status, where it has ended."""
+        """Exit status, after the end of the job."""
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call this when it has ended."""
+        """Call ``call`` when the job has ended."""
 
     def resize(self, np: int) -> None:
-        """Go on with so many workers."""
+        """Go on with ``np`` workers."""
 
 
 @final
 class ToBridge(msgspec.Struct, frozen=True):
-    """Message of a view: it asks how to connect, opens, sends, has seen so many characters, or is gone."""
+    """Message of a view: it asks how to connect, opens, sends, confirms ``seen`` characters, or closes (``gone``)."""
 
     view: str
     ask: str = ""
@@ -109,7 +109,7 @@ class Bridge:
         self._pipes: dict[str, _Pipe] = {}
 
     def take(self, content: object) -> None:
-        """Take in what a view has sent; of what is none of its messages, nothing."""
+        """Handle a message of a view; ignore everything that is no ``ToBridge``."""
         try:
             message = msgspec.convert(content, ToBridge)
         except msgspec.ValidationError:
@@ -133,7 +133,7 @@ class Bridge:
             pipe.send(message.send)
 
     def close(self) -> None:
-        """End all views' connections."""
+        """Close the connections of all views."""
         with self._lock:
             while self._pipes:
                 self._pipes.popitem()[1].close()
@@ -146,7 +146,7 @@ class Bridge:
         self._pipes[view] = _Pipe(self._job, lambda said: self._tell({"view": view, **said}))
 
     def _is_resize(self, view: str, text: str) -> bool:
-        """Obey an order for another number of workers: here the slots of this host are the job's to say."""
+        """Carry out an order for another number of workers, for which this job, not the monitor, sets the slots."""
         try:
             order = msgspec.json.decode(text, type=_Scale)
         except msgspec.DecodeError:
@@ -173,31 +173,31 @@ class _Pipe:
         self._unseen, self._is_closed, self._is_over = 0, False, False
         self._loop = asyncio.new_event_loop()
         self._said: asyncio.Queue[tuple[bool, str | bytes | None]] = asyncio.Queue()
-        """What has come: from the view if the first is true, else from the monitor; ``None`` for its end."""
+        """Messages: from the view if the first item is true, else from the monitor; ``None`` for the end."""
         threading.Thread(target=self._run, name="farandole-view", daemon=True).start()
 
     def send(self, text: str) -> None:
-        """Pass a message of the view on."""
+        """Pass on a message of the view."""
         self._put(text)
 
     def seen(self, count: int) -> None:
-        """Take in that the view has taken so many characters."""
+        """Record that the view has received ``count`` characters."""
         with self._lock:
             self._unseen = max(0, self._unseen - count)
 
     def close(self) -> None:
-        """End it; nothing more is told."""
+        """Close the connection; ``tell`` is not called after that."""
         self._is_closed = True
         self._put(None)
 
     def _put(self, text: str | None) -> None:
-        with contextlib.suppress(RuntimeError):  # it has ended by itself
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._said.put_nowait, (True, text))
 
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._serve())
-        except Exception:  # the view asks for another one
+        except Exception:  # the view opens another connection
             logger.warning("a live view has lost its connection", exc_info=True)
         finally:
             self._loop.close()
@@ -231,16 +231,16 @@ class _Pipe:
                 return
 
     async def _end(self, connection: Any) -> None:
-        """Close the connection, and wait until it is: its descriptor would outlive the loop."""
+        """Close the connection, and wait until it is closed: its descriptor would outlive the loop."""
         connection.close()
         with contextlib.suppress(asyncio.TimeoutError):
             while not self._is_over:
                 self._is_over = await asyncio.wait_for(self._said.get(), GOODBYE_S) == (False, None)
 
     async def _connected(self) -> Any:
-        """A connection that has shown its key; ``None`` if the job has ended."""
+        """A connection that has sent its key; ``None`` if the job has ended."""
         while not self._is_closed:
-            is_over = self._job.done  # before the look: what is not there then, does not come any more
+            is_over = self._job.done  # before the link is read: a link that is missing then never appears
             try:
                 link = read_private(self._job.link_file).decode().strip()
                 address, _, key = link.partition("/#key=")
@@ -254,13 +254,13 @@ class _Pipe:
             except UNREACHED:
                 if is_over:
                     return None
-                await asyncio.sleep(LOOK_S)  # nothing announces a file
+                await asyncio.sleep(LOOK_S)  # no event announces the file
             else:
                 return connection
         return None
 
     def _last(self) -> list[dict[str, Any]]:
-        """Messages that tell all of a job that has ended."""
+        """Messages with the whole state of a job that has ended."""
         hub = last_state(self._job, self._job.done)
         return [{"t": "hello", "role": "look", "orders": False}, *hub.snapshot(()), {"t": "ready"}]
 

@@ -1,4 +1,4 @@
-"""Runs side by side: what they differ in, and the curves of all over each other.
+"""Comparison of runs: the facts in which they differ, and their curves over each other.
 
 differences(["runs/a", "runs/b"])       # [("command", [..., ...]), ..., ("last loss", ["0.31", "0.24"])]
 overlaid(["runs/a", "runs/b"])          # a hub for the page of both
@@ -23,20 +23,20 @@ from farandole.monitor.latest import Latest
 Folder: TypeAlias = str | os.PathLike[str]
 
 BEST = {min: re.compile(r"loss|err|perplexity|ppl"), max: re.compile(r"acc|auc|f1|score|precision|recall|bleu")}
-"""Names of metrics whose small, and whose large values are good; of others nobody knows."""
+"""Names of metrics whose small, and whose large values are good; for other metrics this is not known."""
 
 MOST_POINTS = 1000
 """Points of one message of curves."""
 
 
 def names_of(runs: Sequence[Folder]) -> list[str]:
-    """Names by which runs are told apart: of their folders, or the whole paths where two of these are equal."""
+    """Distinct names of runs: the names of their folders, or the whole paths if two names are equal."""
     names = [Path(run).resolve().name for run in runs]
     return names if len(set(names)) == len(names) else [os.fspath(run) for run in runs]
 
 
 def differences(runs: Sequence[Folder]) -> list[tuple[str, list[str]]]:
-    """Facts in which runs differ, and their last and best numbers: a name, and what it is in each run."""
+    """Facts in which runs differ, and their last and best numbers: a name, and its value in each run."""
     infos = [read_info(run) for run in runs]
     facts: list[tuple[str, list[str]]] = [
         ("command", [" ".join(info.command) for info in infos]),
@@ -89,7 +89,7 @@ def step_means(folder: Folder) -> dict[str, dict[int, float]]:
 
 
 def overlaid(runs: Sequence[Folder]) -> Hub:
-    """State of a page that shows each run as a curve, the mean over its ranks; time is since each began."""
+    """State of a page that shows each run as a curve, the mean over its ranks; time counts from the run's begin."""
     if len(runs) > MOST_CURVES:
         raise UsageError(f"{len(runs)} runs are too many curves in a chart: open at most {MOST_CURVES} at once")
     infos = [read_info(run) for run in runs]
@@ -125,16 +125,16 @@ def _latest(folder: str | os.PathLike[str]) -> Latest:
     return found
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- texts ------------------------------------------------------------------------------------------------------------
 
 
 def began(info: RunInfo) -> str:
-    """Moment at which a run began."""
+    """Date and time at which a run began."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(info.began_s))
 
 
 def trials_told(run: Folder, info: RunInfo) -> list[str]:
-    """Numbers of trials and of their epochs, and the best of those that are complete."""
+    """Numbers of trials and of their epochs, and the best complete trial."""
     last = {record.trial: record for record in _trial_records(run)}
     best = _best_trial(last.values(), info)
     epochs = sum(max(0, record.step) for record in last.values())
@@ -143,13 +143,13 @@ def trials_told(run: Folder, info: RunInfo) -> list[str]:
 
 
 def _trial_records(run: Folder) -> list[TrialRecord]:
-    """Records of the trials of a search; one that could not begin has none."""
+    """Records of the trials of a search; a search that could not begin has none."""
     records = read_records(run) if (Path(run) / METRICS).exists() else ()
     return [record for record in records if isinstance(record, TrialRecord)]
 
 
 def _best_trial(last: Iterable[TrialRecord], info: RunInfo) -> TrialRecord | None:
-    """The best trial of those that are complete, of the last record of each."""
+    """The best complete trial, from the last record of each trial."""
     complete = [
         record for record in last if record.state == "complete" and math.isfinite(record.values.get("last", math.nan))
     ]
@@ -167,7 +167,7 @@ def _metrics_of_best(run: Folder, info: RunInfo) -> dict[str, str]:
 
 
 def lasted(info: RunInfo) -> str:
-    """Duration of a run; "" for one that has no end."""
+    """Duration of a run; "" if the run has no recorded end."""
     if not info.ended_s:
         return ""
     whole = round(info.ended_s - info.began_s)

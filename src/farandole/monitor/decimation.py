@@ -1,12 +1,12 @@
-"""Series that stay small: bins of steps with minimum, maximum and mean, so that no peak is lost.
+"""Series of bounded size: bins of steps with minimum, maximum and mean, so that no peak is lost.
 
     series = Series(2000)
     for step, loss in enumerate(losses): series.add(step, time_s, loss)
     series.bins[-1].high
 
-As long as there are at most ``most`` of them, each step has a bin of its own. Beyond that the width of bins doubles,
-and neighbours are merged. Points may come in any order: those of many ranks, for a band over all of them, and those of
-a training that went back to an earlier step.
+Up to ``most`` steps, each step has a bin of its own. Beyond that the width of bins doubles, and neighbouring bins are
+merged. Points may be added in any order: points of many ranks, for a band over all of them, and points of a training
+that went back to an earlier step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST = 2000
 
 @final
 class Bin:
-    """Points of one range of steps: the range's number, and of its points the last time, and what their values were."""
+    """Points of one range of steps: number of the range, last time of its points, and statistics of their values."""
 
     __slots__ = ("count", "high", "low", "number", "time_s", "total")
 
@@ -47,13 +47,13 @@ class Bin:
 
     @property
     def mean(self) -> float:
-        """Mean of the values; NaN where none was finite."""
+        """Mean of the values; NaN if none was finite."""
         return self.total / self.count if self.count else math.nan
 
 
 @final
 class Series:
-    """At most ``most`` bins, in the order of their steps. Bin ``n`` is of the steps from ``n * width`` on."""
+    """At most ``most`` bins, in the order of their steps. Bin ``n`` has the ``width`` steps from ``n * width`` on."""
 
     __slots__ = ("_most", "bins", "changed", "width")
 
@@ -64,7 +64,7 @@ class Series:
         self.bins: list[Bin] = []
         self.width = 1
         self.changed = 0
-        """Index of the first bin that has changed since somebody set this to the number of bins."""
+        """Index of the first bin that has changed since a reader set this to the number of bins."""
 
     def add(self, step: int, time_s: float, value: float) -> None:
         """Add a point."""
@@ -96,7 +96,7 @@ class Series:
         self.changed = 0
 
     def columns(self, begin: int = 0) -> dict[str, list[float | int | None]]:
-        """Bins from the ``begin``-th on, by column: step, wall time, mean, low and high (where they differ)."""
+        """Bins from the ``begin``-th on, by column: step, wall time, mean, low and high (if they differ)."""
         bins = self.bins[begin:]
         told: dict[str, list[float | int | None]] = {
             "s": [each.number * self.width for each in bins],
@@ -113,7 +113,7 @@ class Series:
 
 
 def short(value: float) -> float | None:
-    """A number in as few characters as a picture needs; ``None`` for one that is not finite.
+    """A number with as few digits as a picture needs; ``None`` if it is not finite.
 
     >>> short(0.12345678901), short(float("inf"))
     (0.1234568, None)

@@ -22,13 +22,13 @@ from farandole.monitor.folder import RunInfo
 PACKAGES = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "mxnet", "numpy", "optax", "optuna")
 
 GIT_S = 5.0
-"""Time for git to answer, which is slow in large checkouts on shared disks."""
+"""Time for git to answer; git is slow in large checkouts on shared disks."""
 
 _SEED = re.compile(r"--?(\w*seed\w*)(?:=(.+))?|(\w*seed\w*)=(.+)", re.IGNORECASE)
 
 
 def describe(command: Sequence[str], environment: Mapping[str, str] | None = None) -> RunInfo:
-    """Description of ``command``, which is started here and now."""
+    """Description of ``command``, which this process starts now."""
     command = list(map(legible, command))
     return RunInfo(
         began_s=time.time(),
@@ -58,7 +58,7 @@ def seeds_in(command: Sequence[str], environment: Mapping[str, str]) -> dict[str
 
 
 def git_commit() -> str:
-    """Commit of the checkout that this is started in, with a ``+`` if files of it were changed; "" outside of one."""
+    """Commit of the checkout in the working folder, with a ``+`` if its files were changed; "" without a checkout."""
     commit = _git("rev-parse", "HEAD")
     return commit and commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
 

@@ -25,15 +25,15 @@ CSV, TENSORBOARD = "metrics.csv", "tensorboard"
 COLUMNS = ("time_s", "generation", "rank", "step", "samples", "name", "value")
 
 FLUSH_S = 5
-"""Longest time that numbers wait before TensorBoard can see them."""
+"""Longest time in seconds until TensorBoard can see new numbers."""
 
 
 class Export(ABC):
-    """One kind of file. Both methods raise ``OSError`` where the disk does not take it."""
+    """One kind of file. Both methods raise ``OSError`` if writing fails."""
 
     @abstractmethod
     def take(self, record: Record) -> None:
-        """Write what of a record belongs into it."""
+        """Write the numbers of a record that belong into the file."""
 
     @abstractmethod
     def close(self) -> None:
@@ -69,7 +69,7 @@ class TensorBoardExport(Export):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         require_tensorboard()
-        # It warns of each number that is not finite, and does not say which; the curves show where.
+        # The library warns of each number that is not finite, without its name; the curves show where.
         logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)
         self._folder = Path(folder)
         self._writers: dict[int, Any] = {}
@@ -94,6 +94,6 @@ class TensorBoardExport(Export):
 
 
 def require_tensorboard() -> None:
-    """Raise ``UsageError`` where the library is missing."""
+    """Raise ``UsageError`` if the library is missing."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise UsageError("event files of TensorBoard need tensorboardX: pip install 'farandole[tensorboard]'")

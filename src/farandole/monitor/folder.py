@@ -10,7 +10,7 @@ r"""Folder of a recorded run: everything that the live view shows, on disk, in o
       metrics                   the log below; of a search the states and values of its trials
       output/stdout, stderr     lines of workers as the launcher got them, each with its tag "[rank]<stream>:"
       tensorboard/, metrics.csv where they were asked for (farandole.monitor.exports)
-      trials.log, checkpoints/  of a search, and of its trials: farandole.search writes them, nobody here
+      trials.log, checkpoints/  of a search, and of its trials: written by farandole.search, not by this module
 
 The log ``metrics`` begins with the eight bytes ``FARANDO1``. Records follow, each as
 
@@ -18,13 +18,13 @@ The log ``metrics`` begins with the eight bytes ``FARANDO1``. Records follow, ea
     CRC-32 of the payload     4 bytes, little-endian
     payload                   one of ``Record`` in msgpack, an array whose first element is the class name
 
-It is only ever appended to, a record by one ``write``. A run that was killed leaves at most one torn record at the end:
-whoever opens the log to write cuts it off at the last whole record, whoever reads stops there. A reader that goes on
-while the run does keeps its offset. Every number has two times: ``time_s`` in seconds since 1970, and a step.
+Records are only appended, each by one ``write``. A run that was killed leaves at most one torn record at the end: a
+writer that opens the log cuts it off after the last whole record, a reader stops there. A reader that follows a running
+run keeps its offset. Every number has two times: ``time_s`` in seconds since 1970, and a step.
 
-One writer: ``RunWriter`` holds a ``WriterLock`` on ``metrics``, and a second one is refused. It does no ``fsync``:
-a crash of the machine may cost seconds, one of the process nothing. Keys are in none of these files. A field may be
-added at the end of a record, with a default: older readers pass over it, and over classes that they do not know.
+One writer: ``RunWriter`` holds a ``WriterLock`` on ``metrics``, and a second writer is refused. It does no ``fsync``: a
+crash of the machine may cost seconds, a crash of the process nothing. Keys are in none of these files. A field may be
+added at the end of a record, with a default: older readers skip it, and skip classes that they do not know.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 MAGIC = b"FARANDO1"
 HEAD = struct.Struct("<II")
 LONGEST_BYTES = 2**26
-"""A length above this is no length: the file is torn, or none of ours."""
+"""Longest valid payload: a greater length means that the file is torn, or no log of a run."""
 
 INFO, METRICS, OUTPUT = "run.json", "metrics", "output"
 STREAMS = ("stdout", "stderr")
@@ -58,13 +58,12 @@ STREAMS = ("stdout", "stderr")
 
 @final
 class RunInfo(msgspec.Struct, omit_defaults=True):
-    """Description of a run. ``status`` is its exit status once it has ended, ``words`` why that is not 0.
+    """Description of a run. ``status``: exit status of a run that has ended. ``words``: why the status is not 0.
 
-    ``versions`` are those of Python, Farandole and of the frameworks installed; ``git`` is the commit of the folder
-    that it was started in, with ``+`` where files were changed; ``seeds`` are those that command and variables name.
-    ``search`` is for a search: how many trials of how many epochs, and whether small values are good; ``asked`` is all
-    that was asked of it, as its hyper-parameters and rungs. ``stopped``: it ended because somebody who watched it had
-    ordered so.
+    ``versions``: of Python, Farandole and the installed frameworks. ``git``: commit of the folder in which it was
+    started, with ``+`` if files were changed. ``seeds``: seeds in command and environment. ``search``, for a search:
+    number of trials, number of epochs, and whether small values are good. ``asked``, for a search: its arguments, such
+    as hyper-parameters and rungs. ``stopped``: a user ended it from its live view.
     """
 
     began_s: float
@@ -93,7 +92,7 @@ class _Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 @final
 class PointRecord(_Record, frozen=True):
-    """Numbers of one rank of a generation; ``dropped`` were too many."""
+    """Numbers of one rank of a generation; ``dropped`` numbers were too many."""
 
     rank: int
     generation: int
@@ -112,7 +111,7 @@ class MemberRecord(_Record, frozen=True):
 
 @final
 class MarkRecord(_Record, frozen=True):
-    """Event of a run: a ``fault``, a ``recovery``, an ``order`` that was obeyed, or a ``note``; step -1: unknown."""
+    """Event of a run: a ``fault``, ``recovery``, ``order`` that was carried out, or ``note``; step -1: unknown."""
 
     time_s: float
     kind: str
@@ -122,9 +121,9 @@ class MarkRecord(_Record, frozen=True):
 
 @final
 class TrialRecord(_Record, frozen=True):
-    """State of one trial of a search: its row in the table of trials. The last one of each ``trial`` counts.
+    """State of one trial of a search: its row in the table of trials. The last record of each ``trial`` counts.
 
-    ``points`` are values after epochs that stand in no record before, and so are those of ``metrics``, by name.
+    ``points``: values after epochs that no earlier record has; ``metrics``: the same for metrics, by name.
     """
 
     time_s: float
@@ -146,7 +145,7 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Record)
 
 @final
 class RunWriter:
-    """The one writer of a run's folder."""
+    """The only writer of a run's folder."""
 
     def __init__(self, path: Path, info: RunInfo, fd: int, lock: WriterLock) -> None:
         self.path, self.info = path, info
@@ -155,7 +154,7 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], info: RunInfo) -> Self:
-        """Make the folder, or take an empty one; raises ``UsageError`` where there is a run already."""
+        """Create the folder, or use an empty one; raises ``UsageError`` if it has a run already."""
         folder = Path(path).absolute()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -170,7 +169,7 @@ class RunWriter:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Go on with a run that is there; a torn record at the end of its log is cut off, and a missing log made."""
+        """Go on with an existing run; cuts off a torn record at the end of its log, and creates a missing log."""
         folder = Path(path).absolute()
         info = read_info(folder)
         try:
@@ -192,7 +191,7 @@ class RunWriter:
             self._write(MAGIC)
 
     def _begin(self) -> None:
-        """Write what a folder of a run begins with; nothing of it stays if that fails, or the next one is refused."""
+        """Write the first files of a run; if this fails, remove them, or the next writer would be refused."""
         try:
             self.describe()
             self._write(MAGIC)
@@ -203,7 +202,7 @@ class RunWriter:
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """Free all if what is done here fails: nobody else could write before this process ends."""
+        """Close everything if the block raises: else no other process could write before this process exits."""
         try:
             yield
         except BaseException:
@@ -211,13 +210,13 @@ class RunWriter:
             raise
 
     def append(self, record: Record) -> None:
-        """Write one record; raises ``OSError`` where the disk does not take it."""
+        """Write one record; raises ``OSError`` if writing fails."""
         payload = _encoder.encode(record)
         self._write(HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
 
     def _write(self, text: bytes) -> None:
         left = memoryview(text)
-        while left:  # one call, but on a disk that is almost full
+        while left:  # one call, except on a disk that is almost full
             left = left[os.write(self._fd, left) :]
 
     def output(self, stream: int, text: bytes) -> None:
@@ -230,14 +229,14 @@ class RunWriter:
             left = left[os.write(self._outputs[stream], left) :]
 
     def describe(self) -> None:
-        """Write ``run.json`` as ``info`` is now."""
+        """Write the current ``info`` to ``run.json``."""
         new = self.path / f"{INFO}.new"
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self.info), indent=1) + b"\n")
-        new.rename(self.path / INFO)  # at one stroke: others read it meanwhile
+        new.rename(self.path / INFO)  # atomic: other processes read the file meanwhile
 
     def close(self) -> None:
-        """Free the descriptors, and the lock. Idempotent."""
+        """Close the descriptors, and release the lock. Idempotent."""
         fds, self._outputs = [self._fd, *self._outputs.values()], {}
         self._fd = -1
         self._lock.close()
@@ -254,7 +253,7 @@ class RunWriter:
 
 @final
 class LogReader:
-    """Records in the bytes of a log; ``whole`` is the length of what can be read, once all of it has been."""
+    """Records in the bytes of a log; ``whole``: number of bytes up to the end of the last whole record."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
@@ -278,7 +277,7 @@ class LogReader:
 
 
 def read_info(path: str | os.PathLike[str]) -> RunInfo:
-    """Description of the run in a folder; raises ``UsageError`` where there is none."""
+    """Description of the run in a folder; raises ``UsageError`` if there is none."""
     file = Path(path) / INFO
     try:
         return msgspec.json.decode(file.read_bytes(), type=RunInfo)
@@ -289,7 +288,7 @@ def read_info(path: str | os.PathLike[str]) -> RunInfo:
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """Records of a run so far; of a run that was killed, all but a torn last one."""
+    """Records of a run so far, without a torn last record."""
     try:
         text = (Path(path) / METRICS).read_bytes()
     except OSError as error:
@@ -302,7 +301,7 @@ def _opened(path: Path, how: int) -> int:
 
 
 def _locked(folder: Path, how: int) -> tuple[int, WriterLock]:
-    """The log, open and locked; raises ``UsageError`` if somebody writes it."""
+    """The log, open and locked; raises ``UsageError`` if another process writes to it."""
     fd = _opened(folder / METRICS, how)
     try:
         return fd, WriterLock(fd, folder / METRICS)

@@ -1,13 +1,13 @@
-"""State of one run as viewers see it: curves, membership, marks, output, orders, trials; and what has changed of it.
+"""State of one run for viewers: curves, membership, marks, output, orders, trials; and the changes of this state.
 
     hub = Hub(info)
     hub.take(MemberRecord(...)); hub.take(PointRecord(...))
-    hub.snapshot(ranks=())          # all of it, for a viewer that has come
-    hub.changes()                   # what has changed since the last call, for those that are here
+    hub.snapshot(ranks=())          # the whole state, for a new viewer
+    hub.changes()                   # changes since the last call, for current viewers
 
-Everything is small, however long the run: series are decimated, of the output a tail is kept. Jobs of up to
-``MOST_CURVES`` ranks have a curve for each rank; larger ones a band over all, and curves of the ranks that a viewer
-asks for. Pure: it knows no sockets and no clock.
+The state stays small in long runs: series are decimated, and only a tail of the output is kept. Jobs of up to
+``MOST_CURVES`` ranks have a curve for each rank; larger jobs have a band over all ranks, and curves of the ranks that a
+viewer asks for. Pure: no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from farandole.monitor.rank_pace import RankPace
 
 MOST_CURVES = 8
 BAND = -1
-"""Rank that stands for all of them."""
+"""Rank number that stands for all ranks."""
 
 STARTING, BETWEEN_CELLS = "starting", "between cells"
-"""States of a run: before its workers are there, and of ranks in a notebook that run no cell."""
+"""States of a run: before its workers have joined, and of ranks in a notebook that run no cell."""
 
 TAIL_LINES, TAIL_CHARACTERS = 400, 2000
 MOST_MARKS = 500
 MOST_POINTS = 1000
-"""Points of a trial's curve; of more, every other one goes."""
+"""Most points of a trial's curve; beyond that, every other point is dropped."""
 
 MOST_NAMES = 64
-"""Names of metrics; a script that makes new ones in a loop fills no memory."""
+"""Most names of metrics, so that a script that makes new names in a loop does not fill the memory."""
 
 RANK_SERIES = 600
-"""Bins of a rank's own curve in a job with a band."""
+"""Most bins of a rank's own curve in a job with a band."""
 
 
 @final
 class Hub:
     """State of one run, and its changes since ``changes`` was last called.
 
-    ``record``: the folder in which it can be looked at when its page has ended.
+    ``record``: the folder from which the run can be opened when its page has ended.
     """
 
     def __init__(self, info: RunInfo, state: str = STARTING, record: str = "") -> None:
@@ -60,18 +60,18 @@ class Hub:
         self.members: list[MemberRecord] = []
         self.resizable = False
         self.stays_until_s = 0.0
-        """When the page of a run that has ended goes; 0: with it."""
+        """Time at which the page of a run that has ended closes; 0: with the run."""
         self.runs: dict[str, Any] = {}
-        """Where ranks stand for whole runs: their names, and a table of what these differ in."""
+        """On a page that compares runs, where ranks stand for runs: names of the runs, and a table of differences."""
         self.lost = 0
-        """Messages of workers that were too many, and are nowhere."""
+        """Number of messages of workers that were too many, and were dropped."""
         self._series: dict[tuple[str, int], Series] = {}
         self._names: dict[str, None] = {}
         self._latest, self._pace = Latest(), RankPace()
         self._marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self._tail: deque[dict[str, Any]] = deque(maxlen=TAIL_LINES)
         self._trials: dict[int, TrialRecord] = {}
-        self._points: dict[int, dict[str, dict[int, float]]] = {}  # of each trial by name, "" for its value
+        self._points: dict[int, dict[str, dict[int, float]]] = {}  # by trial and name, "" for its value
         self._orders: dict[int, OrderNews] = {}
         self._news: list[dict[str, Any]] = []
         self._not_finite: set[str] = set()
@@ -85,13 +85,13 @@ class Hub:
 
     @property
     def step(self) -> int:
-        """The furthest step of any rank."""
+        """The highest step of any rank."""
         return self._step
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def take(self, record: Record) -> None:
-        """Take in a record."""
+        """Add a record."""
         self._latest.take(record)
         self._pace.take(record)
         if isinstance(record, PointRecord):
@@ -106,19 +106,19 @@ class Hub:
             self._take_trial(record)
 
     def print(self, time_s: float, stream: int, lines: Collection[str]) -> None:
-        """Take in lines of the output."""
+        """Add lines of the output."""
         told = [{"time": time_s, "stream": stream, "line": line[:TAIL_CHARACTERS]} for line in lines]
         told = told[-TAIL_LINES:]
         self._tail.extend(told)
         self._tell({"t": "output", "lines": told})
 
     def order(self, news: OrderNews) -> None:
-        """Take in what became of an order."""
+        """Add news of an order."""
         self._orders[news.number] = news
         self._orders = dict(list(self._orders.items())[-20:])
         if news.state == "acted":
             self._step = max(self._step, news.step)
-            if self.state != BETWEEN_CELLS:  # it may have ended meanwhile
+            if self.state != BETWEEN_CELLS:  # the cell may have ended meanwhile
                 self._obeyed(news.verb)
         elif news.state == "taken" and news.verb == "pause" and self.info.search:
             self.state = "pausing"
@@ -129,24 +129,24 @@ class Hub:
         self.state = following.get(verb, self.state)
 
     def cell(self, is_running: bool) -> None:
-        """Take in that the ranks of a notebook run a cell, or none."""
+        """Note whether the ranks of a notebook run a cell."""
         self.state = "running" if is_running else BETWEEN_CELLS
 
     def interrupted(self) -> None:
-        """Take in that a generation has ended."""
+        """Note that a generation has ended."""
         self.state = "re-forming" if self.state in ("running", "paused") else self.state
 
     def end(self, status: int | None, words: str, time_s: float) -> None:
-        """Take in that the job is over, or, with no status, that its record has no end."""
+        """Note that the job has ended or, if ``status`` is ``None``, that its record has no end."""
         is_stopped = self.state == "stopping" and status in (0, exit_status(-signal.SIGTERM)) and not self.info.search
         self.info.stopped |= is_stopped
         self.state, self.words = "ended", words
         self.info.status, self.info.words, self.info.ended_s = status, words, time_s
 
-    # -- what viewers get ---------------------------------------------------------------------------------------------
+    # -- messages for viewers -----------------------------------------------------------------------------------------
 
     def snapshot(self, ranks: Collection[int]) -> Iterator[dict[str, Any]]:
-        """All of it, in several messages; with the curves of ``ranks`` where not all are shown."""
+        """The whole state, in several messages; with the curves of ``ranks`` if not all ranks are shown."""
         yield {"t": "run", "info": self._info(), **self._state()}
         yield {"t": "members", "members": [self._member(each) for each in self.members]}
         yield {"t": "marks", "marks": list(self._marks)}
@@ -164,7 +164,7 @@ class Hub:
                 yield self._columns(key, 0)
 
     def changes(self) -> tuple[list[dict[str, Any]], dict[tuple[str, int], dict[str, Any]]]:
-        """Changes since the last call: messages for all viewers, and those of curves, by name and rank."""
+        """Changes since the last call: messages for all viewers, and messages of curves, by name and rank."""
         news, self._news = self._news, []
         state = self._state()
         if str(state) != self._told:
@@ -178,7 +178,7 @@ class Hub:
         return news, curves
 
     def is_shown(self, rank: int, ranks: Collection[int]) -> bool:
-        """True if a viewer who has asked for ``ranks`` gets the curves of ``rank``."""
+        """True if a viewer that has asked for ``ranks`` gets the curves of ``rank``."""
         is_banded = (0 if rank == BAND else 1) if self._most_ranks <= MOST_CURVES else (rank == BAND or rank in ranks)
         return bool(is_banded)
 
@@ -227,7 +227,7 @@ class Hub:
         self._tell({"t": "trials", "trials": [msgspec.to_builtins(record)]})
 
     def _whole(self, record: TrialRecord) -> TrialRecord:
-        """The last record of a trial, with all points that are known."""
+        """The last record of a trial, with all its known points."""
         points = {name: sorted(known.items()) for name, known in self._points[record.trial].items()}
         return msgspec.structs.replace(record, points=points.pop(""), metrics=points)
 
@@ -272,7 +272,7 @@ class Hub:
         return found
 
     def at_first_rung(self) -> ValuesAtFirstRung:
-        """Trials of a search that have come to the first rung, with their values there."""
+        """Trials of a search that have reached the first rung, with their values at this rung."""
         epoch = int(self.info.asked.get("rungs", {}).get("levels", [1])[0])
         trials = []
         for number, record in self._trials.items():
@@ -282,7 +282,7 @@ class Hub:
         return ValuesAtFirstRung(self._space, epoch, bool(self.info.search.get("minimize", True)), trials)
 
     def _goal(self) -> dict[str, float] | None:
-        """Epochs that are done and those of the whole training, where a script has logged both; ranks may differ."""
+        """Epochs done and epochs of the whole training, if a script has logged both; means over the ranks."""
         done, whole = (self._latest.mean(name).value for name in ("epoch", "epochs"))
         return {"done": done, "whole": whole} if 0 <= done <= whole and 0 < whole < math.inf else None
 

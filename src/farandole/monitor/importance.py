@@ -1,11 +1,11 @@
 """Importance of hyper-parameters, by Optuna's PED-ANOVA, for the page of a search.
 
 study = ValuesAtFirstRung({"lr": {"low": 1e-4, "high": 1.0, "log": True, ...}}, 1, True, [({"lr": 0.1}, 0.25), ...])
-importance(study)                           # {"lr": 1.0}; {} where there is nothing to tell, or no Optuna
+importance(study)                           # {"lr": 1.0}; {} for too few trials, or without Optuna
 
-Trials of a search are not trained alike: only those values can be compared that all have, at the first rung. The method
+Trials of a search train for different times: only values at the first rung, which all have, can be compared. The method
 (Watanabe et al., PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in Arbitrary Subspaces, 2023) compares
-where the best of them lie with where all do.
+the distribution of the best trials with that of all trials.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import math
 from typing import Any, NamedTuple, final
 
 LEAST_TRIALS = 8
-"""Fewest trials of which anything is told."""
+"""Fewest trials for which importance is computed."""
 
 
 @final
 class ValuesAtFirstRung(NamedTuple):
-    """Hyper-parameters and values of trials after ``epoch``, of a search in a ``space`` as ``run.json`` has it."""
+    """Hyper-parameters and values of trials after ``epoch``, with the ``space`` of the search from ``run.json``."""
 
     space: dict[str, dict[str, Any]]
     epoch: int
@@ -28,14 +28,14 @@ class ValuesAtFirstRung(NamedTuple):
 
 
 def importance(study: ValuesAtFirstRung) -> dict[str, float]:
-    """Share of each hyper-parameter in what tells good trials from others, the largest first; together 1."""
+    """Share of each hyper-parameter in the difference between good and other trials, the largest first; sum 1."""
     sound = [(params, value if study.minimize else -value) for params, value in study.trials if math.isfinite(value)]
     if len(sound) < LEAST_TRIALS or len({value for _, value in sound}) < 2:
         return {}
     try:
         import optuna
         from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-    except ImportError:  # the search was made elsewhere
+    except ImportError:  # the search ran on another host
         return {}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions = {name: _distribution(each) for name, each in study.space.items()}

@@ -1,15 +1,15 @@
-"""Wait of a notebook's cell, in which the kernel still hears the buttons of a live view.
+"""Wait of a notebook's cell, in which the kernel still handles the buttons of a live view.
 
     serve_while_waiting(widget.comm.comm_id, bridge.take, lambda: job.done)
 
-A kernel of Jupyter takes no message while a cell runs, but in a subshell: those are of ipykernel 7, for front ends that
-ask for one, as JupyterLab 4.4 does. Elsewhere a cell that waits can take them itself. What is none of the view's is
-kept in order, and handed to the kernel when the wait is over, as if it had come then.
+A Jupyter kernel handles no message while a cell runs, except in a subshell: ipykernel 7 has subshells, for front ends
+that ask for one, such as JupyterLab 4.4. In other kernels a waiting cell can handle messages itself. Messages that are
+not for the view are kept in order, and passed to the kernel when the wait is over.
 """
 
-# One thread, the kernel's main thread. A message that was received is in ``held`` or taken, whatever happens: SIGINT,
-# which could raise in between, is only noted, and raised when all that was held is handed over. That is done before
-# the cell ends, as the kernel then drops the cells behind one that has failed, and has to know them.
+# One thread, the kernel's main thread. A received message is always in ``held`` or handled: SIGINT, which could raise
+# in between, is only noted, and raised when all held messages are passed to the kernel. They are passed before the cell
+# ends, because the kernel then drops the cells behind a failed cell, and must know them.
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from typing import Any
 import msgspec
 
 LOOK_MS = 50
-"""Interval of looks whether the wait is over."""
+"""Polling interval of the end of the wait, in ms."""
 
 logger = logging.getLogger("farandole.monitor")
 
 
 def serve_while_waiting(comm: str, take: Callable[[object], None], until: Callable[[], bool]) -> None:
-    """Wait until that is true, and give ``take`` the custom messages of a comm; raises ``KeyboardInterrupt``.
+    """Wait until ``until()`` is true; pass custom messages of a comm to ``take``; raises ``KeyboardInterrupt``.
 
-    Returns at once outside of the main thread of a kernel, or in one that is not as those of ipykernel 6 and 7.
+    Returns at once outside of the main thread of a kernel, or in a kernel that is not like those of ipykernel 6 and 7.
     """
     kernel = _kernel()
     stream = _incoming(kernel)
@@ -63,15 +63,15 @@ def serve_while_waiting(comm: str, take: Callable[[object], None], until: Callab
 
 
 def _kernel() -> Any:
-    """The kernel whose main thread this is; ``None`` if there is none."""
+    """The kernel whose main thread calls this; ``None`` if there is none."""
     if threading.current_thread() is not threading.main_thread() or "IPython" not in sys.modules:
         return None
     return getattr(sys.modules["IPython"].get_ipython(), "kernel", None)
 
 
 def _incoming(kernel: Any) -> Any:
-    """Stream by which requests come to the main thread of a kernel; ``None`` where that is not known."""
-    thread = getattr(kernel, "shell_channel_thread", None)  # of ipykernel 7, which hands them on
+    """Stream of requests to the main thread of a kernel; ``None`` if it is not known."""
+    thread = getattr(kernel, "shell_channel_thread", None)  # of ipykernel 7, which passes them on
     stream = getattr(kernel, "shell_stream", None)
     if thread is not None:
         stream = getattr(getattr(thread.manager, "_shell_channel_to_main", None), "to_stream", None)
@@ -80,7 +80,7 @@ def _incoming(kernel: Any) -> Any:
 
 
 def _custom(session: Any, frames: Any, comm: str) -> Any:
-    """Content of a custom message of a widget's comm; ``None`` for all others, which are only looked at."""
+    """Content of a custom message of a widget's comm; ``None`` for other messages, which stay unchanged."""
     try:
         _, parts = session.feed_identities(frames, copy=False)
         message = session.deserialize(parts, content=False, copy=False)
@@ -91,14 +91,14 @@ def _custom(session: Any, frames: Any, comm: str) -> Any:
             return None
         session.deserialize(parts, content=True, copy=False)  # notes its signature: it counts once
         return data["data"].get("content") or {}
-    except Exception:  # it is not signed, no message, or the kernel's own: the kernel says so
+    except Exception:  # not signed, no message, or for the kernel: the kernel reports it
         logger.debug("a message that is left to the kernel", exc_info=True)
         return None
 
 
 @contextlib.contextmanager
 def _interrupts_noted() -> Iterator[list[int]]:
-    """Note SIGINT instead of raising by it."""
+    """Note SIGINT instead of raising ``KeyboardInterrupt``."""
     noted: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: noted.append(number))
     try:

@@ -1,12 +1,12 @@
-"""Latest numbers of a run, and their means over the ranks that are still there.
+"""Latest numbers of a run, and their means over the current ranks.
 
     latest = Latest()
     latest.take(MemberRecord(...)); latest.take(PointRecord(...))
     latest.mean("loss")             # Mean(value=0.31, ranks=2)
 
-Ranks count that have logged the metric since the last forming of a generation in which any did: what a rank said last
-that has left is no part of a mean of now. Numbers of generations do not tell that, as each session of a notebook begins
-anew with them.
+A mean counts the ranks that have logged the metric in the last formed generation in which any rank did: the last value
+of a rank that has left does not count. Formed generations are counted here, because the generation numbers of a
+notebook begin anew with each session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farandole.monitor.folder import MemberRecord, PointRecord, Record
 
 @final
 class Mean(NamedTuple):
-    """Mean of the latest values of so many ``ranks``; NaN where one of them is not finite, or there is none."""
+    """Mean of the latest values of ``ranks`` ranks; NaN if a value is not finite, or if there is none."""
 
     value: float
     ranks: int
@@ -28,18 +28,18 @@ class Mean(NamedTuple):
 
 @final
 class Latest:
-    """Latest value of each metric and rank, and how many generations had been formed when it came."""
+    """Latest value of each metric and rank, and the number of generations formed by then."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[int, tuple[int, float]]] = {}
         self._formed, self._generation = 0, 0
 
     def take(self, record: Record) -> None:
-        """Take in points of a rank, the latest last, or a new generation."""
+        """Add points of a rank, the latest last, or a new generation."""
         if isinstance(record, MemberRecord):
             self._formed, self._generation = self._formed + 1, record.generation
         elif isinstance(record, PointRecord):
-            formed = self._formed - (record.generation != self._generation)  # that came late
+            formed = self._formed - (record.generation != self._generation)  # late points of the generation before
             for point in record.points:
                 for name, value in point.values.items():
                     self._values.setdefault(name, {})[record.rank] = formed, value
@@ -48,7 +48,7 @@ class Latest:
         return iter(self._values)
 
     def of(self, name: str, rank: int) -> tuple[int, float]:
-        """Latest value of one rank, which may have left, behind the number of generations formed when it came."""
+        """Number of generations formed by then, and latest value, of one rank, which may have left."""
         return self._values[name][rank]
 
     def mean(self, name: str) -> Mean:

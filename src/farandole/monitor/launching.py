@@ -43,13 +43,13 @@ def launch(
         job.widget
         job.result()
 
-    Arguments are those of ``farandole.run``. The job is elastic: ``resize`` changes its workers where ``func`` trains
-    by ``hvd.elastic.run``. What workers print comes to this process's output.
+    Arguments are those of ``farandole.run``. The job is elastic: ``resize`` changes its workers if ``func`` trains with
+    ``hvd.elastic.run``. Output of workers is printed by this process.
 
-    ``widget`` is its live view, for which a process beside the launcher collects numbers from the beginning on: with
-    ``live``, which is by default what a notebook has if it can show it; where that view, which nobody has asked for,
-    fails, the training goes on without. The run is recorded in the folder ``record``, with a view or without, which
-    must be new or empty; without one, a view has a record that goes with the job.
+    ``widget`` is its live view, for which a process beside the launcher collects numbers from the beginning on.
+    ``live``: whether there is a view; by default, a notebook that can show it has one, and if this default view fails,
+    the training goes on without it. ``record``: folder, new or empty, for the record of the run, with a view or
+    without; without this folder, the record of a view is removed with the job.
     """
     if np < 1:
         raise UsageError(f"np={np} asks for no worker; it must be at least 1")
@@ -74,11 +74,11 @@ def _widget(job: LaunchedFunction) -> Any:
 
 
 def can_show() -> bool:
-    """True in the kernel of a notebook that has what the live view needs."""
+    """True in the kernel of a notebook with all packages that the live view needs."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return getattr(shell, "kernel", None) is not None and not missing()
 
 
 def missing() -> str:
-    """Name what the live view needs and is not installed here; "" if it is."""
+    """Names of the packages that the live view needs and that are not installed here; "" if all are."""
     return " and ".join(name for name in NEEDED if importlib.util.find_spec(name) is None)

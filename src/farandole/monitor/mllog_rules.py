@@ -4,10 +4,10 @@
     [(each.rule, each.text) for each in found]              # [("EXACTLY_ONE run_stop", "there are 0"), ...]
 
 Written from the public description of the training and HPC benchmarks (github.com/mlcommons/logging, README and rules
-of training 5.1 and HPC 3.0; github.com/mlcommons/training_policies): which keys there are once, or at least once, what
-comes before what, which intervals are closed, and what values are. Those of a submission (who, where, which benchmark)
-are asked for by ``submission=True``. Beyond the public rules: times do not run backwards, and an interval that was
-begun is ended before it is begun again.
+of training 5.1 and HPC 3.0; github.com/mlcommons/training_policies): which keys occur once, or at least once, in which
+order, which intervals are closed, and which values are valid. ``submission=True`` also checks the rules of a submission
+(organization, platform, benchmark). Beyond the public rules: times must not decrease, and an interval must end before
+it begins again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ BEFORE = (
     ("run_start", "run_stop"),
     ("staging_start", "staging_stop"),
 )
-"""Pairs of which the first line of the one comes before the first line of the other."""
+"""Pairs of keys: the first line with the first key must precede the first line with the second key."""
 
 NUMBERED = ("epoch_start", "epoch_stop", "eval_start", "eval_stop", *QUALITY)
 INIT_MS = 30 * 60 * 1000
-"""Longest initialization, of the closed division."""
+"""Longest initialization in the closed division."""
 
 COUNTS = ("train_samples", "eval_samples", "global_batch_size", "number_of_nodes", "number_of_ranks")
 
@@ -58,7 +58,7 @@ class BrokenRule:
 
 
 def broken(text: bytes, submission: bool = False) -> list[BrokenRule]:
-    """Every rule that the log breaks; none of a good one. Lines without the mark ``:::MLLOG`` are of no matter."""
+    """Every rule that the log breaks; empty for a good log. Lines without the mark ``:::MLLOG`` are ignored."""
     lines, found = [], []
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith(PREFIX.strip()):
@@ -118,7 +118,7 @@ def _order(lines: list[Line]) -> Iterator[tuple[str, str]]:
 
 
 def _pairs(lines: list[Line]) -> Iterator[tuple[str, str]]:
-    """Intervals that are closed. An epoch may be open when the run stops: an evaluation inside of it has ended it."""
+    """Check that intervals are closed. An epoch may be open at the end of the run, if an evaluation has ended it."""
     is_open: dict[str, Any] = {}
     for line in lines:
         key, number = line["key"], line["metadata"].get("epoch_num")

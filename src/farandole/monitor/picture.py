@@ -1,9 +1,9 @@
-"""Picture of a run, as PNG: what a saved notebook keeps of its live view.
+"""Picture of a run, as PNG: a saved notebook keeps it in place of its live view.
 
     picture(hub)                    # bytes
 
-It has the head of the page and up to four curves: of every rank, or above eight ranks a band with its mean. No SVG:
-JupyterLab shows that of trusted notebooks alone, which those are not that somebody else has run.
+It has the head of the page and up to four charts: a curve of every rank or, above eight ranks, a band with its mean.
+Not SVG: JupyterLab shows SVG only in trusted notebooks, and a notebook that another user has run is not trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OWN = {
     "input_s": "waiting for input (s)",
     "noise_scale": "gradient noise scale (samples)",
 }
-"""Titles of metrics that come by themselves: after those that a script logs."""
+"""Titles of metrics that are logged automatically; shown after metrics that a script logs."""
 
 
 def picture(hub: Hub) -> bytes:
@@ -50,7 +50,7 @@ def picture(hub: Hub) -> bytes:
 
 
 def words(hub: Hub) -> str:
-    """State of a run in a line."""
+    """State of a run in one line."""
     state = hub.state
     if state == "ended":
         state = "ended well" if hub.info.status == 0 else f"ended with status {hub.info.status}"
@@ -76,5 +76,5 @@ def _draw(axis: Any, name: str, curves: Sequence[dict[str, Any]]) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text that is no mathematics to matplotlib, without control characters."""
+    """Text without control characters that matplotlib does not take for mathematics."""
     return "".join(c for c in text if c.isprintable()).replace("$", r"\$")

@@ -2,12 +2,12 @@
 
     python -m farandole.monitor.process < lines         (see farandole.control.monitor_messages)
 
-It connects to the controller as a watcher, and goes on with the next controller of an elastic job when one has died. It
-ends when the launcher says so, or is gone. Where the page is to outlive the run, the record is closed first, and the
-launcher is let go of; then it serves on until its deadline, or a signal.
+It connects to the controller as a watcher, and to the next controller of an elastic job when one has died. It ends when
+the launcher orders it, or exits. If the page is to outlive the run, the monitor first closes the record and its pipes
+to the launcher; then it serves the page until its deadline, or a signal.
 
-One thread, an event loop: standard input, the sockets of the controller, viewers, and a timer that sends these what has
-changed while there are any.
+One thread, an event loop: standard input, the sockets of the controller, viewers, and a timer that sends changes to the
+viewers.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ from farandole.monitor.recording import Recording
 logger = logging.getLogger("farandole.monitor")
 
 EVERY_S = 0.2
-"""Interval of metrics, and of what viewers are sent."""
+"""Interval in seconds of metrics, and of messages to viewers."""
 
 WINDOW_BYTES = 2**24
 ANSWERS_S = 30.0
 LAST_S = 0.5
-"""Time for viewers to take in the last of it."""
+"""Time for viewers to receive the last messages."""
 
 DRAIN_S = 2.0
-"""Time for what the controller has sent, which sends on where the ranks outlive the launcher."""
+"""Longest time to receive the controller's last messages; it goes on sending if the ranks outlive the launcher."""
 
 
 @final
 class JobMonitor:
-    """Monitor of one job. The page's ``server`` is ``None`` where there is none."""
+    """Monitor of one job. ``_server`` is ``None`` if there is no page."""
 
     def __init__(self, config: MonitorConfig) -> None:
         info = read_info(config.folder) if config.search else describe(config.command)
@@ -84,7 +84,7 @@ class JobMonitor:
         self._over = asyncio.Event()
 
     def serve(self) -> str:
-        """Open the page, if there is to be one; returns its link."""
+        """Open the page, if one is configured; returns its link, or ""."""
         if not self._config.live:
             return ""
         from farandole.monitor.server import PageServer
@@ -105,7 +105,7 @@ class JobMonitor:
         return link
 
     async def run(self) -> None:
-        """Watch until the launcher has said how the job ended, or is gone."""
+        """Watch until the launcher has sent how the job ended, or has exited."""
         lines = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer)
@@ -134,7 +134,7 @@ class JobMonitor:
                     os.unlink(self._config.link_file)
 
     async def _stay(self, stay_s: float) -> None:
-        """Go on showing a run that is over; as nobody's child, and with nothing that somebody may wait for."""
+        """Go on showing a run that is over, without any pipe for whose end another process may wait."""
         if self._server is None or not stay_s:
             return
         self._server.on_order = None
@@ -182,12 +182,12 @@ class JobMonitor:
             if self._unseen_bytes > WINDOW_BYTES // 8:
                 dealer.send(Seen(self._unseen_bytes))
                 self._unseen_bytes = 0
-        except ControlError:  # another one may come, as in elastic jobs: it knows nothing of us
+        except ControlError:  # in elastic jobs another controller may follow: it does not know this watcher
             self._hub.interrupted()
             dealer.renew()
             self._watch()
         if is_answer and self._server is not None:
-            self._server.push()  # somebody has pressed a button; and after a stop the end of the job holds this thread
+            self._server.push()  # at once: a user waits, and the end of the job may block this thread
 
     def _disconnect(self) -> None:
         dealer, self._dealer = self._dealer, None
@@ -215,10 +215,10 @@ class JobMonitor:
             if self._server is not None:
                 self._server.push()
             else:
-                self._hub.changes()  # which nobody sees: it would keep them all
+                self._hub.changes()  # without viewers; else the hub would keep all changes
 
     def _end(self, end: MonitorEnd) -> None:
-        if self._dealer is not None:  # the controller has gone when the launcher says so, but perhaps not all it said
+        if self._dealer is not None:  # the controller has exited by now, but its last messages may be unread
             until_s = time.monotonic() + DRAIN_S
             with contextlib.suppress(ControlError):
                 while (left_s := until_s - time.monotonic()) > 0:
@@ -227,7 +227,7 @@ class JobMonitor:
                         break
                     self._recording.take(message)
                     if isinstance(message, OrderNews) and self._server is not None:
-                        self._server.push()  # here, too: the end of the job is another frame
+                        self._server.push()  # here, too: the end of the job is a later message
         self._disconnect()
         now = time.time()
         self._recording.end(end.status, end.words.replace(ABOVE, "its traceback is in the output"), now)
@@ -257,13 +257,13 @@ async def _main(line: bytes) -> None:
 
 
 def _answer(line: bytes) -> None:
-    """Answer the launcher, which waits for the end of this pipe when the job is over."""
+    """Answer the launcher, which waits until this pipe is closed when the job is over."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, line)
 
 
 def _let_go(*fds: int) -> None:
-    """Close descriptors whose numbers others may use."""
+    """Close descriptors, but keep their numbers taken, because other code may write to them."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in fds:
         os.dup2(null, fd)
@@ -273,7 +273,7 @@ def _let_go(*fds: int) -> None:
 def main() -> int:
     """Run the monitor that standard input describes."""
     name_this("farandole-live")
-    # A Ctrl-C, or the end of a batch job, is for the launcher, which tells us.
+    # A Ctrl-C, or the end of a batch job, is for the launcher, which then ends this process.
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="farandole: %(message)s", level=logging.WARNING)
@@ -284,7 +284,7 @@ def main() -> int:
 
 
 def _first_line() -> bytes:
-    """The config; byte by byte, as what follows is the event loop's to read."""
+    """The first line, the configuration; read byte by byte, because the event loop reads the rest."""
     line = b""
     while (byte := os.read(0, 1)) and not line.endswith(b"\n"):
         line += byte

@@ -1,10 +1,10 @@
-"""Pace of ranks: the one that the others wait for, by what remains of its steps without its own waiting.
+"""Pace of ranks: finds the rank for which the others wait, by the time of its steps without its own waiting.
 
     pace = RankPace()
     pace.take(PointRecord(...))
     pace.slowest()                  # Slowest(rank=5, times=1.8): its work takes 1.8 times that of the median rank
 
-Values are smoothed, so that one long step names nobody.
+Values are smoothed, so that one long step does not make a rank the slowest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SMOOTHING = 0.2
 """Weight of a new value."""
 
 FEWEST_POINTS = 5
-"""Points of each rank before which nobody is named."""
+"""Points of each rank that are needed before a rank is named."""
 
 LEAST_TIMES = 1.25
 """Ratio from which on a rank is slower than the others."""
@@ -26,7 +26,7 @@ LEAST_TIMES = 1.25
 
 @final
 class Slowest(NamedTuple):
-    """Slowest rank, and how many ``times`` the work of the median of the others its work takes."""
+    """Slowest rank, and the ratio (``times``) of its work to the median work of the other ranks."""
 
     rank: int
     times: float
@@ -34,14 +34,14 @@ class Slowest(NamedTuple):
 
 @final
 class RankPace:
-    """Seconds of work in a step of each rank of this generation."""
+    """Seconds of work per step, for each rank of the current generation."""
 
     def __init__(self) -> None:
         self._work_s: dict[int, float] = {}
         self._points: dict[int, int] = {}
 
     def take(self, record: Record) -> None:
-        """Take in points of a rank, or a new generation, of which nothing is known yet."""
+        """Add points of a rank; a new generation begins without any."""
         if isinstance(record, MemberRecord):
             self._work_s, self._points = {}, {}
         elif isinstance(record, PointRecord):
@@ -55,7 +55,7 @@ class RankPace:
         self._points[rank] = self._points.get(rank, 0) + 1
 
     def slowest(self) -> Slowest | None:
-        """Rank that is slower than the others; ``None`` if none is, or too little is known."""
+        """Rank that is slower than the others; ``None`` if there is none, or if there are too few points."""
         if len(self._work_s) < 2 or min(self._points.values()) < FEWEST_POINTS:
             return None
         rank = max(self._work_s, key=lambda each: self._work_s[each])

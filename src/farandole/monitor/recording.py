@@ -4,7 +4,7 @@ recording = Recording(writer, hub, exports=[])
 recording.take(RankMetrics(...))
 recording.end(0, "", time.time())
 
-A disk that is full ends the record, with a line on the page, and not the view.
+A full disk ends the record, with a line on the page, and not the view.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ logger = logging.getLogger("farandole.monitor")
 
 @final
 class Recording:
-    """Recording of one job; one thread. Without a ``writer`` the hub alone learns of it: another process records."""
+    """Recording of one job, in one thread. Without a ``writer``, only the hub is updated: another process records."""
 
     def __init__(self, writer: RunWriter | None, hub: Hub, exports: Sequence[Export] = ()) -> None:
         self._hub, self._exports = hub, list(exports)
         self._writer, self._is_written = writer, True
 
     def take(self, message: Any) -> None:
-        """Take in a message of the controller."""
+        """Handle a message of the controller."""
         if isinstance(message, RankMetrics):
             self._record(PointRecord(message.rank, message.generation, message.points, message.dropped))
             for time_s, text in message.notes if message.rank == 0 else ():
@@ -70,13 +70,13 @@ class Recording:
         self._hub.print(message.time_s, message.stream, message.text.decode(errors="replace").splitlines())
 
     def cell(self, text: str, time_s: float) -> None:
-        """Take in that a cell of a notebook begins; "": that none runs any more."""
+        """Note that a cell of a notebook begins or, if ``text`` is empty, that no cell runs any more."""
         self._hub.cell(is_running=bool(text))
         if text:
             self._record(MarkRecord(time_s, "note", text))
 
     def end(self, status: int, words: str, time_s: float) -> None:
-        """Take in that the job is over, and close the record."""
+        """Note that the job is over, and close the record."""
         self._hub.end(status, words, time_s)
         if self._writer is not None:
             self._save(self._writer.describe)
@@ -84,7 +84,7 @@ class Recording:
             self._save(export.close)
         if self._writer is not None:
             self._writer.close()
-        self._is_written = False  # what comes later, as of ranks that train on, is shown alone
+        self._is_written = False  # later messages, as of ranks that train on, are only shown
 
     def _record(self, record: Record) -> None:
         self._hub.take(record)

@@ -1,4 +1,4 @@
-"""``farandole runs``: the runs that were recorded, side by side.
+"""``farandole runs``: list, compare, plot and open recorded runs.
 
     farandole runs list                             those below farandole-runs
     farandole runs compare runs/a runs/b            commands, versions, seeds and last numbers that differ
@@ -6,7 +6,7 @@
     farandole runs open runs/a                      the page of one that is over, or goes on
     farandole runs open runs/a runs/b               a page with the curves of both over each other
 
-All of it is read from the folders of the runs, also while these go on.
+Everything is read from the folders of the runs, also while the runs go on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ANSWERS_S = 2.0
 """Time for the page of a run that goes on to take a connection."""
 
 TRIALS, MOST_TOLD = "trials", 8
-"""Name of the plot of a search's trials, and how many of them its legend has."""
+"""Name of the plot of a search's trials, and number of trials in its legend."""
 
 EXAMPLES = """\
 examples:
@@ -94,7 +94,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def loaded(folder: str | os.PathLike[str]) -> Hub:
-    """The state of a recorded run, as its page showed it last."""
+    """The state of a recorded run, as its page last showed it."""
     info = read_info(folder)
     hub = Hub(info)
     for record in read_records(folder):
@@ -119,7 +119,7 @@ def curves(folder: str | os.PathLike[str]) -> dict[str, Series]:
 
 
 def trial_curves(folder: str | os.PathLike[str]) -> dict[str, dict[int, Series]]:
-    """Curves of the trials of a search, by their numbers; of their values as ``TRIALS``, of their metrics by name."""
+    """Curves of the trials of a search, by name and trial number: values as ``TRIALS``, metrics by their names."""
     found: dict[str, dict[int, Series]] = {}
     for record in read_records(folder):
         if isinstance(record, TrialRecord):
@@ -231,7 +231,7 @@ def _open(args: argparse.Namespace) -> int:
 
 
 def _link(run: Path) -> str:
-    """Link of the page of a run that goes on; "" for one that was killed, with its page."""
+    """Link of the page of a run that goes on; "" if the run and its page were killed."""
     try:
         link = read_private(run / LINK).decode().strip()
     except FileNotFoundError:
@@ -258,7 +258,7 @@ async def _serve(hub: Hub, listen: str) -> None:
     except OSError as error:
         raise UsageError(f"--listen {listen}: {error.strerror}") from error
     over = asyncio.Event()
-    # Handlers of the loop, which run between its callbacks: a message that is on its way is sent whole.
+    # Handlers of the loop, which run between its callbacks: a message that is being sent is sent whole.
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     print(f"{keys.link(f'http://{host}:{port}')}\nCtrl-C ends it", flush=True)
@@ -267,7 +267,7 @@ async def _serve(hub: Hub, listen: str) -> None:
 
 
 def _table(*titles: str) -> Table:
-    """A table of which no name is broken, as other verbs want it whole; where it is too wide, dates and ends are."""
+    """A table that never breaks names, which other verbs need whole; if it is too wide, it breaks dates and ends."""
     widths = {"began": len("2026-11-26"), "end": len("status 130")}
     columns = [Column(title, no_wrap=title not in widths, min_width=widths.get(title)) for title in titles]
     return Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

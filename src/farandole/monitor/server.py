@@ -1,13 +1,13 @@
-"""Server of the live page: the page itself, which is no secret, and a WebSocket for those who have a key.
+"""Server of the live page: the page itself, which is no secret, and a WebSocket for viewers with a key.
 
     server = PageServer(hub, keys, on_order)
     port = server.listen("127.0.0.1", 0, None)
     server.push()                   # a few times a second, while there are viewers
     await server.close()
 
-A viewer's first message is its key, as {"key": "..."}, within a few seconds; nothing else of it is read before. No
-cookie, no query string and no header ``Origin`` means anything here: a proxy may change these. Every later message is
-checked by its type; the first that is none ends the connection.
+A viewer's first message is its key, as {"key": "..."}, within a few seconds; the server reads nothing else before.
+Cookies, query strings and the header ``Origin`` are ignored: a proxy may change them. Every later message is checked
+against its type; the first invalid message ends the connection.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from farandole.monitor.importance import importance
 logger = logging.getLogger("farandole.monitor")
 
 IDLE_S = 10.0
-"""How long a connection may say nothing, or take for a request."""
+"""Longest time that a connection may be silent, or take for a request."""
 
 KEY_S = 5.0
-"""Time in which a viewer has to show its key."""
+"""Time in which a viewer must send its key."""
 
 MOST_VIEWERS, MOST_STRANGERS = 64, 32
 
 MOST_CONNECTIONS = 128
-"""Connections that are no viewers' yet; for one more the oldest goes, so that silent ones keep nobody out."""
+"""Most connections without a key; a further one closes the oldest, so that silent connections block no viewer."""
 
 LONGEST_MESSAGE = 4096
 MOST_BEHIND_BYTES = 2**24
-"""What a viewer has not taken; one that is further behind is cut off, and comes again for a snapshot."""
+"""Most bytes that a viewer has not received; beyond that it is disconnected, and reconnects for a snapshot."""
 
 ANSWER_S = 5.0
-"""Time for an answer about importance that is on its way when the run ends."""
+"""Time to finish an answer about importance when the run ends."""
 
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data: blob:",
@@ -66,9 +66,9 @@ FILES = {
 }
 
 OnOrder: TypeAlias = Callable[[str, int], int]
-"""Gives an order, a verb with its argument: of ``scale`` the workers, of ``pause-trial`` and others the trial.
+"""Function that gives an order, a verb with its argument: the workers for ``scale``, the trial for ``pause-trial``.
 
-Returns the order's number.
+Returns the number of the order.
 """
 
 
@@ -82,20 +82,20 @@ class ViewerOrder(msgspec.Struct, frozen=True, tag="order", tag_field="t", forbi
 
     @property
     def argument(self) -> int:
-        """Number that the verb is about."""
+        """Argument of the verb: a trial, or a number of workers."""
         return self.trial if self.verb in OF_TRIALS else self.workers
 
 
 @final
 class ViewerRanks(msgspec.Struct, frozen=True, tag="ranks", tag_field="t", forbid_unknown_fields=True):
-    """Ranks whose own curves a viewer wants beside the band."""
+    """Ranks whose own curves a viewer wants in addition to the band."""
 
     ranks: list[int]
 
 
 @final
 class ViewerPing(msgspec.Struct, frozen=True, tag="ping", tag_field="t", forbid_unknown_fields=True):
-    """Question of a viewer whether the server is still there."""
+    """Question of a viewer whether the server is still alive."""
 
 
 @final
@@ -113,18 +113,18 @@ _orders = msgspec.json.Decoder(ViewerOrder)
 
 
 def built() -> bool:
-    """True if this installation has the page's script, which is made when the wheel is built."""
+    """True if this installation has the page's script, which is created when the wheel is built."""
     return resources.files("farandole.monitor").joinpath("static", "live.js").is_file()
 
 
 @final
 class PageServer:
-    """Server of one run's page, in the running event loop. ``on_order`` is ``None`` where nothing can be ordered."""
+    """Server of one run's page, in the running event loop. ``on_order`` is ``None`` if no orders are possible."""
 
     def __init__(self, hub: Hub, keys: PageKeys, on_order: OnOrder | None, is_reachable: bool = True) -> None:
         self.hub, self.keys, self.on_order = hub, keys, on_order
         self.is_reachable = is_reachable
-        """True if it has an address that browsers know."""
+        """True if it has an address that browsers can open."""
         self.viewers: set[_Socket] = set()
         self.strangers: set[_Socket] = set()
         told = {"server": self}
@@ -140,13 +140,13 @@ class PageServer:
         self._server: _CappedServer | None = None
 
     def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Listen there; returns the port. Raises ``OSError`` where that cannot be."""
+        """Listen at this address; returns the port. Raises ``OSError`` if this fails."""
         sockets = tornado.netutil.bind_sockets(port, host, reuse_port=False)
         self._serve(sockets, tls)
         return int(sockets[0].getsockname()[1])
 
     def listen_unix(self, path: str) -> None:
-        """Listen at a socket in the file system, for this user alone. Raises ``OSError`` where that cannot be."""
+        """Listen at a socket in the file system, for this user alone. Raises ``OSError`` if this fails."""
         self._serve([tornado.netutil.bind_unix_socket(path, mode=0o600)], None)
 
     def _serve(self, sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
@@ -162,7 +162,7 @@ class PageServer:
         self._server.add_sockets(sockets)
 
     def push(self) -> None:
-        """Send viewers what has changed."""
+        """Send the changes to all viewers."""
         news, curves = self.hub.changes()
         if not self.viewers:
             return
@@ -174,22 +174,22 @@ class PageServer:
                 viewer.send([*common, *own])
 
     def tell_importance(self) -> None:
-        """Tell all viewers how much each hyper-parameter matters; one such answer at a time is on its way."""
+        """Send the importance of each hyper-parameter to all viewers; one answer at a time is computed."""
         if self._importance is None or self._importance.done():
             self._importance = asyncio.get_running_loop().create_task(self._tell_importance())
 
     async def _tell_importance(self) -> None:
         study = self.hub.at_first_rung()
-        # Beside the loop, as Optuna takes seconds to load.
+        # In a thread, because Optuna takes seconds to load.
         shares = await asyncio.to_thread(importance, study)
         told = {"t": "importance", "shares": shares, "epoch": study.epoch, "trials": len(study.trials)}
         for viewer in tuple(self.viewers):
             viewer.send([msgspec.json.encode(told)])
 
     async def close(self) -> None:
-        """Let viewers have the last of it, and end."""
+        """Send the last changes to the viewers, and close all connections."""
         self.push()
-        if self._importance is not None:  # who has asked sees the page for longer than this takes
+        if self._importance is not None:  # the viewer that has asked still waits for it
             await asyncio.wait({self._importance}, timeout=ANSWER_S)
             self._importance.cancel()
         for viewer in (*self.viewers, *self.strangers):
@@ -201,7 +201,7 @@ class PageServer:
 
 @final
 class _CappedServer(tornado.httpserver.HTTPServer):
-    """Server that spends no more descriptors on connections than it may, whether they ever say something or not."""
+    """Server with a maximum number of connections that are no viewers, so that silent ones use up no descriptors."""
 
     def initialize(self, *args: Any, **kwargs: Any) -> None:
         self._streams: dict[Any, None] = {}
@@ -217,7 +217,7 @@ class _CappedServer(tornado.httpserver.HTTPServer):
         super().handle_stream(stream, address)
 
     def keep(self, stream: Any) -> None:
-        """Count it no more, as it is a viewer's."""
+        """Stop counting a connection, because it belongs to a viewer."""
         self._streams.pop(stream, None)
 
 
@@ -277,7 +277,7 @@ class _Order(_Guarded):
 
 @final
 class _Socket(tornado.websocket.WebSocketHandler):
-    """One viewer, or somebody who has not shown a key yet."""
+    """Connection of a viewer, or of a client that has not sent a key yet."""
 
     def initialize(self, server: PageServer) -> None:
         self._page = server
@@ -300,7 +300,7 @@ class _Socket(tornado.websocket.WebSocketHandler):
         self._deadline = asyncio.get_running_loop().call_later(KEY_S, self._cut, 4401, "no key came")
 
     def on_message(self, message: str | bytes) -> None:
-        if self._is_cut:  # it was on its way already: the other side reads our goodbye only then
+        if self._is_cut:  # sent before the client has read that the connection is closed
             return
         try:
             if self._role is None:
@@ -322,7 +322,7 @@ class _Socket(tornado.websocket.WebSocketHandler):
             self._deadline.cancel()
 
     def send(self, texts: list[bytes]) -> None:
-        """Send messages as one, a JSON array; cut off who does not take them."""
+        """Send messages as one JSON array; disconnect a viewer that is too far behind."""
         stream = getattr(self.ws_connection, "stream", None)
         if stream is not None and len(getattr(stream, "_write_buffer", ())) > MOST_BEHIND_BYTES:
             self._cut(4408, "too far behind")
@@ -343,7 +343,7 @@ class _Socket(tornado.websocket.WebSocketHandler):
             self._deadline.cancel()
         if page._server is not None and self.ws_connection is not None:
             page._server.keep(getattr(self.ws_connection, "stream", None))
-        page.push()  # the others, so that changes from here on are this one's, too
+        page.push()  # to the other viewers first: this viewer gets changes from here on
         may = self._role is Role.CONTROL
         hello = {"t": "hello", "role": self._role.value, "orders": may and page.on_order is not None}
         if may and page.is_reachable:

@@ -1,10 +1,10 @@
-"""The live view as a widget of a notebook: the module of the page, whose data come by the kernel.
+"""The live view as a widget of a notebook: the module of the page, which gets its data from the kernel.
 
     job = farandole.launch(train, np=2)
     job.widget
 
-The widget has no trait with data or keys. When the job has ended, a picture takes its place wherever it is shown, which
-the notebook keeps: JupyterLab shows no picture beside a widget whose kernel is gone. ``job.widget`` shows it again.
+The widget has no trait with data or keys. When the job has ended, a picture, which the notebook keeps, replaces every
+shown widget: JupyterLab shows no picture beside a widget whose kernel has exited. ``job.widget`` shows it again.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class LiveWidget(anywidget.AnyWidget):
         super().__init__()
         self._bridge = Bridge(job, self.send)
         self.on_msg(self._heard)
-        if self.comm is not None:  # ipykernel 7.4 has messages of the view wait for the cell that published last
+        if self.comm is not None:  # in ipykernel 7.4, messages of the view would wait for the last cell
             self.comm._reply_subshell_for = lambda _data, subshell: subshell
         self._job, self._display = job, f"farandole-{secrets.token_hex(8)}"
         job.when_over(self._keep)
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Wait in a cell, and obey views meanwhile, as far as that can be."""
+        """Wait in a cell, and carry out orders of views meanwhile, if the kernel allows it."""
         if self.comm is not None:
             serve_while_waiting(self.comm.comm_id, self._bridge.take, until)
 
@@ -65,7 +65,7 @@ class LiveWidget(anywidget.AnyWidget):
         publish_display_data({**data, **(self._picture() if self._job.done else {})}, metadata, transient=transient)
 
     def _keep(self) -> None:
-        """Put the picture of the end in the place of the views."""
+        """Replace the views by the final picture."""
         publish_display_data(self._picture(), transient={"display_id": self._display}, update=True)
 
     def _picture(self) -> dict[str, str]:

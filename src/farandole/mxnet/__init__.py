@@ -10,8 +10,8 @@
     ...                                                             # Gluon's own loop
     mean = hvd.allreduce(loss.mean(), name="loss")                  # a new array
 
-Start it with ``farandole run -np 4 python script.py``. Arrays are dense ones in host memory, of ``mx.nd`` or ``mx.np``;
-all dtypes of MXNet travel. Collectives are not recorded by ``autograd``.
+Start it with ``farandole run -np 4 python script.py``. Arrays are dense, in host memory, of ``mx.nd`` or ``mx.np``; all
+dtypes of MXNet are supported. ``autograd`` does not record collectives.
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ broadcast_parameters = ops.broadcast_parameters
 
 DistributedGradients = _NDArrayDistributedGradients
 
-if not _TYPE_CHECKING:  # type checkers and editors take what is defined and imported above
+if not _TYPE_CHECKING:  # type checkers and editors use the names defined and imported above
     __all__ = sorted([*_PUBLIC, "data", "DistributedGradients", "DistributedOptimizer", "DistributedTrainer"])  # noqa: PLE0605

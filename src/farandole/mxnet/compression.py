@@ -1,8 +1,8 @@
-"""Smaller arrays on the wire.
+"""Compression of arrays for the transfer.
 
     mean = hvd.allreduce(gradient, compression=hvd.Compression.fp16)
 
-See ``farandole.runtime.collectives.compression`` for one of your own.
+To write your own compressor, see ``farandole.runtime.collectives.compression``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farandole.runtime.collectives.compression import CastCompressor, NoneCompre
 
 
 def cast(tensor: NDArray, dtype: Any) -> NDArray:
-    """The array with another dtype; by way of ``mx.nd``, as ``mx.np`` knows no bfloat16."""
+    """Copy of an array in another dtype, made through ``mx.nd``, because ``mx.np`` has no bfloat16."""
     with mx.util.np_shape(True):
         made = tensor.as_nd_ndarray().astype(dtype)
     return made.as_np_ndarray() if isinstance(tensor, mx.np.ndarray) else made
@@ -51,7 +51,7 @@ class NDArrayBfloat16Compressor(_NDArrayCast):
 
 @final
 class NDArrayCompression:
-    """The compressors that come with Farandole.
+    """Farandole's compressors.
 
     >>> mean = hvd.allreduce(gradient, compression=hvd.Compression.fp16)
     """

@@ -1,4 +1,4 @@
-"""Elastic training with Gluon: workers come and go, the training does not stop.
+"""Elastic training with Gluon: workers join and leave while the training continues.
 
 state = MxnetState(net=net, trainer=trainer, sampler=sampler, step=0)
 
@@ -52,7 +52,7 @@ __all__ = [
 
 @final
 class NDArrayPart(ReplaceablePart):
-    """An array, which stays the object that it is."""
+    """An array, which keeps its identity."""
 
     def tree(self) -> Any:
         """See ``StatePart``."""
@@ -65,20 +65,20 @@ class NDArrayPart(ReplaceablePart):
 
 @final
 class BlockPart(StatePart):
-    """The parameters of a block, or those of a ``ParameterDict``, in their order, which Gluon's names do not tell."""
+    """Parameters of a block or a ``ParameterDict``, by their order, because Gluon's names differ between workers."""
 
     def tree(self) -> Any:
-        """See ``StatePart``; nothing for a parameter that has no shape yet."""
+        """See ``StatePart``; ``None`` for a parameter without a known shape."""
         return [None if param._deferred_init else param.list_data()[0] for param in self._params()]
 
     def load(self, tree: Any) -> None:
-        """See ``StatePart``; raises ``UsageError`` where the job has another model."""
+        """See ``StatePart``; raises ``UsageError`` if the job has another model."""
         params = self._params()
         if len(params) != len(tree):
             raise UsageError(f"the job trains {len(tree)} parameters, and this worker {len(params)}: {_SAME}")
         for param, values in zip(params, tree, strict=True):
             if values is not None and param._deferred_init:
-                param.set_data(values)  # kept by Gluon until the first forward pass
+                param.set_data(values)  # Gluon keeps the values until the first forward pass
             elif values is not None:
                 for array in param.list_data():
                     _overwrite(param.name, array, values)
@@ -90,11 +90,11 @@ class BlockPart(StatePart):
 
 @final
 class TrainerPart(OptimizerPart):
-    """A trainer of Gluon: the states and counters of its optimizer."""
+    """A Gluon trainer: the states and counters of its optimizer."""
 
     @property
     def voter(self) -> Voter | None:
-        """See ``OptimizerPart``: none, as MXNet changes parameters on threads of its own, long after a vote."""
+        """See ``OptimizerPart``: always ``None``, because MXNet changes parameters on its own threads, after a vote."""
         return None
 
     def begin_anew(self, name: str) -> None:
@@ -103,18 +103,18 @@ class TrainerPart(OptimizerPart):
             self.value.rejoin(f"optimizer.{name}")
 
     def tree(self) -> Any:
-        """See ``StatePart``; settings and counters as bytes, which are compared as a whole."""
+        """See ``StatePart``; settings and counters are pickled, so they are compared as a whole."""
         return [self.value._updaters[0].states, pickle.dumps(self.value.optimizer.__getstate__())]
 
     def load(self, tree: Any) -> None:
         """See ``StatePart``."""
         [updater], (states, settings) = self.value._updaters, tree
         updater.states, updater.states_synced = _legacy(states), dict.fromkeys(states, True)
-        self.value.optimizer.__dict__.update(pickle.loads(settings))  # noqa: S301 (a member's)
+        self.value.optimizer.__dict__.update(pickle.loads(settings))  # noqa: S301 (from a member of the job)
 
 
 def _legacy(states: Any) -> Any:
-    """The same with arrays of ``mx.nd``, which optimizers of MXNet 1.9 keep also where parameters are of ``mx.np``."""
+    """``states`` as ``mx.nd`` arrays, because MXNet 1.9 optimizers keep these even for ``mx.np`` parameters."""
     if isinstance(states, dict):
         return {key: _legacy(each) for key, each in states.items()}
     if isinstance(states, list | tuple):
@@ -136,7 +136,7 @@ _SAME = "every worker must run the same script"
 registry = HandlerRegistry(
     [(mx.nd.NDArray, NDArrayPart), (Block, BlockPart), (ParameterDict, BlockPart), (Trainer, TrainerPart)]
 )
-"""Classes of values with their handlers; put those of your own first: ``registry.replace([..., *registry.table])``."""
+"""Classes of values with their handlers; put your own first: ``registry.replace([..., *registry.table])``."""
 
 
 class MxnetState(ObjectState):
@@ -144,10 +144,10 @@ class MxnetState(ObjectState):
 
     >>> state = MxnetState(net=net, trainer=trainer, sampler=ElasticSampler(rows), epoch=0)
 
-    Blocks, trainers and arrays are saved, restored and received in place. Samplers, and everything with ``state_dict``
-    and ``load_state_dict``, are kept by these, other values by pickling them; the global random generators of Python
-    and NumPy are always part of it, MXNet's cannot be read. ``commit`` copies everything, and a fault goes back to the
-    last one.
+    Blocks, trainers and arrays are saved, restored and received in place. Samplers, and all objects with ``state_dict``
+    and ``load_state_dict``, are saved by these, other values by pickle. The global random generators of Python and
+    NumPy are always included; MXNet's cannot be read. ``commit`` copies everything, and after a fault the state goes
+    back to the last commit.
     """
 
     _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)

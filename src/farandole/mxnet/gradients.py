@@ -20,9 +20,9 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 
 
 class NDArrayGradients(ReducedGradients[AnyArray]):
-    """Reduction of MXNet's arrays as views of NumPy: on the way nothing is asked of MXNet's engine.
+    """Reduction of MXNet arrays through NumPy views, without operators on MXNet's engine.
 
-    bfloat16, which NumPy has not, is reduced as float32.
+    bfloat16, which NumPy lacks, is reduced as float32.
     """
 
     tensors, verbs = numpy_tensors, numpy_verbs
@@ -33,7 +33,7 @@ class NDArrayGradients(ReducedGradients[AnyArray]):
         super().__init__(like, how, **options)
 
     def __call__(self, gradients: GivenGradients, weights: GivenGradients | None = None) -> Any:
-        """See ``ReducedGradients``; new arrays of MXNet."""
+        """See ``ReducedGradients``; returns new MXNet arrays."""
         reduced = super().__call__(gradients, weights)
         if reduced is None:
             return None
@@ -53,7 +53,7 @@ class NDArrayGradients(ReducedGradients[AnyArray]):
 
 @final
 class NDArrayDistributedGradients(NDArrayGradients):
-    """Average of the gradients of all ranks, for a training loop of your own.
+    """Average of the gradients of all ranks, for your own training loop.
 
     >>> average = hvd.DistributedGradients({"w": w, "b": b})        # arrays, alike on every rank
     >>> for x, y in batches:
@@ -63,7 +63,7 @@ class NDArrayDistributedGradients(NDArrayGradients):
     ...     gradients = average({"w": w.grad, "b": b.grad})         # new arrays
     ...     w -= 0.1 * gradients["w"]
 
-    The arguments are those of ``farandole.numpy.DistributedGradients``. Raises ``ValueError`` for some that cannot be.
+    For the arguments see ``farandole.numpy.DistributedGradients``. Raises ``ValueError`` for invalid arguments.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class NDArrayDistributedGradients(NDArrayGradients):
 
 
 def _array(is_narrow: bool, is_np: bool, reduced: AnyArray) -> NDArray:
-    """A new array of MXNet, with the values of one of NumPy."""
+    """New MXNet array with the values of a NumPy array."""
     made = new_array(reduced.shape, reduced.dtype, is_np)
     values(made)[...] = reduced
     return cast(made, BFLOAT16) if is_narrow else made

@@ -1,4 +1,4 @@
-"""Functions of ``farandole.mxnet``: those of all frameworks, which also take the parameters of Gluon."""
+"""Functions of ``farandole.mxnet``, which also accept Gluon parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MxnetOps(Ops[NDArray]):
         root_rank: int,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """Overwrite arrays and parameters with those of the rank ``root_rank``.
+        """Overwrite arrays and parameters with the values of the rank ``root_rank``.
 
         >>> hvd.broadcast_parameters(net.collect_params(), root_rank=0)
 
@@ -34,7 +34,7 @@ class MxnetOps(Ops[NDArray]):
         """
         given: Any = params.items() if isinstance(params, Mapping) else params
         if isinstance(params, ParameterDict):
-            # Gluon counts the blocks of a process in their names, so those of a rank that has made one more are others.
+            # Gluon numbers the blocks of a process in their names, so names differ if a rank has made one block more.
             given = [(f"{i}.{re.sub('[0-9]+', '', name)}", each) for i, (name, each) in enumerate(params.items())]
         arrays: list[Any] = []
         for each in given:
@@ -56,15 +56,15 @@ class MxnetOps(Ops[NDArray]):
 
 
 def _named_data(param: Parameter, name: str) -> list[tuple[str, NDArray]]:
-    """The arrays of a parameter, one for each context, with names that differ."""
+    """Arrays of a parameter, one for each context, with unique names."""
     return [(f"{name}.{i}" if i else name, each) for i, each in enumerate(param.list_data())]
 
 
 def _broadcast_once_made(param: Parameter, name: str, root_rank: int, process_set: ProcessSet) -> None:
-    """Broadcast ``param`` in the moment in which Gluon makes its arrays, the first time."""
+    """Broadcast ``param`` as soon as Gluon makes its arrays for the first time."""
 
     def make(data: Any, contexts: Any) -> None:
-        del param._init_impl  # the method of the class is there again
+        del param._init_impl  # uncovers the method of the class
         param._init_impl(data, contexts)
         named = _named_data(param, name)
         for begun in [

@@ -1,4 +1,4 @@
-"""Optimizers of ``mx.optimizer``, with the gradients of all ranks: for ``mx.mod.Module`` and loops of a user's own."""
+"""``mx.optimizer`` with the gradients of all ranks: for ``mx.mod.Module`` and the user's own training loops."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _OWN = ("_optimizer", "_how", "_process_set")
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
-    """An optimizer that averages each gradient over all ranks before it uses it.
+    """Optimizer that averages each gradient over all ranks before its use.
 
     >>> optimizer = hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=0.1, rescale_grad=1 / batch_size))
     >>> module.init_optimizer(kvstore=None, optimizer=optimizer)
 
-    All else is that of ``optimizer``: its states, its counters, what is read from it and set. Gluon has
-    ``DistributedTrainer``, which reduces all gradients of a step at once and is faster. Gradients are matched by the
-    index of their weight, so one optimizer per process set can be in use. ``gradient_predivide_factor``: divide by it
-    before the sum and by *size* over it after. ``num_groups`` has no effect: an optimizer sees one gradient at a time.
+    States, counters and attributes are those of ``optimizer``. For Gluon use ``DistributedTrainer``, which reduces all
+    gradients of a step at once and is faster. Gradients are matched by the index of their weight, so only one optimizer
+    per process set can be in use. ``gradient_predivide_factor``: divide by it before the sum, and by *size* / factor
+    after it. ``num_groups`` has no effect, because an optimizer gets one gradient at a time.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNe
         self._how = Reduction(ReduceOp.AVERAGE, 1 / gradient_predivide_factor, gradient_predivide_factor)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OWN:  # not there yet, in a copy that is being made
+        if name in _OWN:  # not set yet, while a copy is made
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set it where it is read: Gluon and Module set ``rescale_grad``, for example, in each step."""
+        """Set attributes on the inner optimizer: Gluon and Module set ``rescale_grad``, for example, in each step."""
         if name in _OWN:
             super().__setattr__(name, value)
         else:
@@ -93,7 +93,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNe
         self._optimizer.set_wd_mult(args_wd_mult)
 
     def _average(self, index: Any, grad: Any) -> None:
-        """Reduce one gradient, or several at once where MXNet aggregates updates."""
+        """Reduce one gradient, or several at once if MXNet aggregates updates."""
         if not takes_part(self._process_set, "a reduction of gradients"):
             return
         named = zip(index, grad, strict=True) if isinstance(index, list | tuple) else [(index, grad)]

@@ -1,1 +1,1 @@
-"""Floor 0: the native core, as C++ in the repository's ``native/`` has it: the module ``core``."""
+"""Floor 0: the native core, the module ``core``, built from the C++ in the repository's ``native/``."""

@@ -1,9 +1,9 @@
-"""``attach``: engines of IPython Parallel take seats in a job, whoever has started them.
+"""``attach``: engines of IPython Parallel take seats in a job, however they were started.
 
     ranks = farandole.notebook.attach(rc)
 
-One task on all engines asks what they are and guards their cells; the engine of rank 0 starts the controller, as its
-child, and the client's signed messages take its contact to the others. No port is guessed and no file is shared.
+One task on all engines returns their reports and guards their cells. The engine of rank 0 starts the controller as its
+child, and signed messages of the client carry its contact to the others. No port is guessed and no file is shared.
 """
 
 from __future__ import annotations
@@ -46,17 +46,16 @@ def attach(
         import farandole.torch as hvd
         hvd.init()
 
-    Called again, also from a kernel that was restarted, it makes a new job of the engines that are there; their
-    variables stay. In a notebook it takes the place of ``%%px`` and ``%px``, with the same options: see
-    ``EngineRanks.run``.
+    A second call, also from a restarted kernel, makes a new job of the current engines; their variables stay. In a
+    notebook, it replaces ``%%px`` and ``%px`` by magics with the same options: see ``EngineRanks.run``.
 
-    ``ranks.widget`` is the live view, for which a process beside the kernel collects numbers from the beginning on:
-    with ``live``, which is by default what a notebook has if it can show it; where that view, which nobody has asked
-    for, fails, the ranks train without. All is recorded in the folder ``record``, which must be new or empty; without
-    one, a view has a record that goes with the ranks.
+    ``ranks.widget`` is the live view, for which a process beside the kernel collects numbers from the beginning on.
+    ``live``: whether there is a view; by default, a notebook that can show it has one, and if this default view fails,
+    the ranks train without it. ``record``: folder, new or empty, for the record; without it, the record of a view is
+    removed with the ranks.
 
-    Raises ``StartError`` if an engine does not answer within ``timeout_s``, as it may be busy; ``UsageError`` if some
-    have another version of Farandole, or are on several hosts and the client's connections are not encrypted.
+    Raises ``StartError`` if an engine does not answer within ``timeout_s``, because it may be busy; ``UsageError`` if
+    engines have another version of Farandole, or are on several hosts and the client's connections are not encrypted.
     """
     engines = sorted(client.ids)
     if not engines:
@@ -67,7 +66,7 @@ def attach(
     try:
         reports = _call(client, engines, guard.report, timeout_s)
         if view is not None:
-            view.await_ready()  # what is refused leaves the earlier ranks as they are
+            view.await_ready()  # an error here leaves earlier ranks as they are
         _close_earlier(reports)
         seats = _seat(client, engines, reports, timeout_s, view)
     except BaseException:
@@ -81,7 +80,7 @@ def attach(
 
 
 def _close_earlier(reports: Sequence[EngineReport]) -> None:
-    """End the views of ranks whose engines become those of another job."""
+    """End the views of earlier ranks whose engines join the new job."""
     engines = {(report.host, report.pid) for report in reports}
     for ranks in list(_attached):
         if any((seat.report.host, seat.report.pid) in engines for seat in ranks.seats):
@@ -95,7 +94,7 @@ def _seat(
     timeout_s: float,
     view: RanksView | None = None,
 ) -> list[EngineInSeat]:
-    """Make a job of these engines: rank 0's starts the controller, then each takes its seat, and the view follows."""
+    """Make a job of these engines: rank 0 starts the controller, each engine takes its seat, and the view follows."""
     hosts = [report.host for report in reports]
     _require_same_version(engines, reports)
     spans_hosts = len(set(hosts)) > 1
@@ -131,7 +130,7 @@ def _replace(ranks: EngineRanks, setup: str, timeout_s: float) -> list[EngineInS
     for rank, engine in zip(dead, new, strict=True):
         engines[rank] = engine
     reports = _call(client, engines, guard.report, timeout_s)
-    for engine in new:  # in a job of one, where init() and broadcasts need nobody
+    for engine in new:  # in a job of one engine, where init() and broadcasts need no other rank
         _seat(client, [engine], [reports[engines.index(engine)]], timeout_s)
         if setup:
             result = client[engine].execute(setup, silent=False, block=False)
@@ -142,7 +141,7 @@ def _replace(ranks: EngineRanks, setup: str, timeout_s: float) -> list[EngineInS
 
 
 def _new_engines(client: Any, known: Sequence[int], count: int, timeout_s: float) -> list[int]:
-    """Engines without a seat, ``count`` of them; started if need be."""
+    """``count`` engines without a seat; starts engines if needed."""
     deadline_s = time.monotonic() + timeout_s
     missing = count - len([each for each in client.ids if each not in known])
     if missing > 0:
@@ -155,14 +154,14 @@ def _new_engines(client: Any, known: Sequence[int], count: int, timeout_s: float
     while len(new := [each for each in client.ids if each not in known]) < count:
         if time.monotonic() > deadline_s:
             raise StartError(f"{len(new)} of {count} new engines are there after {timeout_s:g} s: look at their logs")
-        time.sleep(LOOK_S)  # the client learns it by its own thread
+        time.sleep(LOOK_S)  # the client's own thread registers new engines
     return sorted(new)[:count]
 
 
 def _call(
     client: Any, engines: Sequence[int], function: Callable[..., Any], timeout_s: float, arguments: tuple[Any, ...] = ()
 ) -> list[Any]:
-    """Call a function in engines, as a task of each; returns what it returns."""
+    """Call a function in each engine, as a task; returns the results."""
     return _await([client[each].apply_async(function, *arguments) for each in engines], engines, timeout_s)
 
 
@@ -185,7 +184,7 @@ def _require_same_version(engines: Sequence[int], reports: Sequence[EngineReport
 
 
 def _register(ranks: EngineRanks) -> None:
-    """Have the notebook send its ``%%px`` cells to these ranks, and their view end with the last engine."""
+    """Make the notebook send its ``%%px`` cells to these ranks, and end their view with the last engine."""
     from IPython import get_ipython
 
     shell = get_ipython()
@@ -198,7 +197,7 @@ def _register(ranks: EngineRanks) -> None:
 
 
 def _end_of(reference: weakref.ref[EngineRanks], shell: Any) -> Callable[[object], None]:
-    """Hook of the notebook that ends the view where a cell has stopped the engines: its picture is then saved."""
+    """Hook of the notebook that ends the view if a cell has stopped the engines: its picture is then saved."""
 
     def look(_: object) -> None:
         ranks = reference()

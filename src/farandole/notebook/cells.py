@@ -1,4 +1,4 @@
-"""Cells that ranks run together: what the notebook says of each, and when a rank may not take part in one; pure.
+"""Cells that ranks run together: the marks of the notebook, and reasons why a rank may not take part; pure.
 
 mark = CellMark(serial=6, settled=4, ranks=[0, 1], is_whole=True)
 CellMark.of(mark.label)                     # the same, on the engine; None for what something else has sent
@@ -19,10 +19,10 @@ _PREFIX = "farandole "
 
 @final
 class CellMark(msgspec.Struct, frozen=True):
-    """Mark that travels with a cell, as its label.
+    """Mark that is sent with a cell, as its label.
 
-    ``serial`` counts the cells of a notebook. When this one was sent, the notebook knew how all cells up to ``settled``
-    had ended on all ranks. It went to ``ranks``; ``is_whole`` if these are all.
+    ``serial``: number of the cell in the notebook. ``settled``: when the cell was sent, all cells up to this number had
+    ended on all ranks, and the notebook knew it. ``ranks``: ranks that get the cell. ``is_whole``: these are all ranks.
     """
 
     serial: int
@@ -48,9 +48,9 @@ class CellMark(msgspec.Struct, frozen=True):
 
 @final
 class CellStart(msgspec.Struct, frozen=True):
-    """Word of a rank on the cell in which it comes to a collective.
+    """Description of the cell in which a rank reaches a collective.
 
-    ``serial`` is 0 where the cell has no mark; it is the ``run``-th of this source in the session of the ranks then.
+    ``serial``: 0 for a cell without a mark. ``run``: such a cell is the n-th with this source in the ranks' session.
     """
 
     serial: int
@@ -66,12 +66,12 @@ class CellStart(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Name for people."""
+        """Name for users."""
         return f"cell {self.serial} ({self.title})" if self.serial else f"the cell ({self.title})"
 
     @property
     def tag(self) -> str:
-        """Name by which other ranks know the cell again, if it has no mark."""
+        """Name by which other ranks recognize the cell, if it has no mark."""
         return "" if self.serial else f" [{self.digest[:6]}.{self.run}]"
 
     def is_named_in(self, reason: str) -> bool:
@@ -84,7 +84,7 @@ class CellStart(msgspec.Struct, frozen=True):
 
 
 def title_of(source: str) -> str:
-    r"""First line of a cell that says something, shortened.
+    r"""First line of code in a cell, shortened.
 
     >>> title_of("# the training\n\nfor epoch in range(9):\n    ...")
     'for epoch in range(9):'
@@ -95,7 +95,7 @@ def title_of(source: str) -> str:
 
 
 def difference(starts: Sequence[CellStart], names: Sequence[str]) -> str:
-    """Reason why ranks may not do collectives together, as they run different cells; "" if they run the same.
+    """Reason why ranks may not do collectives together: they run different cells; "" if they run the same cell.
 
     >>> difference([CellStart(6, "91", "train()"), CellStart(6, "91", "train()")], ["rank 0 on a", "rank 1 on a"])
     ''
@@ -107,7 +107,7 @@ def difference(starts: Sequence[CellStart], names: Sequence[str]) -> str:
 
 
 def partial_refusal(start: CellStart) -> str:
-    """Reason why a cell that went to some ranks has no collectives of others."""
+    """Reason why a cell that was sent to some ranks only may not use collectives of other ranks."""
     return (
         f"{start.name} went to some of the ranks only, and its collective needs others, too: leave out --targets, or "
         "leave such collectives to the cells of all ranks"
@@ -115,7 +115,7 @@ def partial_refusal(start: CellStart) -> str:
 
 
 def unformed_refusal(start: CellStart) -> str:
-    """Reason why a cell that went to some ranks has no session."""
+    """Reason why a cell that was sent to some ranks only has no session."""
     return (
         f"{start.name} went to some of the ranks only. Their session has ended, with a failed cell or as engines were "
         "replaced; the next cell of all ranks that needs it forms it anew: leave out --targets"
@@ -123,12 +123,12 @@ def unformed_refusal(start: CellStart) -> str:
 
 
 def ended_refusal(start: CellStart, reason: str) -> str:
-    """Reason why a cell has no collectives before which the ranks' session has ended, as some rank has failed in it."""
+    """Reason why a cell has no collectives: a rank failed in it and ended the session before it began here."""
     return f"{start.name} had not begun here when the session of the ranks ended: {reason}"
 
 
 def queued_refusal(start: CellStart, before: CellStart) -> str:
-    """Reason why a cell does not run that was sent before the notebook could know of a failure."""
+    """Reason why a cell does not run: it was sent before the notebook could know of a failure."""
     return (
         f"{start.name} was sent before {before.name} had ended, which has failed on some rank: that rank does not run "
         "this one. Look at the failure, then send it again"

@@ -1,4 +1,4 @@
-"""Launcher of IPython Parallel that starts each engine singly, here, over ssh, or by ``srun``, so that one is replaced.
+"""Launcher of IPython Parallel that starts each engine by itself: here, over ssh or by ``srun``.
 
     cluster = ipyparallel.Cluster(engines="farandole", n=4)        # the hosts of the Slurm allocation, or this one
 
@@ -6,7 +6,7 @@
     config.FarandoleEngineSetLauncher.hosts = "node1:2,node2:2"     # as farandole run -H
     cluster = ipyparallel.Cluster(engines="farandole", n=4, controller_ip="*", config=config)
 
-An engine that is started later, as ``ranks.replace()`` does, comes where a place is free: where one has died.
+An engine that is started later, for example by ``ranks.replace()``, gets the place of an engine that has died.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from farandole.settings import Settings
 MODULE = "farandole.notebook.engine_process"
 
 GONE_S, LOOK_S = 5.0, 0.05
-"""Time for the way to an engine that has died to end, and the interval of looks."""
+"""Time for the local process (such as ssh) of a dead engine to exit, and the polling interval."""
 
 
 def free_hosts(hosts: Sequence[Host], taken: Iterable[str], n: int) -> list[str]:
-    """Hosts of ``n`` more engines, in their order, where those of ``taken`` are; hosts without a number fill evenly.
+    """Hosts for ``n`` more engines, in order, beside engines on ``taken``; hosts without a number of slots fill evenly.
 
     >>> free_hosts([Host("a", 2), Host("b", 2)], ["a", "b", "b"], 1)
     ['a']
@@ -64,7 +64,7 @@ def free_hosts(hosts: Sequence[Host], taken: Iterable[str], n: int) -> list[str]
 
 
 class FarandoleEngineLauncher(LocalEngineLauncher):
-    """Launcher of one engine. Its process is the way to it: each of the two ends with the other."""
+    """Launcher of one engine. Its local process (such as ssh) and the engine end together."""
 
     host = Unicode().tag(to_dict=True)
     starter: AgentStarter = Local()
@@ -74,7 +74,7 @@ class FarandoleEngineLauncher(LocalEngineLauncher):
         return self.starter.command([self.host], Settings.resolve(), MODULE)
 
     def start(self) -> None:
-        """See ``LocalProcessLauncher``; the engine is told on standard input what must not be on a command line."""
+        """See ``LocalProcessLauncher``; the configuration goes to standard input, because command lines are public."""
         kept = {} if isinstance(self.starter, Local) else for_other_hosts(os.environ)
         told = {**kept, **self.get_env()}
         config = EngineConfig([*self.cluster_args, *self.engine_args], os.path.abspath(self.work_dir), told)
@@ -93,13 +93,13 @@ class FarandoleEngineLauncher(LocalEngineLauncher):
         self._start_waiting()
 
     def signal(self, sig: int | str) -> None:
-        """Send a signal to the engine, wherever it is."""
+        """Send a signal to the engine, on any host."""
         number = getattr(signal, f"SIG{sig}") if isinstance(sig, str) and not sig.isdigit() else int(sig)
         if self.is_alive:
             self._write(encode_line(EngineSignal(number)))
 
     async def stop(self) -> None:
-        """End the engine, and the way to it if that does not end then."""
+        """End the engine, and kill its local process if it does not exit then."""
         if self._popen_process is not None and self._popen_process.stdin is not None:
             self._popen_process.stdin.close()
         try:
@@ -110,11 +110,11 @@ class FarandoleEngineLauncher(LocalEngineLauncher):
 
     @property
     def is_alive(self) -> bool:
-        """True while its process is there; ``state`` waits for a loop that may not run."""
+        """True while its process runs; ``state`` would wait for a loop that may not run."""
         return self._wait_thread is not None and self._wait_thread.is_alive()
 
     def await_end(self, timeout_s: float) -> None:
-        """Wait for the end of its process, but not for longer than that."""
+        """Wait for the exit of its process, at most ``timeout_s``."""
         self._wait_thread.join(timeout_s)
 
     def _write(self, line: bytes) -> None:
@@ -134,13 +134,13 @@ class FarandoleEngineLauncher(LocalEngineLauncher):
 
 
 class FarandoleEngineSetLauncher(LocalEngineSetLauncher):
-    """Launcher of a set of engines, each on its own; see the module."""
+    """Launcher of a set of engines, each with a launcher of its own; see the module."""
 
     hosts = Unicode("", config=True, help="Hosts of engines and how many each takes, as in farandole run -H a:2,b:2.")
     launcher_class = FarandoleEngineLauncher
 
     def start(self, n: int) -> list[Any]:
-        """Start ``n`` engines where places are free."""
+        """Start ``n`` engines in free places."""
         variables, here = os.environ, socket.gethostname()
         slurm, here = own_allocation(Means(), variables, here)
         named: Sequence[Host] = read_hosts(self.hosts, "")
@@ -165,7 +165,7 @@ class FarandoleEngineSetLauncher(LocalEngineSetLauncher):
         return started
 
     def _places(self, hosts: Sequence[Host], n: int) -> list[str]:
-        """Hosts of ``n`` more engines; an engine that has died keeps its place until the way to it has ended, too."""
+        """Hosts for ``n`` more engines; a dead engine keeps its place until its local process has exited, too."""
         until_s = time.monotonic() + GONE_S
         while True:
             alive = self._alive()
@@ -178,7 +178,7 @@ class FarandoleEngineSetLauncher(LocalEngineSetLauncher):
                 each.await_end(LOOK_S)
 
     def _alive(self) -> list[FarandoleEngineLauncher]:
-        """Engines of all sets of this cluster."""
+        """Launchers of the running engines in all sets of this cluster."""
         sets: Mapping[str, Any] = getattr(self.parent, "engines", {})
         known = [each for one in sets.values() for each in getattr(one, "launchers", {}).values()]
         return [each for each in known if isinstance(each, FarandoleEngineLauncher) and each.is_alive]

@@ -1,16 +1,16 @@
-"""One engine of IPython Parallel on its host, as a child of a process that ends it with whoever has started that.
+"""One engine of IPython Parallel on its host, as a child of a process that ends it when the starter exits.
 
     python -c "from farandole.notebook.engine_process import main; main()" < lines
 
-Standard input brings a line of JSON, ``EngineConfig``, and then a line for each signal that the engine is to get; its
-end, also by the death of whoever writes it, ends the engine. It is the same on this host, over ssh and by ``srun``,
-which pass no signals on. The engine's output goes where ours goes; its exit status becomes ours.
+Standard input has a line of JSON, ``EngineConfig``, and then a line for each signal for the engine. The end of standard
+input, also by the death of its writer, ends the engine. This works in the same way on this host, over ssh and by
+``srun``, which pass no signals on. The engine inherits the output of this process, which exits with its exit status.
 """
 
 # One thread, one loop: standard input, and a pidfd of the engine. If this process is killed, the kernel kills the
 # engine, too.
-# Signals that schedulers send to all processes of a job have a handler that does nothing, and are not ignored: the
-# engine would inherit that, and hear no interrupt.
+# Signals that schedulers send to all processes of a job have a handler that does nothing. They are not ignored: the
+# engine would inherit that, and get no interrupt.
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from farandole.control.os_text import pack, unpack
 ENGINE = "ipyparallel.engine"
 
 LEAVE_S = 1.0
-"""Time for an engine that was told to end; one that has loaded torch does not heed that."""
+"""Time for an engine to exit after SIGTERM; an engine that has loaded torch does not react to SIGTERM."""
 
 
 @final
 class EngineConfig(msgspec.Struct, frozen=True):
-    """Config of an engine: its arguments, its folder if that is here, and variables beside those of this host."""
+    """Configuration of an engine: arguments, folder, if it exists here, and variables besides those of this host."""
 
     arguments: list[str]
     folder: str
@@ -54,8 +54,8 @@ def encode_line(message: EngineConfig | EngineSignal) -> bytes:
 
 
 def main() -> None:
-    """Run the engine that standard input describes, and exit as it does."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # sent to all by schedulers; the end of input counts
+    """Run the engine that standard input describes, and exit with its exit status."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # schedulers send them; only the end of input counts
         signal.signal(number, _nothing)
     lines = _Lines(0)
     line = lines.next(None)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _serve(pid: int, lines: _Lines) -> None:
-    """Pass signals on until the engine has ended; end it when nobody can send any more."""
+    """Pass signals on until the engine has exited; end the engine at the end of standard input."""
     held = os.pidfd_open(pid)
     while (line := lines.next(held)) is not None:
         with contextlib.suppress(msgspec.DecodeError, ProcessLookupError):

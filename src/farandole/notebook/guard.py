@@ -1,22 +1,22 @@
-"""Guard of an engine: what makes its cells those of a rank.
+"""Guard of an engine: hooks that make its cells those of a rank.
 
     install()                   # in the engine, once; then the hooks of IPython call it
     take_seat(seat)
 
-A cell that fails ends the collectives of all ranks; the next one forms the session anew, and models stay. Cells that
-differ between ranks never mix their sums: at its first collective, each rank says which cell it runs. An interrupt ends
-all ranks after the same step. A task of a load-balanced view is a job of one.
+A cell that fails ends the collectives of all ranks; the next cell forms a new session, and models stay. Cells that
+differ between ranks never mix their sums: at its first collective, each rank sends which cell it runs. An interrupt
+ends the cell on all ranks after the same step. A task of a load-balanced view is a job of one rank.
 """
 
-# Threads. IPython's hooks, tasks and SIGINT come in the main thread. ``_enter`` is called by the thread that comes to
-# a cell's first collective, whichever it is; others wait for it by ``_lock``, so that none of them does a collective
-# before the cells are known to be the same. (``_passed`` only grows while a cell runs, and is read without it.) The
-# main thread takes the lock when a cell ends; it is reentrant, as the handler of SIGINT runs on top of either.
-# ``_lapse`` and ``_show_stack`` run in timers: the former sends SIGINT to the main thread under the lock, so that the
-# cell cannot end between its look and that.
+# Threads. IPython's hooks, tasks and SIGINT run in the main thread. Any thread may be the first to reach a collective
+# in a cell; it calls ``_enter``, and other threads wait for it by ``_lock``, so that none begins a collective before
+# the cells are known to be the same. (``_passed`` only grows while a cell runs, and is read without the lock.) The main
+# thread takes the lock when a cell ends; the lock is reentrant, because the SIGINT handler runs on top of either.
+# ``_lapse`` and ``_show_stack`` run in timers: ``_lapse`` sends SIGINT to the main thread under the lock, so that the
+# cell cannot end between the check and the signal.
 #
-# Nothing here raises into IPython's hooks: it would print that, and go on as if all were well. What a cell may not do
-# is kept as ``_refusal``, which its first collective raises.
+# Nothing here raises into IPython's hooks: IPython would print the error, and go on. The reason why a cell may not use
+# collectives is kept as ``_refusal``, which its first collective raises.
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ from farandole.version import __version__
 _PER_SERIAL = 2**20
 
 VOTE_S = 2.0
-"""Longest wait of an interrupt for the end of a step that all ranks agree on."""
+"""Longest wait of an interrupt for the end of a step on which all ranks agree."""
 
 SETTLE_S, LOOK_S = 2.0, 0.002
-"""How long the news of a failed cell may be on its way between ranks, and the interval of looks."""
+"""Longest time that the news of a failed cell takes to reach a rank, and the polling interval."""
 
 STACK_S = 8.0
-"""Time after that, until an engine that runs on shows where it is."""
+"""Time after ``VOTE_S`` until an engine that still runs prints its stack."""
 
 
 @final
 class EngineReport(msgspec.Struct, frozen=True):
-    """Report of an engine on itself."""
+    """Report of an engine on its host, process and hardware."""
 
     host: str
     pid: int
@@ -100,7 +100,7 @@ class CellGuard:
 
     def __init__(self, shell: Any) -> None:
         self.job = ""
-        """The job whose controller this process has started."""
+        """The job of the last seat; this process may have started its controller."""
         self._shell, self._kernel = shell, shell.kernel
         self._apply = self._kernel.do_apply
         self._lock = threading.RLock()
@@ -108,17 +108,17 @@ class CellGuard:
         self._cell: CellStart | None = None
         self._mark: CellMark | None = None
         self._last: CellStart | None = None
-        self._before: Any = None  # what IPython had executed last when the cell began
-        self._runs = Counter[str]()  # of cells in this session, by their digest
+        self._before: Any = None  # IPython's last result when the cell began
+        self._runs = Counter[str]()  # number of runs of each cell in this session, by digest
         self._refusal = ""
-        self._joined_in: EngineSeat | None = None  # of the session that is there, or was last
-        self._number = 0  # of the newest cell that went to all ranks; rises by ``_PER_SERIAL``, by 1 without a mark
+        self._joined_in: EngineSeat | None = None  # seat of the current or last session
+        self._number = 0  # of the newest cell of all ranks; rises by ``_PER_SERIAL``, by 1 without a mark
         self._interrupts = 0
         self._is_forced = False
-        self._is_telling = False  # of the error that has ended the cell
+        self._is_telling = False  # True while the error that has ended the cell is shown
         self._passed: set[int] = set()
         self._watched: weakref.ref[Session] | None = None
-        self._is_end_known = False  # of that session, and that it ended with an earlier cell than the next
+        self._is_end_known = False  # True if ``_watched`` is known to have ended before the next cell
         self._timers: list[threading.Timer] = []
         self._handler: Any = None
 
@@ -127,7 +127,7 @@ class CellGuard:
         main = threading.main_thread().ident
         count_as_servants(each.ident for each in threading.enumerate() if each.ident and each.ident != main)
         count_as_servants(ident for ident in sys._current_frames() if ident != main)
-        # Silent cells, as those of ``view.execute`` are, have no ``post_run_cell``; of others ``_end`` may know less.
+        # Silent cells, such as those of ``view.execute``, have no ``post_run_cell``; for others ``_end`` may know less.
         for name, hook in (("pre_execute", self._begin), ("post_execute", self._end), ("post_run_cell", self._judge)):
             self._shell.events.register(name, hook)
         self._kernel.do_apply = self._do_task
@@ -149,13 +149,13 @@ class CellGuard:
         self._watched, self._is_end_known = weakref.ref(session), False
         self._runs.clear()
         if self._mark is None:
-            self._number = 0  # in what has failed, some ranks have come further than others
+            self._number = 0  # in a failed session, some ranks may have counted more cells
         if self._cell is not None:
             self._count(self._cell)
             session.cells.gate = partial(self._enter, session)
 
     def _revive(self) -> None:
-        """Form the session anew, as the one before has ended with a failed cell, or with another seat."""
+        """Form a new session, because the previous one has ended with a failed cell, or with another seat."""
         seat, cell = engine.occupied(), self._cell
         if seat is None or cell is None or self._joined_in is None:
             return
@@ -178,7 +178,7 @@ class CellGuard:
         with self._lock:
             cell, members = self._cell, session.process_sets()[process_set].ranks
             if process_set in self._passed or cell is None:
-                return  # another thread was here, or the cell has ended: its threads have not
+                return  # another thread was first, or the cell has ended before its threads
             if self._refusal:
                 raise MismatchError(self._refusal)
             if self._mark is not None and not self._mark.is_whole and not self._reaches(self._mark, session, members):
@@ -194,7 +194,7 @@ class CellGuard:
             self._passed.add(process_set)
 
     def _reaches(self, mark: CellMark, session: Session, members: Sequence[int]) -> bool:
-        """True if a cell went to all of these ranks, which are those of the seats unless some have died."""
+        """True if a cell was sent to all ``members``, and no rank of the seats has died."""
         seat = self._joined_in
         return seat is not None and session.topology.size == seat.size and set(members) <= set(mark.ranks)
 
@@ -217,37 +217,37 @@ class CellGuard:
         if session is None:
             return
         if self._mark is None and not session.broken:
-            # Nobody waits between cells without a mark until the failure of the last one is known everywhere.
+            # Between cells without a mark, no sender waits until all ranks know of the failure of the last cell.
             session.sync_with_controller(SETTLE_S)
         is_partial = self._mark is not None and not self._mark.is_whole
         if self._joined_in is not seat or (session.broken and not is_partial):
             if session.broken and self._joined_in is seat:
                 self._refusal = self._why_not(cell, session)
             if not self._refusal:
-                shutdown()  # ``_revive`` makes another one, if the cell needs it
+                shutdown()  # ``_revive`` forms another session, if the cell needs it
                 return
-        session.cells.interrupted = False  # what came after the last step of the cell before was for that one
+        session.cells.interrupted = False  # an interrupt after the previous cell's last step was for that cell
         session.cells.rest, session.cells.gate = None, partial(self._enter, session)
 
     def _count(self, cell: CellStart) -> CellStart:
-        """Begin a cell: ranks that come to the same ones in a session count them alike."""
+        """Begin a cell: ranks that run the same cells in a session count them alike."""
         self._runs[cell.digest] += 1
         self._cell = msgspec.structs.replace(cell, run=self._runs[cell.digest])
         return self._cell
 
     def _why_not(self, cell: CellStart, session: Session) -> str:
-        """Reason why a cell may not form the session anew: a rank will not come, as it has failed in this very one."""
+        """Reason why a cell may not form a new session: a rank that has failed in this cell will not join."""
         if self._last is not None and self._mark is not None and self._last.serial > self._mark.settled:
             return queued_refusal(cell, self._last)
-        # Nobody sends cells without a mark only when all know of the end: of these, the one that has failed is refused.
+        # Cells without a mark are sent before all ranks know of the end: of these, only the failed cell is refused.
         is_over = self._is_end_known if self._mark is not None else not cell.is_named_in(session.end_reason)
         return "" if is_over else ended_refusal(cell, session.end_reason)
 
     def settle(self) -> None:
-        """Wait until the end of the session that a failed cell has brought is known here."""
+        """Wait until this engine knows that a failed cell has ended the session."""
         session, until_s = None if self._watched is None else self._watched(), time.monotonic() + SETTLE_S
         while session is not None and not session.broken and time.monotonic() < until_s:
-            time.sleep(LOOK_S)  # the control thread hears of it
+            time.sleep(LOOK_S)  # the control thread gets the news
         self._is_end_known = session is not None and session.broken
 
     def _end(self) -> None:
@@ -266,7 +266,7 @@ class CellGuard:
             session.cells.rest_after(self._number, -next(self._tokens), f"no cell, as {ended.name} has ended there")
 
     def _judge(self, result: Any) -> None:
-        """End the collectives of all ranks if the cell has failed; not after an interrupt that they have agreed on."""
+        """End the collectives of all ranks if the cell has failed; not after an interrupt on which they have agreed."""
         error = result.error_before_exec or result.error_in_exec
         session = self._session()
         if error is None or session is None or engine.occupied() is None:
@@ -274,14 +274,14 @@ class CellGuard:
         is_voted = isinstance(error, KeyboardInterrupt) and not self._is_forced
         if not session.broken and not is_voted:
             session.abort(f"{_named(self._last)} raised {traceback.format_exception_only(error)[-1].strip()}")
-            # Now the controller has told the others, which may begin the next cell as soon as this one has ended.
+            # Now the controller has notified the others, which may begin the next cell when this cell has ended.
             session.sync_with_controller(SETTLE_S)
         session.cells.interrupted = False
         if not is_voted:
             self.settle()
 
     def _tell(self, show: Callable[..., Any], *how: Any, **more: Any) -> Any:
-        """Show the error that has ended the cell. An interrupt that was to end it would end this instead."""
+        """Show the error that has ended the cell. Interrupts of the cell are ignored meanwhile."""
         self._is_telling = self._cell is not None
         return show(*how, **more)
 
@@ -311,7 +311,7 @@ class CellGuard:
         self._after(VOTE_S, partial(self._lapse, self._cell))
 
     def _lapse(self, cell: CellStart | None) -> None:
-        """Interrupt the main thread wherever it is."""
+        """Interrupt the main thread, whatever it runs."""
         with self._lock:
             if self._cell is not cell or self._interrupts > 1:
                 return
@@ -341,14 +341,14 @@ def _named(cell: CellStart | None) -> str:
 def _show_folded(
     shell: Any, kind: type[BaseException], error: BaseException, trace: TracebackType, **_options: Any
 ) -> list[str]:
-    """Show an error of Farandole as in a script: IPython takes long for its many frames, and shows all of them."""
+    """Show an error of Farandole as in a script: IPython would show all its frames, which takes long."""
     lines = folded(error.with_traceback(trace.tb_next)).splitlines()
     shell._showtraceback(kind, error, lines)  # IPython leaves that to handlers
     return lines
 
 
 def _load_tracebacks(shell: Any) -> None:
-    """Have IPython format an error now, as it loads a second's worth of modules at the first one."""
+    """Make IPython format an error now, because loading its modules at the first error takes a second."""
     try:
         int("")
     except ValueError:
@@ -359,7 +359,7 @@ _guards: list[CellGuard] = []
 
 
 def report() -> EngineReport:
-    """Report of this engine; from now on it is guarded. Called by the notebook, as a task."""
+    """Report of this engine, which is guarded from now on. Called by the notebook, as a task."""
     install()
     gpus = len(glob("/proc/driver/nvidia/gpus/*"))
     python = ".".join(map(str, sys.version_info[:3]))
@@ -367,11 +367,11 @@ def report() -> EngineReport:
 
 
 def install() -> None:
-    """Guard this engine; once."""
+    """Guard this engine; later calls do nothing."""
     if not _guards:
         from IPython import get_ipython  # an engine has it
 
-        # In a task that is run before there is a guard, so nothing is set aside here.
+        # This runs in a task, but before there is a guard, so no session is set aside.
         guard = CellGuard(get_ipython())
         guard.watch()
         _guards.append(guard)
@@ -389,7 +389,7 @@ def start_controller(job: str, size: int, spans_hosts: bool) -> tuple[list[str],
 def take_seat(
     job: str, place: tuple[int, int, int], host: str, spans_hosts: bool, contact: tuple[list[str], str]
 ) -> None:
-    """Take a seat: ``place`` is rank, size and local rank. The next cell is one of that job. For the notebook."""
+    """Take a seat: ``place`` is rank, size and local rank. The next cell belongs to that job. For the notebook."""
     rank, size, local_rank = place
     engine.take(EngineSeat(job, rank, size, host, local_rank, spans_hosts, Contact(*contact)))
     for guard in _guards:
@@ -399,13 +399,13 @@ def take_seat(
 
 
 def settle() -> None:
-    """Return when this engine knows of the end that a failed cell has brought. Called by the notebook, as a task."""
+    """Wait until this engine knows that a failed cell has ended the session. Called by the notebook, as a task."""
     for guard in _guards:
         guard.settle()
 
 
 def be_ready() -> None:
-    """Take part in the next cell without ``init()``, as the others do, which have called it. Called by the notebook."""
+    """Take part in the next cell without ``init()``, which the other ranks have called. Called by the notebook."""
     for guard in _guards:
         guard._joined_in = guard._joined_in or engine.occupied()
 

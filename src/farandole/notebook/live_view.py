@@ -7,11 +7,11 @@ r"""Live view of a notebook's ranks, across their cells: a monitor that is a chi
     view.over(3)
     view.close()                                # a picture takes its place
 
-It is the one of ``farandole.launch`` and of the page: ranks send their numbers to the controller, which passes them on.
+It is the view of ``farandole.launch`` and of the page: ranks send numbers to the controller, which passes them on.
 """
 
-# Threads. The kernel's main thread calls all of this, but for ``over``, which comes from the client's own: hence
-# ``_lock``. The monitor reads a pipe, to which nobody writes what it has no room for: the kernel never waits for it.
+# Threads. The kernel's main thread calls everything except ``over``, which the client's own thread calls: hence
+# ``_lock``. The monitor reads a pipe; a message that does not fit is dropped, so the kernel never waits for the pipe.
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from farandole.launch.job.monitor_process import MonitorProcess
 from farandole.monitor.launching import can_show, missing
 
 LONGEST_TEXT = select.PIPE_BUF // 8
-"""Characters of a line for the monitor: in JSON one takes six at most."""
+"""Most characters of a line for the monitor: in JSON a character takes six bytes at most."""
 
 NO_VIEW = (
     "these ranks have no live view, as they were attached outside of a notebook, or by live=False, or it could not be "
@@ -51,11 +51,11 @@ NO_RESIZE = (
 class RanksView:
     """Live view of the ranks of one ``attach``, if it ``is_shown``, and their record.
 
-    That is in the folder ``record``, or in one that goes with this.
+    The record is in the folder ``record``, or in a folder that is removed with this object.
     """
 
     status = 0
-    """See ``ViewedJob``: cells that fail are told of, and the view ends well."""
+    """See ``ViewedJob``: 0, because failures of cells are reported elsewhere."""
 
     def __init__(self, record: str, is_shown: bool, is_optional: bool) -> None:
         folder = own_folder(self)
@@ -76,7 +76,7 @@ class RanksView:
     # -- the ranks ----------------------------------------------------------------------------------------------------
 
     def follow(self, addresses: Sequence[str], secret: str) -> None:
-        """Watch the job of this controller from now on; raises ``UsageError`` if that cannot be, and is needed."""
+        """Watch the job of this controller from now on; raises ``UsageError`` as ``await_ready`` does."""
         self.await_ready()
         if self.done:
             return
@@ -86,7 +86,7 @@ class RanksView:
             self._tell(MonitorCell(""))
 
     def await_ready(self) -> None:
-        """Wait until it records; raises ``UsageError`` if that cannot be, and somebody has asked for it."""
+        """Wait until the monitor records; raises ``UsageError`` if it cannot and the user has asked for it."""
         if self._is_ready or self.done:
             return
         try:
@@ -96,7 +96,7 @@ class RanksView:
             self.give_up(str(error))
 
     def give_up(self, why: str) -> None:
-        """End it before it has begun; raises ``UsageError`` if somebody has asked for it."""
+        """End the view before it has begun; raises ``UsageError`` if the user has asked for it."""
         self.close()
         self._is_shown = False
         if not self._is_optional:
@@ -104,13 +104,13 @@ class RanksView:
         logger.warning("the ranks have no live view: %s", why)
 
     def begins(self, serial: int, text: str) -> None:
-        """Tell that a cell begins."""
+        """Send the monitor that a cell begins."""
         with self._lock:
             self._running.add(serial)
             self._tell(MonitorCell(text[:LONGEST_TEXT]))
 
     def over(self, serial: int) -> None:
-        """Tell that it has ended on all ranks."""
+        """Send the monitor that a cell has ended on all ranks."""
         with self._lock:
             if self._running:
                 self._running.discard(serial)
@@ -118,7 +118,7 @@ class RanksView:
                     self._tell(MonitorCell(""))
 
     def follow_cell(self, serial: int, results: Sequence[Any]) -> None:
-        """Have ``over`` called when all of these ``AsyncResult`` are done."""
+        """Call ``over`` when all of these ``AsyncResult`` are done."""
 
         def look(_: object) -> None:
             if all(result.done() for result in results):
@@ -128,7 +128,7 @@ class RanksView:
             result.add_done_callback(look)
 
     def shown(self, stream: int, text: str) -> None:
-        """Tell of whole lines that were shown; where there is no room for some, of how many these were."""
+        """Send whole lines that were shown to the monitor; if there is no room for some lines, send their number."""
         with self._lock:
             for line in text.splitlines(keepends=True):
                 if self._unsaid and self._tell(MonitorOutput(stream, f"({self._unsaid} lines came too fast)\n")):
@@ -138,7 +138,7 @@ class RanksView:
                     self._unsaid += 1
 
     def close(self) -> None:
-        """End it: a picture takes the place of its views, and the record is complete. Idempotent."""
+        """End the view: a picture replaces its widgets, and the record is complete. Idempotent."""
         with self._lock:
             if not self._end.alive:
                 return
@@ -167,17 +167,17 @@ class RanksView:
         return self._widget
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Obey views while a cell waits, until that is true; returns at once where nobody looks, or can be heard."""
+        """Carry out orders of the widget until ``until()`` is true; without a widget, or after the end, do nothing."""
         if self._widget is not None and not self.done:
             self._widget.wait(until)
 
     @property
     def done(self) -> bool:
-        """True when it has ended."""
+        """True when the view has ended."""
         return not self._end.alive
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call this when it has ended; at once if it has."""
+        """Call ``call`` when the view has ended; at once if it has ended already."""
         with self._lock:
             if self._end.alive:
                 self._calls.append(call)
@@ -185,14 +185,14 @@ class RanksView:
         call()
 
     def resize(self, np: int) -> None:
-        """Refuse: the ranks are engines that somebody else has started."""
+        """Refuse: the ranks are engines that the user has started."""
         raise UsageError(NO_RESIZE)
 
 
 def begin_view(live: bool | None, record: str) -> RanksView | None:
-    """Begin the view that ``attach`` was asked for: ``None`` where that is none, nor a record.
+    """Begin the view for these arguments of ``attach``; ``None`` if neither a view nor a record is wanted.
 
-    By default a notebook has one that can show it, and misses it with a warning where it cannot be had.
+    By default a notebook that can show a view has one; if the view fails, there is a warning and no view.
     """
     if live and (lacking := missing()):
         raise UsageError(f"a live view needs {lacking}, which is not here: pip install 'farandole[notebook]'")

@@ -1,4 +1,4 @@
-"""``%%px`` and ``%px`` whose cells are those of ranks; same options as IPython Parallel's.
+"""``%%px`` and ``%px`` that run cells on ranks; same options as IPython Parallel's.
 
 shell.register_magics(RankMagics(shell, ranks))
 """
@@ -15,7 +15,7 @@ from farandole.notebook.ranks import EngineRanks
 
 @final
 class RankMagics(ParallelMagics):
-    """Magics of IPython Parallel, which send their cells by ``EngineRanks``."""
+    """Magics of IPython Parallel that send their cells with ``EngineRanks``."""
 
     def __init__(self, shell: Any, ranks: EngineRanks) -> None:
         self._ranks = ranks
@@ -30,7 +30,7 @@ class RankMagics(ParallelMagics):
         save_name: str | None = None,
         **_options: Any,
     ) -> Any:
-        """Run a cell; with ``--noblock`` return its ``AsyncResult`` at once. Output comes as it is printed, by rank."""
+        """Run a cell; with ``--noblock`` return its ``AsyncResult`` at once. Output is shown at once, by rank."""
         targets = self.view.targets
         engines = None if targets == "all" else [targets] if isinstance(targets, int) else list(targets)
         if self.view.block if block is None else block:

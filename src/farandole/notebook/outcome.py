@@ -1,4 +1,4 @@
-"""CellOutcome of a cell on one rank, in words, and which of several is the cause of the others; pure.
+"""Outcome of a cell on one rank, as text, and which of several failures is the cause of the others; pure.
 
 read(result)                                # an CellOutcome of IPython Parallel's AsyncResult that is done
 first_cause({0: outcome, 1: outcome})       # 1: the rank whose error explains the other's; None if none has failed
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 DIED, SKIPPED = "EngineError", "TaskAborted"
 FOLLOWING = ("AbortError", SKIPPED)
-"""Errors of a rank that another one explains."""
+"""Errors of a rank that the failure of another rank explains."""
 
 OOM = (
     "Its host may have been short of memory: `dmesg | tail` there tells of processes that were killed for it. The "
@@ -23,7 +23,7 @@ OOM = (
 
 @final
 class CellOutcome(NamedTuple):
-    """End of a cell on a rank; ``kind`` is the name of an exception, "" if it went well."""
+    """End of a cell on a rank; ``kind`` is the name of an exception, "" if the cell succeeded."""
 
     kind: str = ""
     text: str = ""
@@ -60,7 +60,7 @@ def read(result: Any) -> CellOutcome:
 
 
 def first_cause(outcomes: Mapping[int, CellOutcome]) -> int | None:
-    """Rank whose failure explains those of the others.
+    """Rank whose failure explains the failures of the others.
 
     >>> first_cause({0: CellOutcome("AbortError", "rank 1 gave up"), 1: CellOutcome("ValueError", "no data")})
     1

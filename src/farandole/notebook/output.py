@@ -6,7 +6,7 @@ r"""Output of the ranks of a cell, appended line by line with the rank before it
 >>> lines.take("loss 0.5\nloss 0.4", is_over=True)
 '[stdout:1] loss 0.4\n'
 
-IPython Parallel shows the whole text again for every line, which takes time and memory of its square.
+IPython Parallel shows the whole text again for every line, which takes quadratic time and memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RankLines:
         self._prefix, self._shown = f"[{stream}:{rank}] ", 0
 
     def take(self, text: str, is_over: bool = False) -> str:
-        """Lines of ``text``, the stream so far, that are complete and were not shown; all, if it ``is_over``."""
+        """Complete lines of ``text``, the stream so far, that were not shown; the last line, too, if it ``is_over``."""
         end = len(text) if is_over else text.rfind("\n") + 1
         if end <= self._shown:
             return ""

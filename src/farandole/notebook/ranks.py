@@ -30,21 +30,21 @@ SHOW_S = 0.1
 """Interval at which output is shown: ten times a second is enough for eyes, and for a browser."""
 
 FOLLOW_S = 3.0
-"""How long the other ranks may take to end after the first failure, before it is raised without them."""
+"""Time for the other ranks to end after the first failure, before the failure is raised without them."""
 
 LAST_S = 10.0
-"""How long the next cell waits for them."""
+"""Time that the next cell waits for these ranks."""
 
 OUTPUT_S = 1.0
-"""How long the last output may be on its way after a cell has ended."""
+"""Time to wait for the last output after a cell has ended."""
 
 STOP_S = 12.0
-"""How long an interrupted cell may go on until the notebook is given back: the step, then the stack of who goes on."""
+"""Time until an interrupted cell returns to the notebook: the step, then the stacks of ranks that still run."""
 
 
 @final
 class EngineInSeat(NamedTuple):
-    """One rank: its engine, by IPython Parallel's number, and what that reports."""
+    """One rank: the number of its engine in IPython Parallel, and the engine's report."""
 
     engine: int
     report: EngineReport
@@ -52,7 +52,7 @@ class EngineInSeat(NamedTuple):
 
 @final
 class _Sent(NamedTuple):
-    """Cell on its way: its results, by rank."""
+    """Cell that was sent: its results, by rank."""
 
     serial: int
     results: dict[int, Any]
@@ -94,7 +94,7 @@ class EngineRanks:
 
     @property
     def client(self) -> Any:
-        """The client of IPython Parallel that they were attached by."""
+        """The client of IPython Parallel whose engines were attached."""
         return self._client
 
     @property
@@ -104,13 +104,13 @@ class EngineRanks:
 
     @property
     def living(self) -> list[int]:
-        """Ranks whose engines are there."""
+        """Ranks whose engines are alive."""
         ids = set(self._client.ids)
         return [rank for rank, seat in enumerate(self._seats) if seat.engine in ids]
 
     @property
     def has_engines(self) -> bool:
-        """True if some rank lives, as far as the client knows, or the cluster that it has started."""
+        """True if some rank is alive, as far as the client knows, and its cluster, if it has one, has engines."""
         cluster = self._client.cluster
         return bool(self.living) and (cluster is None or bool(cluster.engines))
 
@@ -125,16 +125,16 @@ class EngineRanks:
 
             ranks.widget
 
-        It shows what ``hvd.log``, optimizers and loaders tell of each rank, the cells, and what they print. Its buttons
-        pause a cell, go on with it, ask for a checkpoint, or end it, after the same step on all ranks: while no cell
-        runs they are refused. When the ranks have ended, by ``close`` or with their engines, a picture takes its place.
+        It shows numbers of ``hvd.log``, optimizers and loaders of each rank, the cells, and their output. Its buttons
+        pause a cell, resume it, ask for a checkpoint, or end it, after the same step on all ranks; they are refused
+        while no cell runs. When the ranks have ended, by ``close`` or with their engines, a picture replaces the view.
         """
         if self._view is None:
             raise UnsupportedError(NO_VIEW)
         return self._view.widget
 
     def close(self) -> None:
-        """End the live view and the record. The engines stay ranks, with all that is in them. Idempotent."""
+        """End the live view and the record. The engines stay ranks, with their variables. Idempotent."""
         if self._view is not None:
             self._view.close()
 
@@ -148,12 +148,12 @@ class EngineRanks:
             raise UsageError(f"none of the engines {list(engines or ())} is a rank that lives:\n{self!r}")
         self._open = [sent for sent in self._open if not sent.is_done]
         self._serial += 1
-        # Up to here the sender knows how cells have ended: behind one that fails later this one is not to be run.
+        # The notebook knows how all cells up to ``settled`` have ended: if a later cell fails, this cell must not run.
         settled = min((sent.serial for sent in self._open), default=self._serial) - 1
         mark = CellMark(self._serial, settled, ranks, set(ranks) >= set(living))
         if self._view is not None:
             self._view.begins(self._serial, f"cell {self._serial}: {title_of(code)}")
-        # One message an engine, and not one for all: only so each rank has an ``AsyncResult`` that ends by itself.
+        # One message per engine, not one for all: so each rank has an ``AsyncResult`` that ends by itself.
         results = {
             rank: self._client[self._seats[rank].engine].execute(code, silent=False, block=False, label=mark.label)
             for rank in ranks
@@ -164,11 +164,11 @@ class EngineRanks:
         return results
 
     def run(self, code: str, engines: Sequence[int] | None = None) -> dict[int, Any]:
-        """Run a cell on all ranks, or on those of these ``engines``; returns their ``AsyncResult``, by rank.
+        """Run a cell on all ranks, or on the ranks of these ``engines``; returns their ``AsyncResult``, by rank.
 
-        Prints what they print, each line with its rank, at most ten times a second. Raises ``RemoteError`` of the rank
-        that has failed first, soon after that: also where an engine has died, or has not run the cell. Ctrl-C, or the
-        kernel's interrupt, ends all ranks after the same step, and ``KeyboardInterrupt`` goes on.
+        Prints the output of the ranks, each line with its rank, at most ten times a second. Raises ``RemoteError`` of
+        the rank that failed first, soon after the failure, also if an engine has died or has not run the cell. Ctrl-C,
+        or the kernel's interrupt, ends the cell on all ranks after the same step, and raises ``KeyboardInterrupt``.
         """
         self._await_failed()
         results = self.send(code, engines)
@@ -183,33 +183,33 @@ class EngineRanks:
         return results
 
     def kill(self, rank: int) -> None:
-        """Kill the engine of a rank that nothing else ends; ``replace`` starts another one."""
+        """Kill the engine of a rank that does not react to interrupts; ``replace`` starts another one."""
         self._client.send_signal(int(signal.SIGKILL), targets=[self._seats[rank].engine], block=False)
 
     def replace(self, setup: str = "", timeout_s: float = 60.0) -> None:
-        """Start engines in the seats of those that have ended, and make a new job of all; call it outside of ``%%px``.
+        """Start engines in the seats of dead engines, and make a new job of all; call it outside of ``%%px``.
 
             ranks.replace(setup='''
             from model import make
             model, optimizer, state = make()
             ''')
 
-        A new engine takes no variable from its peers: ``setup`` is run on it alone, as in a job of one, and builds what
-        the cells before have built. Its values come from its peers in the next cell: a function of
-        ``hvd.elastic.run`` does that by itself, for what its state holds; else call ``hvd.broadcast_parameters`` and
+        A new engine gets no variables from its peers: ``setup`` runs on it alone, as in a job of one rank, and builds
+        what earlier cells have built. The new engine gets the values from its peers in the next cell: a function with
+        ``hvd.elastic.run`` does this by itself, for its state; else call ``hvd.broadcast_parameters`` and
         ``hvd.broadcast_optimizer_state`` with a ``root_rank`` that was not replaced, and make a new
-        ``DistributedOptimizer``, on every rank. The other engines keep their processes and all that is in them.
+        ``DistributedOptimizer``, on every rank. The other engines keep their processes and their variables.
 
-        An engine that has no seat is taken first, so that it may be started by hand; else the client's own cluster
-        starts one. Raises ``StartError`` if it is not there within ``timeout_s``, ``RemoteError`` if ``setup`` fails.
+        Engines without a seat are used first, so you may start them by hand; else the client's own cluster starts
+        them. Raises ``StartError`` if they do not answer within ``timeout_s``, ``RemoteError`` if ``setup`` fails.
         """
         self._open.clear()
         self._seats = list(self._reseat(self, setup, timeout_s))
         self._serial = 0
 
     def search_pool(self) -> Pool:
-        """The engines that live, as the workers of a search: ``farandole.search(..., pool=ranks)`` calls this."""
-        from farandole.notebook.search_pool import NotebookPool  # cells need none of it
+        """The living engines, as workers of a search: ``farandole.search(..., pool=ranks)`` calls this."""
+        from farandole.notebook.search_pool import NotebookPool  # cells do not need it
 
         engines = dict(self._seats[rank] for rank in self.living)
         if not engines:
@@ -219,9 +219,9 @@ class EngineRanks:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _watch(self, results: dict[int, Any], shown: _Shown) -> None:
-        """Show output until all ranks have ended, or the others do not follow one that has failed.
+        """Show output until all ranks have ended, or until ``FOLLOW_S`` after the failure of one rank.
 
-        Where an engine has died, the others may go on without it (``hvd.elastic.run``); if not, they end by themselves.
+        If an engine has died, the others may go on without it (``hvd.elastic.run``); if not, they end by themselves.
         """
         failed_s: list[float] = []
 
@@ -234,7 +234,7 @@ class EngineRanks:
             return len(ended) == len(results) or (bool(failed_s) and time.monotonic() > failed_s[0] + FOLLOW_S)
 
         if self._view is not None:
-            self._view.wait(is_over)  # the kernel's loop goes on in it, so that buttons act while the cell runs
+            self._view.wait(is_over)  # the kernel's loop runs in it, so that buttons act while the cell runs
         while not is_over():
             _wait_for_one(results)
 
@@ -256,9 +256,9 @@ class EngineRanks:
             sys.stderr.write(f"still running: rank {which}. To end it, and lose what is in it: ranks.kill({busy[0]})\n")
 
     def _await_failed(self) -> None:
-        """Wait for ranks that have not followed yet where another one has failed: at their next collective they do.
+        """After a rank has failed, wait until the other ranks have failed, too, at their next collective.
 
-        Then until all know of it: an engine drops what comes to it while it drops the cells behind one that has failed.
+        Then wait until all ranks know it: an engine drops requests while it clears its queue after a failed cell.
         """
         until_s, kinds = time.monotonic() + LAST_S, set[str]()
         for sent in self._open:
@@ -270,7 +270,7 @@ class EngineRanks:
             self._settle([])
 
     def _settle(self, busy: Sequence[int]) -> None:
-        """Wait until all ranks know of a failure: a cell that is sent now must not meet the session it has ended."""
+        """Wait until all ranks know of a failure: the next cell must not use the session that the failure has ended."""
         idle = [self._seats[rank].engine for rank in self.living if rank not in busy]
         asked = [self._client[engine].apply_async(guard.settle) for engine in idle]
         until_s = time.monotonic() + FOLLOW_S
@@ -300,7 +300,7 @@ class EngineRanks:
 
 
 def _wait_for_one(results: Mapping[int, Any]) -> None:
-    """Wait a little for a rank that has not ended."""
+    """Wait up to ``SHOW_S`` for a rank that has not ended."""
     left = next((result for result in results.values() if not result.done()), None)
     if left is not None:
         left.wait(SHOW_S)
@@ -308,7 +308,7 @@ def _wait_for_one(results: Mapping[int, Any]) -> None:
 
 @final
 class _Shown:
-    """Output of a cell as far as it is shown."""
+    """Output of a cell, and how much of it was shown."""
 
     def __init__(self, results: dict[int, Any], view: RanksView | None) -> None:
         self._results, self._view, self._dead = results, view, set[int]()
@@ -317,13 +317,13 @@ class _Shown:
         self._lines = [(r, name, RankLines(name, r), file) for r in results for name, file in streams]
 
     def tell_deaths(self, ended: Mapping[int, CellOutcome]) -> None:
-        """Tell of engines that have died, while other ranks go on."""
+        """Print which engines have died, while other ranks go on."""
         for rank in {rank for rank, outcome in ended.items() if outcome.kind == DIED} - self._dead:
             self._dead.add(rank)
             sys.stderr.write(f"rank {rank}: {ended[rank].summary}\n")
 
     def more(self, is_over: bool = False) -> None:
-        """Show the lines that have come, unless some were shown just now."""
+        """Show new lines, unless lines were shown less than ``SHOW_S`` ago."""
         if not is_over and time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + SHOW_S
@@ -335,7 +335,7 @@ class _Shown:
                     self._view.shown(int(name == "stderr"), text)
 
     def last(self) -> None:
-        """Wait for what is on its way, and show all that is left; then tables and figures."""
+        """Wait for the last output, and show it; then tables and figures."""
         until_s = time.monotonic() + OUTPUT_S
         for result in self._results.values():
             if result.done():
@@ -352,7 +352,7 @@ class _Shown:
 
 
 def _display(rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Show what a rank displays: as text with its rank before it, or as what the notebook can draw."""
+    """Show displayed data of a rank: as text with the rank before it, or in a form that the notebook can draw."""
     if set(data) <= {"text/plain"}:
         sys.stdout.write(RankLines("output", rank).take(str(data.get("text/plain", "")), is_over=True))
         return

@@ -1,14 +1,14 @@
 """Pool of a search whose workers are the engines of a notebook: ``farandole.search(train, space, pool=ranks)``.
 
-Each engine runs one task until the search is over: the loop of a warm worker, which joins trial after trial. Its cells'
-session is aside meanwhile, as in any task, and what cells have made stays. An engine belongs to whoever has started it.
-So one is interrupted where a process of another pool would be killed, and killed only if it does not heed that; one
-that dies is not started again, and the search goes on with the others. Where a cell runs, the task waits behind it: it
-is taken back when the search ends, as an interrupt would be the cell's.
+Each engine runs one task until the search is over: the loop of a warm worker, which joins trial after trial. The
+session of its cells is set aside meanwhile, as in any task, and variables of cells stay. An engine belongs to the user
+who started it. So the pool interrupts an engine where other pools kill a process, and kills it only if it does not
+react; a dead engine is not started again, and the search goes on with the others. If a cell runs, the task waits behind
+it; it is cancelled when the search ends, because an interrupt would hit the cell.
 """
 
-# Threads. The search's thread calls all of this, but for ``_ring``, which the client's own thread calls when a task is
-# done. ``_lock`` guards ``_bell``, whose number may be another's once it is closed.
+# Threads. The search's thread calls everything except ``_ring``, which the client's own thread calls when a task is
+# done. ``_lock`` guards ``_bell``: after it is closed, another file may have its descriptor number.
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from farandole.notebook.guard import EngineReport
 
 COME_S = 10.0
-"""Time for an engine to begin its task; then it is named as one in which something else runs."""
+"""Time for an engine to begin its task; after that a warning names the engine as busy."""
 
 HEED_S = 10.0
-"""Time in which an engine that was to be killed ends its task by an interrupt; then it is killed."""
+"""Time for an interrupted engine to end its task; after that it is killed."""
 
 NO_ENGINE = (LookupError, NoEnginesRegistered)
-"""Errors of IPython Parallel where an engine has died, which may be whenever one looks."""
+"""Errors of IPython Parallel if an engine has died, possible in every call."""
 
 
 @final
 class NotebookPool(Pool):
-    """Engines of ``client``, of IPython Parallel, each a worker; by their numbers there."""
+    """Engines of ``client``, of IPython Parallel, each a worker; ``engines`` by their numbers in the client."""
 
     remedy = "start engines in the place of those that have died (ranks.replace()); then the same call goes on"
 
@@ -64,11 +64,11 @@ class NotebookPool(Pool):
         self._contact: Contact | None = None
         self._tasks: dict[int, Any] = {}
         self._kill_s: dict[int, float] = {}
-        """Times at which engines are killed that were interrupted, should they still run their task."""
+        """Times at which interrupted engines are killed if they still run their task."""
         self._late_s: dict[int, float] = {}
-        """Times at which engines are named whose worker has not come."""
+        """Times at which a warning names engines whose worker has not connected."""
         self._here: set[int] = set()
-        """Engines whose worker has come."""
+        """Engines whose worker has connected."""
         self._early = 0
         self._lock = threading.Lock()
         self._bell = -1
@@ -100,9 +100,9 @@ class NotebookPool(Pool):
         return min([*self._kill_s.values(), *self._late_s.values()], default=math.inf)
 
     def attend(self, ready: Collection[int]) -> list[ProcessEnded]:
-        """See ``Pool``. The task of an engine that lives is sent to it again."""
+        """See ``Pool``. A living engine gets its task again."""
         if self._bell in ready:
-            os.eventfd_read(self._bell)  # before the tasks are looked at: one that ends later rings again
+            os.eventfd_read(self._bell)  # before the tasks are checked: a task that ends later rings again
         return [self._ended(engine) for engine, task in list(self._tasks.items()) if task.done()]
 
     def tick(self, now: float) -> list[ProcessEnded]:
@@ -152,7 +152,7 @@ class NotebookPool(Pool):
         self._signal(signal.SIGINT, self._serving)
 
     def close(self) -> None:
-        """See ``Pool``. Engines that do not heed an interrupt go on, and are named: their variables may be of worth."""
+        """See ``Pool``. Engines that ignore an interrupt go on, with a warning: their variables may be of value."""
         if self._bell < 0:
             return
         self._take_back()
@@ -178,7 +178,7 @@ class NotebookPool(Pool):
 
     @property
     def _serving(self) -> list[int]:
-        """Engines that run their tasks; in others, whose tasks are not done either, something else may run."""
+        """Engines that run their tasks; other engines with unfinished tasks may run something else."""
         begun = {engine for engine, task in self._tasks.items() if task.metadata["data"].get(BEGUN)}
         return [engine for engine, task in self._tasks.items() if engine in self._here | begun and not task.done()]
 
@@ -193,13 +193,13 @@ class NotebookPool(Pool):
             task = self._client[engine].apply_async(serve_in_engine, self._contact.encode(), own_path())
         except NO_ENGINE:
             self._drop(engine)
-            self._ring()  # the search then looks what is left
+            self._ring()  # the search then checks which workers are left
             return
         self._tasks[engine], self._late_s[engine] = task, time.monotonic() + COME_S
         task.add_done_callback(self._ring)
 
     def _ended(self, engine: int) -> ProcessEnded:
-        """Take in the end of a task, of which the engine's may be the cause."""
+        """Handle the end of a task, which the death of its engine may have caused."""
         outcome, it = read(self._tasks.pop(engine)), self._engines[engine]
         self._kill_s.pop(engine, None)
         self._late_s.pop(engine, None)
@@ -220,7 +220,7 @@ class NotebookPool(Pool):
         logger.warning("the search goes on without engine %d, which has died", engine)
 
     def _take_back(self) -> None:
-        """Have engines not begin tasks that wait there behind something else."""
+        """Cancel the tasks that wait in engines behind something else."""
         serving = self._serving
         for engine, task in self._tasks.items():
             if engine not in serving and not task.done():

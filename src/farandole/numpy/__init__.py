@@ -10,8 +10,8 @@
     slowest = hvd.allreduce(seconds, op=hvd.Max)                    # a float of Python comes back as one
     names = hvd.allgather_object(name)                              # any object
 
-Start it with ``farandole run -np 4 python script.py``. Arrays may have any strides and either byte order; in place they
-have to be writable. A dtype is one of ``farandole.collective.DType``; bfloat16 is that of ``ml_dtypes``.
+Start it with ``farandole run -np 4 python script.py``. Arrays may have any strides and either byte order; in-place
+functions need writable arrays. Dtypes: see ``farandole.collective.DType``; bfloat16 is the one of ``ml_dtypes``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import final as _final
 
 try:
-    import numpy as _np  # noqa: ICN001 (users see no more names than they need)
+    import numpy as _np  # noqa: ICN001 (keeps the public namespace small)
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "farandole.numpy needs NumPy, which is not installed here: pip install 'farandole[numpy]'", name="numpy"
@@ -74,5 +74,5 @@ broadcast_parameters = ops.broadcast_parameters
 Compression = _NumpyCompression
 NoiseScale = _NumpyNoiseScale
 
-if not _TYPE_CHECKING:  # type checkers and editors take what is defined and imported above
+if not _TYPE_CHECKING:  # type checkers and editors use the names defined and imported above
     __all__ = sorted([*_PUBLIC, "data", "DistributedGradients", "NoiseScale"])  # noqa: PLE0605

@@ -1,4 +1,4 @@
-"""Checkpoints of NumPy arrays: ``farandole.checkpoint`` with files of one ``.npy`` after another.
+"""Checkpoints of NumPy arrays: ``farandole.checkpoint`` with files of concatenated ``.npy`` records.
 
 with Checkpoints("runs/a") as checkpoints:
     checkpoints.save(step, {"weights": weights, "step": step})
@@ -20,7 +20,7 @@ from farandole.checkpoint.codec import Codec
 
 @final
 class NumpyCodec(Codec):
-    """The tree as JSON, in an array of bytes, then the arrays in their order; none of them is pickled."""
+    """File format: the tree as JSON in an array of bytes, then the arrays in their order; without pickle."""
 
     def __init__(self) -> None:
         super().__init__(adapter)
@@ -39,12 +39,12 @@ class NumpyCodec(Codec):
 
 
 def _written(node: Any, arrays: list[NumpyValue]) -> Any:
-    """``node`` as JSON has it, whose lists begin with their kind; what is an array goes into ``arrays``."""
+    """``node`` as JSON, where each list begins with its kind; arrays are appended to ``arrays``."""
     if isinstance(node, np.ndarray):
         if node.dtype.isbuiltin != REGISTERED:
             arrays.append(node)
             return ["array"]
-        arrays.append(node.view(f"u{node.dtype.itemsize}"))  # as NumPy writes a name for it that it cannot read
+        arrays.append(node.view(f"u{node.dtype.itemsize}"))  # NumPy writes a dtype name here that it cannot read
         return ["bits", node.dtype.name]
     if isinstance(node, dict):
         return ["dict", *([key, _written(value, arrays)] for key, value in node.items())]
@@ -56,7 +56,7 @@ def _written(node: Any, arrays: list[NumpyValue]) -> Any:
 
 
 def _read(node: Any, file: BinaryIO) -> Any:
-    """Make again what was written; arrays come in the order in which they are met."""
+    """Rebuild the tree that ``_written`` has described; ``file`` has the arrays in the order of the tree."""
     if not isinstance(node, list):
         return node
     kind, *content = node
@@ -73,8 +73,8 @@ def _read(node: Any, file: BinaryIO) -> Any:
     return bytes.fromhex(content[0]) if kind == "bytes" else complex(*content)
 
 
-def Checkpoints(  # noqa: N802 (it stands for a class)
+def Checkpoints(  # noqa: N802 (used like a class)
     root: str | os.PathLike[str], *, keep: int = 3, sharded: bool = False, on_error: OnError = "raise"
 ) -> _Checkpoints:
-    """Durable checkpoints in the folder ``root``; the arguments are those of ``farandole.checkpoint.Checkpoints``."""
+    """Durable checkpoints in the folder ``root``; for the arguments see ``farandole.checkpoint.Checkpoints``."""
     return _Checkpoints(root, NumpyCodec(), keep=keep, sharded=sharded, on_error=on_error)

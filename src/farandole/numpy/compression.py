@@ -1,8 +1,8 @@
-"""Smaller arrays on the wire.
+"""Compression of arrays for the transfer.
 
     mean = hvd.allreduce(gradient, compression=hvd.Compression.fp16)
 
-See ``farandole.runtime.collectives.compression`` for one of your own.
+To write your own compressor, see ``farandole.runtime.collectives.compression``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farandole.runtime.collectives.compression import CastCompressor, NoneCompre
 class _NumpyCast(CastCompressor):
     @staticmethod
     def floating_dtype(tensor: NumpyValue) -> Any:
-        """See ``CastCompressor``; of none with a mask, which a verb is to refuse and not to get without it."""
+        """See ``CastCompressor``; ``None`` for a masked array: a cast would drop the mask, but verbs must refuse it."""
         if isinstance(tensor, np.ma.MaskedArray):
             return None
         dtype = np.asarray(tensor).dtype.newbyteorder("=")
@@ -50,7 +50,7 @@ class BrainCompressor(_NumpyCast):
     def compress(cls, tensor: NumpyValue) -> tuple[NumpyValue, Any]:
         """See ``Compressor``."""
         try:
-            import ml_dtypes  # noqa: F401 (it tells NumPy of bfloat16)
+            import ml_dtypes  # noqa: F401 (registers bfloat16 with NumPy)
         except ModuleNotFoundError as error:
             raise UnsupportedError(
                 "Compression.bf16 needs ml_dtypes, which is not installed here: pip install ml_dtypes, "
@@ -61,7 +61,7 @@ class BrainCompressor(_NumpyCast):
 
 @final
 class NumpyCompression:
-    """The compressors that come with Farandole.
+    """Farandole's compressors.
 
     >>> mean = hvd.allreduce(gradient, compression=hvd.Compression.fp16)
     """

@@ -1,4 +1,4 @@
-"""Elastic training with NumPy: workers come and go, the training does not stop.
+"""Elastic training with NumPy: workers join and leave while the training continues.
 
 weights, velocity = {"w": np.zeros(3)}, {}
 state = NumpyState(weights=weights, velocity=velocity, step=0)
@@ -47,9 +47,9 @@ __all__ = [
 
 @final
 class ArraysPart(ReplaceablePart):
-    """An array, or dicts and lists of arrays and other values; all of them stay the objects that they are.
+    """An array, or dicts and lists of arrays and other values; all of them keep their identity.
 
-    Arrays that cannot be written, as those that NumPy makes of arrays of JAX, are replaced by others that can.
+    Read-only arrays, such as NumPy views of JAX arrays, are replaced by writable ones.
     """
 
     def __init__(self, value: Any) -> None:
@@ -67,12 +67,12 @@ class ArraysPart(ReplaceablePart):
         self._places = _places(self.value)
 
     def restore(self) -> None:
-        """See ``StateHandler``; each array where it was, as one that the script has put elsewhere since is in two."""
+        """See ``StateHandler``; restores each array at its old place, even if the script has moved it since."""
         self.value = _put_back(self._places, copy.deepcopy(self._saved))
 
     def load(self, tree: Any) -> None:
         """See ``StatePart``; raises ``UsageError`` for an array of another shape or dtype than the registered one."""
-        # Copied, as it may hold arrays of ``value`` elsewhere than this does, and is then overwritten as it is read.
+        # A copy, because ``tree`` may hold arrays of ``value`` at other places, and would change while it is read.
         mine, self.value = self.value, _filled(self.value, copy.deepcopy(tree))
         if self.value is not mine and not (_is_read_only(mine) and _is_like(mine, self.value)):
             self.value = mine
@@ -84,22 +84,22 @@ class ArraysPart(ReplaceablePart):
 
 @final
 class ArrayGeneratorPart(ReplaceablePart):
-    """A ``numpy.random.Generator`` of the script's own, the same on all ranks."""
+    """A ``numpy.random.Generator`` of the script, the same on all ranks."""
 
     def tree(self) -> Any:
-        """See ``StatePart``; bytes, as there are generators with an array in their state."""
+        """See ``StatePart``; pickled, because some generators have an array in their state."""
         return pickle.dumps(self.value.bit_generator.state)
 
     def load(self, tree: Any) -> None:
         """See ``StatePart``."""
-        self.value.bit_generator.state = pickle.loads(tree)  # noqa: S301 (a member's)
+        self.value.bit_generator.state = pickle.loads(tree)  # noqa: S301 (from a member of the job)
 
 
 @final
 class TiesPart(StatePart):
-    """Arrays of a state that lie in the same memory, in pairs: they cannot take the values of arrays that do not.
+    """Pairs of arrays of a state that share memory: they cannot take the values of arrays that do not.
 
-    That of two arrays which the script begins with as one, and lets be two later: ``NumpyState(w=w, best=w)``.
+    Example: the script begins with one array for two values, and separates them later: ``NumpyState(w=w, best=w)``.
     """
 
     is_private: ClassVar[bool] = True
@@ -122,7 +122,7 @@ class TiesPart(StatePart):
         return sorted(" and ".join(sorted((one, other))) for (one, a), (other, b) in pairs if np.shares_memory(a, b))
 
     def load(self, tree: Any) -> None:
-        """See ``StatePart``; raises ``UsageError`` for arrays that are one here, and were two there."""
+        """See ``StatePart``; raises ``UsageError`` for arrays that share memory here but not in ``tree``."""
         if wrong := [pair for pair in self.tree() if pair not in tree]:
             raise UsageError(
                 f"{wrong[0]} lie in the same memory on this worker, and not in the state that it is to go on from: "
@@ -130,14 +130,14 @@ class TiesPart(StatePart):
             )
 
     def save(self) -> None:
-        """See ``StateHandler``; nothing."""
+        """See ``StateHandler``; nothing to save."""
 
     def restore(self) -> None:
-        """See ``StateHandler``; nothing: arrays go back to where they were."""
+        """See ``StateHandler``; nothing to do: ``ArraysPart`` restores arrays at their old places."""
 
 
 def _named(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Arrays of ``value`` by their path, in the order of their names, which is the same on all ranks."""
+    """Arrays of ``value`` with their paths, in the order of names, which is the same on all ranks."""
     if isinstance(value, np.ndarray):
         yield path, value
     elif isinstance(value, dict | list | tuple):
@@ -147,14 +147,14 @@ def _named(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _owner(array: Any) -> Any:
-    """The object whose memory an array is a view of."""
+    """Object that owns the memory of an array."""
     while isinstance(array, np.ndarray) and array.base is not None:
         array = array.base
     return array
 
 
 def _places(value: Any) -> Any:
-    """``value`` itself, and what it consists of: the objects that a ``_put_back`` writes into."""
+    """``value`` and its parts: the objects that ``_put_back`` writes into."""
     if isinstance(value, dict):
         return value, {key: _places(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -163,7 +163,7 @@ def _places(value: Any) -> Any:
 
 
 def _put_back(places: Any, saved: Any) -> Any:
-    """``saved`` in the objects of ``places``, which are those that it was copied from."""
+    """Write ``saved`` back into the objects of ``places``, from which it was copied."""
     value, parts = places
     if isinstance(value, dict):
         content = {key: _put_back(parts[key], each) for key, each in saved.items()}
@@ -177,7 +177,7 @@ def _put_back(places: Any, saved: Any) -> Any:
 
 
 def _filled(old: Any, new: Any) -> Any:
-    """``new``, in the arrays, dicts and lists of ``old`` where they fit."""
+    """``new``, written into the arrays, dicts and lists of ``old`` where they match."""
     if isinstance(old, np.ndarray) and isinstance(new, np.ndarray):
         if not _is_like(old, new) or _is_read_only(old):
             return new
@@ -200,7 +200,7 @@ def _is_read_only(value: Any) -> bool:
 
 
 def _is_fixed(value: Any) -> bool:
-    """True for an array that would be received where it lies, and cannot be written."""
+    """True for a read-only array that would be received in place."""
     return _is_read_only(value) and adapter.is_tensor(value)
 
 
@@ -216,7 +216,7 @@ def _words(value: Any) -> str:
 registry = HandlerRegistry(
     [(np.ndarray, ArraysPart), (dict, ArraysPart), (list, ArraysPart), (np.random.Generator, ArrayGeneratorPart)]
 )
-"""Classes of values with their handlers; put those of your own first: ``registry.replace([..., *registry.table])``."""
+"""Classes of values with their handlers; put your own first: ``registry.replace([..., *registry.table])``."""
 
 
 class NumpyState(ObjectState):
@@ -224,13 +224,13 @@ class NumpyState(ObjectState):
 
     >>> state = NumpyState(weights={"w": w, "b": b}, velocity={}, rng=np.random.default_rng(7), epoch=0)
 
-    Arrays, and dicts and lists of them, are saved, restored and received in place: whoever refers to ``w`` sees its new
-    values. A dict may get and lose keys between commits, and an attribute another array; ``restore`` goes back to the
-    one that was there. An array that cannot be written is replaced by one that can. Generators, samplers, and
-    everything with ``state_dict`` and ``load_state_dict`` are kept by these, other values by pickling them; the global
-    random generators of Python and NumPy are always part of it. Begin with arrays of their own for values that will
-    differ, ``best=w.copy()``: where a worker has one array and the state that it is to go on from has two, it raises
-    ``UsageError``. ``commit`` copies everything, and a fault goes back to the last one.
+    Arrays, and dicts and lists of them, are saved, restored and received in place: other references to ``w`` see its
+    new values. Between commits a dict may get and lose keys, and an attribute may get another array; ``restore`` brings
+    the old array back. A read-only array is replaced by a writable one. Generators, samplers, and all objects with
+    ``state_dict`` and ``load_state_dict`` are saved by these, other values by pickle; the global random generators of
+    Python and NumPy are always included. Begin with separate arrays for values that will differ, ``best=w.copy()``: a
+    worker raises ``UsageError`` if it has one array and the state that it receives has two. ``commit`` copies
+    everything, and after a fault the state goes back to the last commit.
     """
 
     _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)

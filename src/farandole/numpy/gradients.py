@@ -18,7 +18,7 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 
 @final
 class DistributedGradients(ReducedGradients[AnyArray]):
-    """Average of the gradients of all ranks, for a training loop of your own.
+    """Average of the gradients of all ranks, for your own training loop.
 
     >>> average = hvd.DistributedGradients(weights)         # dict of arrays, the same on every rank
     >>> for x, y in batches:
@@ -28,11 +28,11 @@ class DistributedGradients(ReducedGradients[AnyArray]):
 
     ``like``: a dict by name, or a list, of arrays with the shapes and dtypes of the gradients. ``op``: ``Average``,
     ``Sum``, ``Min``, ``Max`` or ``Product``. ``backward_passes_per_step``: sum the gradients of that many calls before
-    reducing, and return ``None`` in those between. ``gradient_predivide_factor``: divide by it before the sum and by
-    *size* over it after. ``lag``: hand out the gradients of that many calls ago, in the beginning zeros, while the ones
-    of now travel. ``process_set``: the ranks that share gradients. ``virtual_workers``: the same bits for any number of
-    workers, see ``shards``; ``seed`` is that of the shards' random streams. Raises ``ValueError`` for arguments that
-    cannot be.
+    reducing, and return ``None`` from the others. ``gradient_predivide_factor``: divide by this factor before the sum,
+    and by *size* / factor after it. ``lag``: return the gradients of that many calls ago (at first zeros) while the
+    current ones are reduced. ``process_set``: the ranks that share gradients. ``virtual_workers``: the same bits for
+    any number of workers, see ``shards``; ``seed`` seeds the shards' random streams. Raises ``ValueError`` for invalid
+    arguments.
     """
 
     tensors, verbs = numpy_tensors, numpy_verbs
@@ -65,7 +65,7 @@ class DistributedGradients(ReducedGradients[AnyArray]):
         return np.broadcast_to(np.zeros((), array.dtype.newbyteorder("=")), array.shape)
 
     def _given(self, gradient: Any, param: AnyArray) -> AnyArray:
-        """See ``ReducedGradients``; whole numbers in the dtype of ``param``, or their average would be a whole one."""
+        """See ``ReducedGradients``; casts integers to the dtype of ``param``, or their average would be an integer."""
         array = np.asarray(unmasked(gradient))
         if array.dtype.kind in "biu" and param.dtype.kind not in "biu":
             return array.astype(param.dtype)

@@ -1,4 +1,4 @@
-"""``NoiseScale``: the gradient noise scale of a training loop of one's own.
+"""``NoiseScale``: the gradient noise scale of the user's own training loop.
 
 average = hvd.DistributedGradients(weights)
 noise = hvd.NoiseScale(average)
@@ -28,17 +28,17 @@ from farandole.numpy.gradients import DistributedGradients
 
 @final
 class NumpyNoiseScale(GradientNoise):
-    """Estimates S, |G|^2 and B_simple of the gradients that ``average``, a ``DistributedGradients``, reduces.
+    """Estimator of S, |G|^2 and B_simple for the gradients that ``average``, a ``DistributedGradients``, reduces.
 
     >>> noise = hvd.NoiseScale(average)
     >>> noise.saw(len(x))                           # before every call of ``average``
     >>> noise.estimate().b_simple
 
-    ``every``: measure every so many steps; by default as often as costs less than 1 % of a step. ``horizon_samples``
+    ``every``: measure every that many steps; by default as often as costs less than 1 % of a step. ``horizon_samples``
     and ``dataset_size``: see ``farandole.largebatch.NoiseEstimator``. ``summed_passes``: the gradients of an
-    accumulation (``backward_passes_per_step``) are not divided by the number of its passes. ``adam_estimate()`` has
-    nothing to say, as no optimizer is known here. Raises ``UsageError`` for gradients that are neither averaged nor
-    summed, ``UnsupportedError`` for those of virtual workers.
+    accumulation (``backward_passes_per_step``) are not divided by the number of its passes. ``adam_estimate()`` gives
+    no estimate, because the optimizer is unknown here. Raises ``UsageError`` for gradients that are neither averaged
+    nor summed, ``UnsupportedError`` for virtual workers.
     """
 
     def __init__(

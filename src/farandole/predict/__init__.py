@@ -1,1 +1,1 @@
-"""Prediction of how a training scales: from measurements on few ranks to many, and what they do not say."""
+"""Prediction of how a training scales, from measurements on few ranks to many, and the limits of the prediction."""

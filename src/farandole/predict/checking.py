@@ -1,9 +1,9 @@
-"""Check of predictions against measurements that were held back, beside two dull oracles.
+"""Check of predictions against measurements that were held back, in comparison with two simple oracles.
 
     check = held_back(observations, most=128)
     check.error, check.last_error, check.line_error, check.held
 
-The oracles: the last value stays; a line in log2 p through the last four points, by least squares.
+The oracles: the last value, unchanged; a line in log2 p through the last four points, by least squares.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from farandole.predict.model import Model, Observation, Quantiles, fit
 
 FEWEST = 4
-"""Numbers of ranks that a check fits to."""
+"""Least count of different numbers of ranks that a check fits to."""
 SHARE = 8
 """A check fits to measurements on at most this share of the ranks."""
 
 
 @final
 class Held(NamedTuple):
-    """Step that was held back, and what was said of it."""
+    """Step that was held back, and its predictions."""
 
     ranks: float
     seconds: float
@@ -35,13 +35,13 @@ class Held(NamedTuple):
 
 @final
 class Check(NamedTuple):
-    """Result of ``held_back``: errors are the largest, as shares of what was measured."""
+    """Result of ``held_back``: errors are the largest, as shares of the measured value."""
 
     most: float
     fitted: int
     points: tuple[Held, ...]
     leaves_host: bool
-    """True if the rest spans several hosts, and nothing did that was fitted."""
+    """True if the held-back steps span several hosts, and no fitted step did."""
 
     @property
     def error(self) -> float:
@@ -60,7 +60,7 @@ class Check(NamedTuple):
 
     @property
     def held(self) -> int:
-        """Number of points that lie in their interval."""
+        """Number of points inside of their interval."""
         return sum(p.said.low <= p.seconds <= p.said.high for p in self.points)
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Check(NamedTuple):
 
 
 def last(steps: Sequence[Observation], ranks: float) -> float:
-    """Oracle: the seconds of the most ranks."""
+    """Oracle: the seconds on the most ranks."""
     return steps[-1].seconds + 0.0 * ranks
 
 
@@ -90,9 +90,9 @@ def line(steps: Sequence[Observation], ranks: float) -> float:
 
 
 def held_back(observations: Sequence[Observation], most: float = 0.0) -> Check | None:
-    """Fit to what was measured on at most ``most`` ranks, and compare the rest; None where too little is there.
+    """Fit to measurements on at most ``most`` ranks, and compare the rest; None if there are too few.
 
-    ``most`` is by default an eighth of the most ranks, or the ``FEWEST`` smallest numbers of them.
+    ``most`` is by default an eighth of the most ranks, or the ``FEWEST`` smallest numbers of ranks.
     """
     sizes = sorted({o.ranks for o in observations if o.kind == "step"})
     if len(sizes) <= FEWEST:

@@ -147,7 +147,7 @@ def _epochs(args: argparse.Namespace, noise_scale: float) -> Epochs | None:
 
 
 def _with_ranks(question: Question, model: Model, most: int) -> Question:
-    """Question about the fewest ranks that were measured, times powers of two, and ``most``."""
+    """Question about the fewest measured ranks, times powers of two, and about ``most``."""
     from dataclasses import replace
 
     least = int(model.steps[0].ranks)

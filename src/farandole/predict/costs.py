@@ -19,7 +19,7 @@ from farandole.errors import UsageError
 
 @final
 class Fabric(NamedTuple):
-    """Time of a message of n bytes: ``alpha_s`` + n ``beta_s``, of a rank inside of a host, of a host outside."""
+    """Time of a message of n bytes: ``alpha_s`` + n ``beta_s``, per rank inside of a host, per host between hosts."""
 
     alpha_s: float
     beta_s: float
@@ -33,7 +33,7 @@ FABRICS = {
     "25gbe": Fabric(5e-6, 1 / 3.1e9),  # RoCE, as in Horovod's test with 512 GPUs (arXiv 1802.05799)
     "nvlink2": NVLINK,  # two bricks of 25 GB/s between two GPUs of Summit
 }
-"""Networks by name. What is recalled and not read stands beside it; measured ones are better (``farandole bench``)."""
+"""Networks by name. Recalled values are marked; measured ones are better (``farandole bench``)."""
 
 HOUSE_RADIX = 32
 """Children of a relay in Farandole's control tree."""
@@ -47,7 +47,7 @@ def ring(nbytes: float, p: float, network: Fabric) -> float:
 def halving_doubling(nbytes: float, p: float, network: Fabric) -> float:
     """All-reduce by recursive halving and doubling: 2 lg p alpha + 2 (p-1)/p n beta (Thakur et al. 2005, Rabenseifner).
 
-    For p that is no power of two this is the bound that good implementations come near to.
+    For p that is no power of two this is a bound that good implementations nearly reach.
     """
     return 2 * math.log2(p) * network.alpha_s + 2 * (p - 1) / p * nbytes * network.beta_s
 
@@ -66,7 +66,7 @@ def stragglers(p: float, sigma_s: float) -> float:
 
 
 def exposed(comm_s: float, backward_s: float, buckets: int) -> float:
-    """Part of ``comm_s`` behind the end of a backward pass: buckets become ready evenly, and travel one by one.
+    """Part of ``comm_s`` after the end of a backward pass: buckets become ready evenly, and are sent one by one.
 
     >>> round(exposed(0.4, 1.0, 10), 3), round(exposed(3.0, 1.0, 10), 3)     # the last bucket; all but what was hidden
     (0.04, 2.1)
@@ -77,23 +77,23 @@ def exposed(comm_s: float, backward_s: float, buckets: int) -> float:
 
 
 def flat_control(p: float, tensors: float, message_s: float) -> float:
-    """Time of a coordinator that hears of each tensor from each rank: tensors p c (Kurth et al. 2018)."""
+    """Time of a coordinator that gets a message for each tensor from each rank: tensors p c (Kurth et al. 2018)."""
     return tensors * p * message_s
 
 
 def tree_control(p: float, tensors: float, message_s: float, radix: int = HOUSE_RADIX) -> float:
-    """The same through a tree in which nobody hears from more than ``radix``: tensors c (r+1) ceil(log_r p)."""
+    """The same through a tree in which no node has more than ``radix`` children: tensors c (r+1) ceil(log_r p)."""
     levels = math.ceil(math.log(max(p, 1)) / math.log(radix) - 1e-9)
     return tensors * message_s * (radix + 1) * levels
 
 
 def readiness(queue_s: float, slowest_s: float) -> float:
-    """Time after the mean rank until a coordinator knows of all: messages queue from the first rank on.
+    """Time after the mean rank until a coordinator has all messages: they queue from the first rank on.
 
     >>> readiness(0.01, 0.1), readiness(1.0, 0.1)           # the slowest rank comes last; the queue lasts longer
     (0.1, 0.9)
 
-    Ranks come from ``slowest_s`` before the mean to as much after it; the queue takes ``queue_s`` in all.
+    Ranks send from ``slowest_s`` before the mean to as much after it; the queue takes ``queue_s`` in all.
     """
     return max(slowest_s, queue_s - slowest_s)
 

@@ -1,9 +1,9 @@
-"""Published headline efficiencies, beside those of one cost model with two numbers that are fitted to all of Horovod's.
+"""Published headline efficiencies, beside those of one cost model with two numbers fitted to Horovod's results.
 
     for each in headlines(): print(each.name, each.published, each.says)
 
-Horovod's three networks (Sergeev and Del Balso 2018, arXiv 1802.05799) give the hidden share of the backward pass and
-the jitter. The same two are then asked about three others: what they miss there, the model does not explain.
+Horovod's three networks (Sergeev and Del Balso 2018, arXiv 1802.05799) determine the hidden share of the backward pass
+and the jitter. The same two numbers then predict three other results: the model does not explain what remains.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from farandole.predict.costs import FABRICS, NVLINK, hierarchical, ring
 from farandole.predict.outlook import BACKWARD
 
 MESSAGE_S, TENSORS = 1e-6, 100
-"""Least time of a control message, and tensors of a network: both assumed."""
+"""Least time of a control message, and number of tensors of a network: both assumed."""
 
 
 @final
 class Headline(NamedTuple):
-    """Published efficiency on ``ranks``, and what the model says with a control tree and with a flat coordinator."""
+    """Published efficiency on ``ranks``, and the model's with a control tree and with a flat coordinator."""
 
     name: str
     ranks: int
@@ -41,7 +41,7 @@ class _Known(NamedTuple):
 
 
 def _known() -> list[_Known]:
-    """Steps are recalled (64 images on a P100; Kurth et al. 2018), and so are bytes but 178 and 553 MB."""
+    """Steps are recalled (64 images on a P100; Kurth et al. 2018), and so are bytes, except 178 and 553 MB."""
     fabric, summit, aries = FABRICS["25gbe"], FABRICS["edr-dual"], FABRICS["aries"]
     return [
         _Known("Inception V3, Horovod", 512, 0.90, 0.46, ring(95e6, 128, fabric)),
@@ -71,7 +71,7 @@ def fitted() -> tuple[float, float]:
 
 
 def headlines() -> list[Headline]:
-    """All of them."""
+    """All headlines."""
     at = fitted()
     return [
         Headline(

@@ -5,12 +5,12 @@
 
 t(p) = compute + communication + stragglers + control plane + input. Of N hosts with m ranks each: (m-1)/m inside of a
 host, (N-1)/N and log2 N between hosts (beta and alpha of an all-reduce), sqrt(2 ln p) stragglers, p-1 control plane;
-input is constant, grows with m-1 as ranks share a host, and with log2 N as hosts share a storage.
+input is constant, grows with m-1 because ranks share a host, and with log2 N because hosts share a storage.
 
-Few points cannot tell such terms apart, and least squares with free signs then explode. So each coefficient is a
-Gaussian cut off at 0 (``PRIORS``), and all are drawn from their posterior by Gibbs sampling (Geweke 1991). Residuals
-are noise and a random walk over log2 p (kriging; Kennedy and O'Hagan 2001). Beyond the last point the slope is unknown
-by ``DRIFT`` for each doubling, and half of that downwards: levels of a network that nobody measured rather cost.
+Few points cannot separate such terms, and least squares with free signs then explode. So each coefficient has a
+Gaussian prior cut off at 0 (``PRIORS``), and all are drawn from their posterior by Gibbs sampling (Geweke 1991).
+Residuals are noise and a random walk over log2 p (kriging; Kennedy and O'Hagan 2001). Beyond the last point the slope
+is uncertain by ``DRIFT`` for each doubling, and by half of that downwards: unmeasured levels of a network rather cost.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PARTS = ("compute", "inside", "between", "hops", "stragglers", "control", "input
 PRIORS = dict(zip(PARTS, (10.0, 0.2, 0.2, 0.05, 0.05, 3e-5, 0.3, 0.1, 0.03), strict=True))
 """Standard deviations of the coefficients, in steps on the fewest ranks: control is 3 messages of 10 us in a second.
 
-They and ``DRIFT`` were chosen among about ten settings, by errors on the published tables, which are so no independent
-test of them: docs/how-to/predict-scaling.md has what others give.
+They and ``DRIFT`` were chosen among about ten settings, by errors on the published tables, which are therefore no
+independent test of them: docs/how-to/predict-scaling.md has the results of other settings.
 """
 INPUT, COMMUNICATION = PARTS[6:], PARTS[1:4]
 KINDS = {
@@ -41,18 +41,18 @@ KINDS = {
     "dummy": PARTS[:6],  # the step without its input
     "wait": PARTS[1:6],  # all but compute and input
     "input": INPUT,
-    "load": INPUT,  # of a loader that reads ahead: it is waited for as far as it is longer than the rest
+    "load": INPUT,  # of a loader that reads ahead: a step waits for what exceeds its rest
     "jitter": ("stragglers",),  # standard deviation of a rank's own steps
 }
-"""Parts that a kind of measurement consists of."""
+"""Parts that each kind of measurement consists of."""
 WHOLE = ("step", "dummy")
 
 NOISE, WALK, DRIFT, DOWNWARD = 0.005, 0.01, 0.03, 0.5
-"""Shares of a step: noise, random walk and drift for a doubling; share of a drift that goes downwards."""
+"""Shares of a step: noise, random walk and drift for a doubling; share of a drift that is downwards."""
 FREEDOM = 4.0
-"""Weight of ``NOISE`` and ``WALK`` as assumed against the residuals, in measurements."""
+"""Weight of the assumed ``NOISE`` and ``WALK`` against the residuals, in measurements."""
 IGNORED = 1e6
-"""Variance of what a fit does not look at."""
+"""Variance of a measurement that a fit ignores."""
 DRAWS, BURNT = 2000, 200
 CONFIDENCE = 0.9
 _NORMAL = NormalDist()
@@ -61,7 +61,7 @@ _NORMAL = NormalDist()
 @final
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Measurement on ``ranks`` that are spread over ``hosts``; ``batch`` of one rank, 0 where nobody knows it."""
+    """Measurement on ``ranks`` that are spread over ``hosts``; ``batch`` of one rank, 0 if unknown."""
 
     ranks: float
     hosts: float
@@ -69,7 +69,7 @@ class Observation:
     kind: str = "step"
     batch: float = 0.0
     noise: float = NOISE
-    """Share of a step by which the same measurement would differ the next time."""
+    """Share of a step by which a repeated measurement would differ."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -81,7 +81,7 @@ class Observation:
 
 @final
 class Quantiles(NamedTuple):
-    """Median, and bounds of an interval that ``CONFIDENCE`` is meant for."""
+    """Median, and bounds of an interval of nominal probability ``CONFIDENCE``."""
 
     low: float
     middle: float
@@ -89,7 +89,7 @@ class Quantiles(NamedTuple):
 
 
 def features(ranks: float, hosts: float, load: float = 1.0, kind: str = "step") -> Floats:
-    """Values that the coefficients are multiplied by, in the order of ``PARTS``; ``load``: batch by that measured."""
+    """Factors of the coefficients, in the order of ``PARTS``; ``load``: batch relative to the measured batch."""
     m, n = ranks / hosts, hosts
     slowest = math.sqrt(2 * math.log(ranks)) if kind != "jitter" else 1.0
     comm = ((m - 1) / m, (n - 1) / n, math.log2(n), slowest, ranks - 1)
@@ -135,30 +135,30 @@ def _above_zero(mean: float, sd: float, random: np.random.Generator) -> float:
 @final
 @dataclass(frozen=True)
 class Model:
-    """Result of ``fit``: draws of the coefficients, in seconds, and what corrects them near to measurements."""
+    """Result of ``fit``: draws of the coefficients, in seconds, and corrections near measurements."""
 
     observations: tuple[Observation, ...]
     draws: Floats
     scales: Floats
     residuals: Floats
-    """Shares of steps by which each draw is off, ``(observations, draws)``."""
+    """Errors of each draw, as shares of steps, ``(observations, draws)``."""
     covariance: Floats
     noise: Floats = field(repr=False)
     """Random numbers of ``spread``, the same for any number of ranks, so that curves are smooth."""
 
     @property
     def steps(self) -> list[Observation]:
-        """Whole steps that were measured, by ranks."""
+        """Measured whole steps, by ranks."""
         return sorted((o for o in self.observations if o.kind == "step"), key=lambda o: o.ranks)
 
     @property
     def has_input(self) -> bool:
-        """True if measurements tell input from the rest."""
+        """True if measurements separate input from the rest."""
         return any(o.kind in ("dummy", "input") for o in self.observations)
 
     @property
     def reads_ahead(self) -> bool:
-        """True if loading goes on behind the rest of the step."""
+        """True if loading overlaps with the rest of the step."""
         return any(o.kind == "load" for o in self.observations)
 
     @property
@@ -168,7 +168,7 @@ class Model:
 
     @property
     def batch(self) -> float:
-        """Samples of one rank in a step as it was measured first; 0 where nobody has said so."""
+        """Samples of one rank in a step of the first measurement; 0 if unknown."""
         return self.observations[0].batch
 
     def parts(self, ranks: float, hosts: float, load: float = 1.0) -> dict[str, Floats]:
@@ -180,7 +180,7 @@ class Model:
         return parts
 
     def spread(self, ranks: float) -> Floats:
-        """Factor of each draw: what measurements near by correct, noise, and the drift where nobody has measured."""
+        """Factor of each draw: corrections by near measurements, noise, and the drift beyond the measurements."""
         octaves = np.log2([o.ranks for o in self.observations])
         at = math.log2(ranks)
         alike = np.array([o.kind == ("dummy" if self.reads_ahead else "step") for o in self.observations])
@@ -204,9 +204,9 @@ def quantiles(draws: Floats) -> Quantiles:
 
 
 def fit(observations: Sequence[Observation], known: Mapping[str, float] | None = None) -> Model:
-    """Fit to measurements of which some are whole steps; ``known``: most seconds that a part can take, by formula.
+    """Fit to measurements, some of them whole steps; ``known``: most seconds that a part can take, by formula.
 
-    Raises ``UsageError`` where there is no whole step.
+    Raises ``UsageError`` if there is no whole step.
     """
     given = tuple(sorted(observations, key=lambda o: (o.kind != "step", o.ranks)))
     if not given or given[0].kind != "step":
@@ -220,13 +220,13 @@ def fit(observations: Sequence[Observation], known: Mapping[str, float] | None =
     kinds = np.array([o.kind for o in given])
     walk = np.minimum.outer(octaves, octaves) * (kinds[:, None] == kinds[None, :])
     covariance = np.diag([o.noise**2 for o in given]) + WALK**2 * walk
-    if "load" in kinds:  # a step is no sum of its parts then, and says nothing that its rest and its loading do not
+    if "load" in kinds:  # a step is then no sum of its parts, and adds nothing to its rest and its loading
         covariance[kinds == "step", kinds == "step"] = IGNORED
     sd = base * np.array([PRIORS[part] for part in PARTS])
     mean = np.zeros(len(PARTS))
     for part, most_s in (known or {}).items():
         mean[PARTS.index(part)] = sd[PARTS.index(part)] = max(most_s / 2, 1e-9 * base)
-    # Where nothing tells input from compute, it is counted there.
+    # If no measurement separates input from compute, input is counted as compute.
     used = len(PARTS) if {"dummy", "input", "load"} & {*kinds} else PARTS.index("input")
     draws = np.zeros((DRAWS, len(PARTS)))
     draws[:, :used], scales = posterior(design[:, :used], seen, covariance, mean[:used], sd[:used])

@@ -1,4 +1,4 @@
-"""Outlook on more ranks: steps, efficiency, training and node-hours, what-ifs, advice, and what nobody can know.
+"""Outlook on more ranks: steps, efficiency, training and node-hours, what-ifs, advice, and caveats.
 
 found = outlook(model, Question(per_host=4, samples=1.2e6, epochs=epochs))
 found.rows[-1].step.middle, found.advice, found.caveats
@@ -23,22 +23,22 @@ from farandole.predict.training import Epochs
 BACKWARD = 2 / 3
 """Share of compute that a backward pass takes, behind which communication can hide."""
 BUCKETS = 8
-"""Buckets of gradients that overlap is assumed to have."""
+"""Assumed number of gradient buckets that overlap."""
 WORTH, KEPT = 0.1, 0.8
-"""Doubling the ranks must save this share of the time; efficiency that advice goes by where epochs are not known."""
+"""Share of the time that doubling the ranks must save; efficiency that advice requires if epochs are unknown."""
 WIDEST = 2.0
-"""Bounds of an interval that are farther apart than this factor say nothing."""
+"""Factor between the bounds of an interval above which it says nothing."""
 FARTHEST = 8
-"""Times the most ranks that were measured: so far the method was checked on published tables."""
+"""Multiple of the most measured ranks up to which the method was checked on published tables."""
 WHAT_IFS = "network=NAME, batch=N, overlap=on, overlap=off, input=none, control=tree"
 
 
 @final
 @dataclass(frozen=True)
 class Question:
-    """Subject of an outlook. ``nbytes`` are gradients of a step, ``fabric`` and ``inside`` the networks measured on.
+    """Subject of an outlook. ``nbytes`` are gradients of a step, ``fabric`` and ``inside`` the measured networks.
 
-    ``hidden_s``: communication of a step that was seen to be hidden. ``changes``: what-ifs, by their names.
+    ``hidden_s``: measured communication of a step that was hidden. ``changes``: what-ifs, by their names.
     """
 
     ranks: Sequence[int] = ()
@@ -50,7 +50,7 @@ class Question:
     inside: Fabric = NVLINK
     hidden_s: float | None = None
     steps: float = 1.0
-    """Steps that measured seconds are of."""
+    """Number of steps that measured seconds belong to."""
     changes: dict[str, str] = field(default_factory=dict)
 
 
@@ -65,25 +65,25 @@ class Expectation:
     efficiency: Quantiles
     parts: dict[str, float]
     batch: float
-    """Samples in a step of all ranks; 0 where nobody knows it."""
+    """Samples in a step of all ranks; 0 if unknown."""
     epochs: Quantiles | None
     training: Quantiles | None
 
     @property
     def node_hours(self) -> float:
-        """Hosts times hours; NaN where the training is not known."""
+        """Hosts times hours; NaN if the training is unknown."""
         return self.hosts * self.training.middle / 3600 if self.training else math.nan
 
     @property
     def is_known(self) -> bool:
-        """False if the interval says nothing."""
+        """False if the interval is too wide."""
         return self.step.high <= WIDEST * self.step.low
 
 
 @final
 @dataclass(frozen=True)
 class Outlook:
-    """Rows by ranks, one sentence of advice, and reasons why not to believe more of it."""
+    """Rows by ranks, one sentence of advice, and reasons for doubt."""
 
     rows: tuple[Expectation, ...]
     advice: str
@@ -91,7 +91,7 @@ class Outlook:
 
 
 def known(question: Question) -> dict[str, float]:
-    """Most seconds that parts of communication can take by formula, for ``fit``; none where bytes are not known."""
+    """Most seconds that parts of communication can take by formula, for ``fit``; empty if bytes are unknown."""
     if not (question.nbytes and question.fabric):
         return {}
     n, net, times = question.nbytes, question.fabric, question.steps
@@ -100,7 +100,7 @@ def known(question: Question) -> dict[str, float]:
 
 
 def outlook(model: Model, question: Question) -> Outlook:
-    """Expectations for each of ``question.ranks``; raises ``UsageError`` for a what-if that data cannot answer."""
+    """Expectations for each of ``question.ranks``; raises ``UsageError`` for a what-if that the data cannot answer."""
     require_answerable(model, question)
     first = model.steps[0]
     base = quantiles(changed(model, question, first.ranks, first.hosts)).middle
@@ -109,7 +109,7 @@ def outlook(model: Model, question: Question) -> Outlook:
 
 
 def load_of(model: Model, question: Question) -> float:
-    """Batch of a rank by that measured."""
+    """Batch of a rank, relative to the measured batch."""
     return float(question.changes["batch"]) / model.batch if "batch" in question.changes else 1.0
 
 
@@ -131,7 +131,7 @@ def _row(model: Model, question: Question, ranks: int, base: float) -> Expectati
 
 
 def require_answerable(model: Model, question: Question) -> None:
-    """Raise ``UsageError`` for a what-if that needs what was not measured, with what to give."""
+    """Raise ``UsageError`` for a what-if that needs missing measurements, with the option to give."""
     for name, value in question.changes.items():
         lack = ""
         if f"{name}={value}" not in WHAT_IFS and name not in ("network", "batch"):
@@ -177,7 +177,7 @@ def _parts(model: Model, question: Question, ranks: float, hosts: float) -> dict
 
 
 def _exchange(question: Question, seen: Floats, compute: Floats, ranks: float, hosts: float) -> Floats:
-    """Exposed communication after changes, from that which was ``seen``."""
+    """Exposed communication after changes, from the measured communication ``seen``."""
     now = _formula(question, question.fabric, ranks, hosts)
     hidden = np.full_like(seen, (question.hidden_s or 0.0) * question.steps)
     if question.hidden_s is None:
@@ -203,7 +203,7 @@ def _formula(question: Question, fabric: Fabric | None, ranks: float, hosts: flo
 
 
 def advice(rows: Sequence[Expectation]) -> str:
-    """One sentence on what is worth buying."""
+    """One sentence on the number of ranks that is worth its price."""
     if len(rows) < 2:
         return "One number of ranks leaves nothing to choose."
     if not all(row.training for row in rows):
@@ -226,7 +226,7 @@ def advice(rows: Sequence[Expectation]) -> str:
 
 
 def caveats(model: Model, question: Question, rows: Sequence[Expectation]) -> list[str]:
-    """Reasons why not to believe more of it, each with what would help."""
+    """Reasons for doubt, each with a remedy."""
     found, steps = [], model.steps
     sizes = sorted({o.ranks for o in steps})
     hosts = max(o.hosts for o in steps)

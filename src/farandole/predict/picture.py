@@ -1,4 +1,4 @@
-"""Pictures of an outlook, and of the published tables with the headlines beside, drawn by matplotlib."""
+"""Pictures of an outlook, and of the published tables beside the headlines, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 
 
 def draw(found: Outlook, model: Model, path: str | Path) -> None:
-    """Draw steps with their interval, parts and oracles, and efficiency, or the training where that is known."""
+    """Draw steps with their interval, parts and oracles, and efficiency, or the training if it is known."""
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
     ranks = [row.ranks for row in found.rows]
@@ -60,7 +60,7 @@ def draw(found: Outlook, model: Model, path: str | Path) -> None:
 
 
 def draw_published(checks: Sequence[tuple[str, Model, Check]], beside: Sequence[Headline], path: str | Path) -> None:
-    """Draw each table with what was said of the points that were held back, extrapolated to the headlines."""
+    """Draw each table with the predictions for held-back points, extrapolated to the headlines."""
     figure = new_figure(10, 7)
     axes: Any = figure.subplots(2, 2)
     most = max(each.ranks for each in beside)

@@ -18,7 +18,7 @@ WIDTH = 80
 
 
 def show(found: Outlook, model: Model, check: Check | None, changes: Sequence[str] = ()) -> None:
-    """Print it."""
+    """Print an outlook."""
     console = Console(width=WIDTH, highlight=False, markup=False)
     measured = ", ".join(f"{ranks:,.0f}" for ranks in dict.fromkeys(o.ranks for o in model.steps))
     changed = "".join(f", if {each}" for each in changes)
@@ -35,7 +35,7 @@ def show(found: Outlook, model: Model, check: Check | None, changes: Sequence[st
 
 
 def _steps(rows: Sequence[Expectation], model: Model, changes: Sequence[str], unit: float) -> Table:
-    """Steps, with what they wait for in percent of the step, and the two oracles."""
+    """Steps, with their waits in percent of the step, and the two oracles."""
     table = _table("ranks", "hosts", "step", "90 %", "effic.", "comm", "slow", "input", "last", "line")
     for row in rows:
         total = sum(row.parts.values())
@@ -48,7 +48,7 @@ def _steps(rows: Sequence[Expectation], model: Model, changes: Sequence[str], un
         shares = ["?" if name in hidden else f"{100 * each / total:.0f}%" for name, each in parts.items()]
         low, middle, high = (f"{each / unit:.4g}" for each in row.step)
         known = (middle, f"{low}-{high}", f"{row.efficiency.middle:.0%}")
-        is_beyond = row.ranks > model.most and not changes  # elsewhere the oracles have nothing to say
+        is_beyond = row.ranks > model.most and not changes  # the oracles only extrapolate
         oracles = (f"{oracle(model.steps, row.ranks) / unit:.4g}" if is_beyond else "" for oracle in (last, line))
         cells = known if row.is_known else ("unknown", known[1], "?")
         table.add_row(f"{row.ranks}", f"{row.hosts}", *cells, *shares, *oracles)
@@ -66,7 +66,7 @@ def _trainings(rows: Sequence[Expectation]) -> Table:
 
 
 def show_published(checks: Sequence[tuple[str, Check, Sequence[Check]]], rows: Sequence[Headline]) -> None:
-    """Print checks of tables, at an eighth and at all cuts, and headlines beside what the cost model says."""
+    """Print checks of tables, at an eighth and at all cuts, and headlines beside the cost model's values."""
     hidden, sigma = fitted()
     console = Console(width=WIDTH, highlight=False, markup=False)
     told = f"{hidden:.0%} of the backward pass hides communication, and a rank's step varies by {sigma:.1%}"

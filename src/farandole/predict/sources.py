@@ -4,8 +4,8 @@
     read("runs/a")                # folder of farandole run --record: every generation in it is a measurement
     read("cosmoflow-summit")      # one of PUBLISHED
 
-Seconds are those of a step, or of any fixed number of steps. ``dummy`` is the time with data that cost no reading,
-``input`` and ``wait`` are parts of ``seconds``: waiting for a batch, and for other ranks; ``batch`` is that of a rank.
+Seconds are those of a step, or of any fixed number of steps. ``dummy`` is the time with data that need no reading,
+``input`` and ``wait`` are parts of ``seconds``: waiting for a batch, and for other ranks; ``batch`` is per rank.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ TABLES = Path(__file__).with_name("tables")
 PUBLISHED = ("climate-cori", "cosmoflow-cori", "cosmoflow-summit", "cosmoflow-cori-gpu")
 COLUMNS = ("ranks", "hosts", "seconds", "dummy", "input", "wait", "jitter", "batch")
 RUN_NOISE = 0.02
-"""Share of a step by which one run differs from the same run again, which its record cannot tell."""
+"""Share of a step by which two identical runs differ, which the record of one run cannot show."""
 EXPOSED = 0.02
-"""Share of a step from which on waiting for input says how long loading takes."""
+"""Least share of a step spent on waiting for input that determines how long loading takes."""
 FEWEST_POINTS = 3
-"""Metrics of each rank that a generation must have; the first one is left out, as the first steps are slower."""
+"""Metrics of each rank that a generation needs, beside the first, which is left out: first steps are slower."""
 
 
 @final
 class Measurements(NamedTuple):
-    """Measurements, and the gradient noise scale, if the run was measuring it."""
+    """Measurements, and the gradient noise scale, if the run measured it."""
 
     observations: tuple[Observation, ...]
     noise_scale: float = math.nan
 
 
 def read(path: str, per_host: int = 0) -> Measurements:
-    """Measurements of a table, a recorded run, or a published table; ``per_host``: of a table without."""
+    """Measurements of a table, a recorded run, or a published table; ``per_host``: for a table without hosts."""
     if (Path(path) / INFO).exists():
         return recorded(read_records(path), path)
     file = TABLES / f"{path}.csv" if path in PUBLISHED else Path(path)
@@ -86,8 +86,8 @@ def _observed(row: Mapping[str, float], per_host: int, file: Path) -> Iterable[O
 def recorded(records: Iterable[Record], path: str = "the run") -> Measurements:
     """Measurements of a recorded run: one set for each number of ranks that it had.
 
-    A step of the slowest rank without its waits is own = step - wait; what that loses by input is counted as
-    ``farandole.data.report`` does; compute is the mean over ranks, and the rest of the step is waiting.
+    A rank's own step is own = step - wait; the loss of the slowest by input is computed as in
+    ``farandole.data.report``; compute is the mean over ranks, and the rest of the step is waiting.
     """
     hosts: dict[int, list[str]] = {}
     points: dict[int, dict[int, list[MetricPoint]]] = {}
@@ -138,7 +138,7 @@ def _of_generation(ranks: Sequence[Sequence[MetricPoint]], placed: Sequence[str]
 
 
 def _jitter(points: Sequence[MetricPoint]) -> float:
-    """Standard deviation of single steps: points are means of several, and vary less."""
+    """Standard deviation of single steps: points are means of several steps, and vary less."""
     own = [p.values["step_s"] - p.values.get("wait_s", 0.0) - p.values.get("input_s", 0.0) for p in points]
     steps = (points[-1].step - points[0].step) / max(1, len(points) - 1)
     low, _, high = statistics.quantiles(own, n=4)
@@ -148,7 +148,7 @@ def _jitter(points: Sequence[MetricPoint]) -> float:
 def hidden_s(timeline: str | Path) -> float:
     """Seconds of communication in a step that a timeline of ``farandole run --timeline`` shows as hidden.
 
-    Mean over ranks of what lies in ``reduce`` and not in ``wait``, of which a step has one.
+    Mean over ranks of the time in ``reduce`` but not in ``wait``, of which a step has one.
     """
     text = Path(timeline).read_text().rstrip(",\n ]")
     reduced: dict[int, float] = {}
@@ -164,7 +164,7 @@ def hidden_s(timeline: str | Path) -> float:
 
 
 def benched(file: str | Path) -> tuple[bool, Fabric]:
-    """Alpha and beta of the engine that ``farandole bench --json`` has chosen; true if it was between hosts."""
+    """Alpha and beta of the engine that ``farandole bench --json`` has chosen; true if it measured between hosts."""
     report = json.loads(Path(file).read_text())
     placed, times = report["hosts"], report["seconds"].get(report["chosen"])
     if not times:

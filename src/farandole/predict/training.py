@@ -3,8 +3,8 @@
 epochs = from_table([(128, 9), (256, 9), (512, 11.5), (1024, 13), (2048, 22.9)])
 epochs.at(4096)                  # draws; quantiles(...) of these is an interval
 
-McCandlish et al. 2018 (arXiv 1812.06162), equation 2.11. Recipes differ by batch, so that this is a rough
-guide: Shallue et al. 2018 (arXiv 1811.03600).
+McCandlish et al. 2018 (arXiv 1812.06162), equation 2.11. Recipes differ by batch, so this is a rough guide:
+Shallue et al. 2018 (arXiv 1811.03600).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from farandole.predict import model
 from farandole.predict.model import CONFIDENCE, Floats, posterior
 
 RECIPES = 0.1
-"""Share by which epochs of one recipe differ from those of another."""
+"""Share by which the epochs of two recipes differ."""
 UNSURE = 2.0
-"""Factor by which a noise scale is unknown (90 %) where nobody gives bounds: it is no exact witness of B_crit."""
+"""Uncertainty factor (90 %) of a noise scale without bounds: it estimates B_crit only roughly."""
 
 
 @final
@@ -41,7 +41,7 @@ class Epochs:
 
 
 def from_table(rows: Sequence[tuple[float, float]]) -> Epochs:
-    """Fit of rows of batch and epochs, with relative errors; at least two batches are needed."""
+    """Fit to rows of batch and epochs, with relative errors; at least two batches are needed."""
     if len({batch for batch, _ in rows}) < 2 or min(min(row) for row in rows) <= 0:
         raise UsageError(
             "epochs by batch need at least two batches, all above 0: batch,epochs and then 128,9 in a line"
@@ -56,7 +56,7 @@ def from_table(rows: Sequence[tuple[float, float]]) -> Epochs:
 
 
 def from_noise_scale(scale: float, epochs: float, batch: float, bounds: tuple[float, float] | None = None) -> Epochs:
-    """From a noise scale in samples, and the ``epochs`` that steps of ``batch`` samples need.
+    """Epochs from a noise scale in samples, and the ``epochs`` that steps of ``batch`` samples need.
 
     ``bounds``: of its ``CONFIDENCE`` interval, by default half and twice of it.
     """

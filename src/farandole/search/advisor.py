@@ -1,11 +1,11 @@
-"""Proposals of hyper-parameters: the abstract class, and the one that knows them beforehand.
+"""Advisors, which propose hyper-parameters: the abstract class, and a fixed list of proposals.
 
     advisor = FixedList([{"lr": 0.1}, {"lr": 0.01}])
     advisor.ask(0)                                          # {"lr": 0.1}
     advisor.tell(TrialResult(0, {"lr": 0.1}, {1: 0.9}))         # as often as there is news
     advisor.ask(2)                                          # None: there are no more
 
-Advisors propose, and decide nothing else: rungs, places and sizes of trials are the search's.
+Advisors only propose: the search decides on rungs, hosts and sizes of trials.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from farandole.errors import UsageError
 from farandole.search.space import Space, Value
 
 Phase: TypeAlias = Literal["running", "paused", "complete", "pruned", "failed"]
-"""State of a trial; a paused one may go on, a pruned one was paused when the search ended."""
+"""State of a trial; a paused trial may go on, a pruned trial was paused when the search ended."""
 
 Parameters: TypeAlias = "dict[str, Value]"
 
 
 @final
 class TrialResult(msgspec.Struct, frozen=True):
-    """Known results of a trial: its values by epoch, to be minimised. Until it is over there may be more of them."""
+    """Known results of a trial: its values by epoch, to be minimised. A trial that is not over may get more values."""
 
     number: int
     parameters: dict[str, bool | int | float | str]
@@ -36,11 +36,11 @@ class TrialResult(msgspec.Struct, frozen=True):
 
 
 class Advisor(ABC):
-    """Source of hyper-parameters, asked by one thread.
+    """Source of hyper-parameters, called from one thread.
 
-    A search that goes on after a crash makes a new advisor and tells it of all trials before it asks: what is proposed
-    may depend on the number of the trial, on what was told, and on nothing else, so that a crash changes no proposal.
-    The suite ``farandole.testing.advisor_contract`` checks this.
+    A search that is resumed after a crash makes a new advisor and passes it all trials (``tell``) before it calls
+    ``ask``. A proposal may depend only on the number of the trial and on the results passed, so that a crash changes no
+    proposal. The suite ``farandole.testing.advisor_contract`` checks this.
     """
 
     @abstractmethod
@@ -49,12 +49,12 @@ class Advisor(ABC):
 
     @abstractmethod
     def tell(self, outcome: TrialResult) -> None:
-        """Take in what is known of a trial, also of one that still runs; it replaces what was told of it before."""
+        """Take the results of a trial, which may still run; they replace earlier results of the same trial."""
 
 
 @final
 class FixedList(Advisor):
-    """Trials that somebody has chosen: each once, in their order.
+    """Trials from a list that the user gives: each once, in the order of the list.
 
     >>> FixedList([{"lr": 0.1}]).ask(0)
     {'lr': 0.1}

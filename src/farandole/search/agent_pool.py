@@ -1,9 +1,9 @@
-"""Processes of a search on other hosts, as the agents there start and watch them: what such pools have in common.
+"""Base class of pools whose workers run on other hosts, where agents start and watch them.
 
-A pool of known hosts sends for agents (``HostPool``); to one of leases they come by themselves (``LeasePool``). Both
-speak to the search as they do to a launcher: they say who has started and ended, pass on output, and are lost when they
-are silent. An agent that was cut off for a while says which workers it has and which have ended, and what was lost on
-the way is made up for.
+A ``HostPool`` starts the agents on known hosts; to a ``LeasePool`` agents connect by themselves. Agents send the search
+the same messages as a launcher: they report starts and exits of workers, pass on output, and count as lost when they
+are silent. An agent that was disconnected for a while reports which workers run and which have exited, which replaces
+messages that were lost.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from farandole.version import __version__
 
 
 class AgentPool(Pool):
-    """Workers by host, of which agents tell; their output outside of trials goes to the file ``output``."""
+    """Pool of workers by host, which agents report; their output outside of trials goes to the file ``output``."""
 
     reaches_out = True
     words: tuple[str, ...] = ()
@@ -63,22 +63,22 @@ class AgentPool(Pool):
         self._contact: Contact | None = None
         self._send: Send = lambda _identity, _message: False
         self._ordered: dict[int, str] = {}  # hosts of workers that were ordered and have not ended, by worker id
-        self._pids: dict[int, tuple[str, int]] = {}  # of those that have started
-        self._doomed: set[tuple[str, int]] = set()  # those that are to be killed
+        self._pids: dict[int, tuple[str, int]] = {}  # host and pid of workers that have started
+        self._doomed: set[tuple[str, int]] = set()  # host and pid of workers to kill
         self._ended: set[tuple[str, int]] = set()
         self._next, self._early = 0, 0
 
     @abstractmethod
     def _refusal(self, hello: AgentHello) -> str:
-        """Reason why an agent of a host that is not known cannot take part; "" where it has been taken in."""
+        """Reason why the agent of an unknown host cannot take part; "" if the host was added."""
 
     @abstractmethod
     def _leaves(self, host: str) -> list[ProcessEnded]:
-        """Take in that a scheduler wants a host back; returns what has ended by that."""
+        """Handle that a scheduler takes a host back; returns the processes that end by that."""
 
     @abstractmethod
     def _lost(self, host: str, reason: str) -> None:
-        """Take in that a host is gone; raises ``ControlError`` where the search cannot go on."""
+        """Handle the loss of a host; raises ``ControlError`` if the search cannot go on."""
 
     @property
     def size(self) -> int:
@@ -123,7 +123,7 @@ class AgentPool(Pool):
         return self._heard(host, message)
 
     def _heard(self, host: str, message: Any) -> list[ProcessEnded]:
-        """Take in a message of an agent that takes part."""
+        """Handle a message of an agent that takes part."""
         if isinstance(message, AgentHello):
             if message.version != __version__:
                 return self._lose(host, f"host {host} has Farandole {message.version}, and this one {__version__}")
@@ -146,13 +146,13 @@ class AgentPool(Pool):
         return self._lose(host, "its workers have left, as its scheduler wants it back")
 
     def came(self, host: str, pid: int) -> bool:
-        """See ``Pool``. The agent may say later that it has started it."""
+        """See ``Pool``. The agent may report the start of this process later."""
         self._early = 0
         return host in self._slots and (host, pid) not in self._ended
 
     def kill(self, host: str, pid: int) -> None:
         """See ``Pool``."""
-        self._doomed.add((host, pid))  # an agent that is cut off, or has not said yet that it runs, is told later
+        self._doomed.add((host, pid))  # for an agent that is disconnected, or has not reported the start yet
         for worker_id in [each for each, place in self._pids.items() if place == (host, pid)]:
             self._tell(host, KillWorker(worker_id))
 
@@ -167,7 +167,7 @@ class AgentPool(Pool):
         self._send(AGENT + host.encode(), message)
 
     def _start(self, host: str, count: int) -> None:
-        """Have the agent of ``host`` start so many workers."""
+        """Order the agent of ``host`` to start ``count`` workers."""
         assert self._contact is not None
         environment = worker_environment(self._contact, for_other_hosts(os.environ))
         known = environment.get("PYTHONPATH", "")
@@ -180,13 +180,13 @@ class AgentPool(Pool):
             self._tell(host, StartWorkers(specs, environment, cwd=os.getcwd(), size=self.size))
 
     def _on_hello(self, host: str, hello: AgentHello) -> list[ProcessEnded]:
-        """Take in what an agent has, the first time or after it was cut off, and have it start what is missing."""
+        """Compare the workers of an agent that connects, or reconnects, with the order, and start missing workers."""
         for each in hello.running:
             self._on_started(host, each)
         ended, running = {each.worker_id: each for each in hello.ended}, {each.worker_id for each in hello.running}
         gone = [each for each, own in self._ordered.items() if own == host and each not in running]
         found = []
-        for worker_id in gone:  # or its agent was never asked to start it
+        for worker_id in gone:  # exited, or never started because the order was lost
             exited = ended.get(worker_id, WorkerExited(worker_id, -signal.SIGKILL, error="its end was not told"))
             found += self._take_out(host, exited)
         self._start(host, self._slots.get(host, 0) - sum(own == host for own in self._ordered.values()))
@@ -195,13 +195,13 @@ class AgentPool(Pool):
     def _on_started(self, host: str, started: Started) -> None:
         self._pids[started.worker_id] = place = host, started.pid
         self._ended.discard(place)
-        if started.worker_id not in self._ordered or place in self._doomed:  # it was given up
+        if started.worker_id not in self._ordered or place in self._doomed:  # the worker was given up
             self._tell(host, KillWorker(started.worker_id))
 
     def _on_exit(self, host: str, exited: WorkerExited) -> list[ProcessEnded]:
-        if exited.worker_id not in self._ordered:  # said before
+        if exited.worker_id not in self._ordered:  # its exit was reported before
             return self._take_out(host, exited) if exited.worker_id in self._pids else []
-        if host in self._slots:  # on one that leaves, ends are no fault
+        if host in self._slots:  # on a host that leaves, exits are no fault
             self._early += 1
         if self._early > max(MOST_EARLY, self.size):
             raise ControlError(
@@ -221,13 +221,13 @@ class AgentPool(Pool):
         return [ProcessEnded(place[1], exited.code, exited.error or describe(exited.code), host)]
 
     def _lose(self, host: str, reason: str) -> list[ProcessEnded]:
-        """Go on without a host: all that ran there is taken for dead."""
+        """Go on without a host: all its workers count as dead."""
         if self._slots.pop(host, None) is None and host not in self._leaving:
             return []
         self._leaving.discard(host)
         logger.warning("the search goes on without host %s: %s", host, reason)
         self._liveness.ended(host)
-        self._tell(host, StopWorkers(0.0))  # should it come back
+        self._tell(host, StopWorkers(0.0))  # in case its agent reconnects
         self._lost(host, reason)
         gone = [(worker_id, pid) for worker_id, (own, pid) in self._pids.items() if own == host]
         for worker_id, pid in gone:

@@ -1,15 +1,15 @@
-"""Sizes of trials: the allotment of a pool's workers to the trials of a search. Pure.
+"""Allotment of a pool's workers to the trials of a search. Pure.
 
     allot([Running(3, rung=2, value=0.1)], waiting=0, capacity=4, limits=(1, 4))
     # [Allotment(number=3, size=4, reason="nothing waits: ...")], 0 trials to begin
 
-Trials that wait come first, each with the fewest workers that one may have: breadth finds more than speed. When none
-waits, those that run share what is left, the highest rung first and in it the best: so winners get the workers of
-losers. Workers that are lent in this way come back when a trial waits again.
+Waiting trials come first, each with the minimum number of workers, because more trials find more than faster trials.
+When no trial waits, running trials share the remaining workers: first those on the highest rung, and there the best
+value first. So winners get the workers of losers. Trials give these workers back when a trial waits again.
 
 A trial that has measured its gradient noise gets no more workers than its noise scale is worth (McCandlish et al., An
-Empirical Model of Large-Batch Training, 2018, section 2.2): from a batch as large as that on, twice the samples in a
-step save few steps. The others get what it leaves.
+Empirical Model of Large-Batch Training, 2018, section 2.2): from a batch as large as the noise scale on, twice the
+samples in a step save few steps. Other trials get the workers that it does not need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from farandole.search.rungs import sound
 
 @final
 class Noise(NamedTuple):
-    """Noise scale of a trial, in samples: the highest that is likely; and the samples of one worker in a step.
+    """Upper bound of a trial's noise scale, in samples, and the number of samples of one worker in a step.
 
     >>> Noise(high=1000.0, batch=256.0).worth
     4
@@ -41,9 +41,9 @@ class Noise(NamedTuple):
 
 @final
 class Running(NamedTuple):
-    """Trial that runs: the number of rungs behind it, and its value at the last of them (to be minimised).
+    """Running trial: the number of rungs that it has passed, and its value at the last rung (to be minimised).
 
-    ``noise`` is ``None`` where it has measured none.
+    ``noise`` is ``None`` if it has measured no noise.
     """
 
     number: int
@@ -54,7 +54,7 @@ class Running(NamedTuple):
 
 @final
 class Allotment(NamedTuple):
-    """Number of workers that a trial is to have, and why."""
+    """Number of workers for a trial, and the reason."""
 
     number: int
     size: int
@@ -72,9 +72,9 @@ class Time(NamedTuple):
 def allot(
     running: Sequence[Running], waiting: int, capacity: int, limits: tuple[int, int], time: Time | None = None
 ) -> tuple[list[Allotment], int, str]:
-    """Shares of the ``running`` trials, how many of the ``waiting`` ones may begin, and why not more of them.
+    """Shares of the ``running`` trials, number of the ``waiting`` trials that may begin, and why not more.
 
-    ``capacity`` counts all workers of the pool, ``limits`` the fewest and the most of one trial.
+    ``capacity``: number of all workers of the pool. ``limits``: minimum and maximum number of workers of one trial.
     """
     least = limits[0]
     spare = capacity - least * len(running)
@@ -93,7 +93,7 @@ def allot(
 
 
 def _extra(trial: Running, left: int, limits: tuple[int, int]) -> tuple[int, str]:
-    """Workers of those ``left`` that a trial gets beyond the fewest, and why; "" where none are left."""
+    """Number of the ``left`` workers that a trial gets beyond its minimum, and the reason; "" if none are left."""
     least, most = limits
     worth = math.inf if trial.noise is None else max(0, trial.noise.worth - least)
     extra = int(min(left, most - least, worth))
@@ -107,7 +107,7 @@ def _extra(trial: Running, left: int, limits: tuple[int, int]) -> tuple[int, str
 
 
 def _order(trial: Running) -> tuple[int, float, int]:
-    """Key by which the best trial comes first."""
+    """Sort key that puts the best trial first."""
     return -trial.rung, sound(trial.value), trial.number
 
 

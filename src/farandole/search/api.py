@@ -47,8 +47,8 @@ DIRECTIONS = ("minimize", "maximize")
 class SearchedTrial(msgspec.Struct, frozen=True):
     """Trial of a search that is over: its ``phase`` is "complete", "pruned" (it was paused for good) or "failed".
 
-    ``values`` are by epoch, ``value`` is the last; ``why`` says why it failed or was stopped. ``metrics`` are the
-    other numbers that it has reported: ``metrics["accuracy"]`` has those of each epoch.
+    ``values``: by epoch. ``value``: the last of them. ``why``: why it failed or was stopped. ``metrics``: the other
+    numbers that it has reported, by name; ``metrics["accuracy"]`` has one number for each epoch.
     """
 
     number: int
@@ -65,8 +65,8 @@ class SearchedTrial(msgspec.Struct, frozen=True):
 class SearchResult(msgspec.Struct, frozen=True):
     """Result of a search: its trials by number, the best of those that are complete, and its folder.
 
-    ``is_over`` is false where its time was over first: the same call with more time goes on. ``epochs`` counts those
-    that all trials have trained.
+    ``is_over`` is false if the deadline came first: the same call with more time resumes the search. ``epochs``: number
+    of epochs that all trials have trained.
     """
 
     trials: list[SearchedTrial]
@@ -113,27 +113,27 @@ def search(
 
         result = farandole.search(train, {"lr": (1e-4, 1.0)}, trials=32, pool=8, epochs=27, folder="runs/lr")
 
-    The ``pool`` is a number of processes on this host. They are started once; each trial has some of them, between the
-    two numbers of ``workers``, and they are ranks of an elastic job there: ``hvd.init()``, ``hvd.elastic.run`` and
-    ``trial.resume(state)`` are all it takes. A trial trains ``min_epochs`` at first, and ``reduction`` times as many at
-    each rung if it is among the best ``1/reduction`` there; else it pauses, and goes on if later ones are worse.
-    Workers that no trial waits for go to those that are ahead.
+    ``pool`` is the number of processes on this host, which are started once. Each trial gets some of them, between the
+    two numbers of ``workers``, as ranks of an elastic job: ``fn`` needs only ``hvd.init()``, ``hvd.elastic.run`` and
+    ``trial.resume(state)``. A trial trains ``min_epochs`` at first, and ``reduction`` times as many at each rung if it
+    is among the best ``1/reduction`` there; else it pauses, and goes on if later trials are worse. Workers for which no
+    trial waits go to the leading trials.
 
-    ``advisor`` proposes: "tpe", "random", "cbo" (DeepHyper's), a list of trials, or an ``Advisor`` of your own. The
-    ``folder`` gets ``run.json``, ``trials.log`` (which ``optuna-dashboard`` reads), ``output/`` and ``checkpoints/``;
-    the same call with the same folder goes on where another one was killed, and one that asks for more ``trials`` or
-    ``epochs`` goes on from what there is. Without one it is ``farandole-search-`` and the time.
-    With ``hosts="a:4,b:4"`` the pool is of so many processes on each of these, over ssh; the folder must be the same on
-    all. What a host that dies costs its trials is the time since their last reports.
-    With ``pool=ranks``, of ``farandole.notebook.attach``, its engines are the workers, and keep what cells have made.
-    With ``pool="leases"`` they are on nodes that come and go: any job of Slurm joins by ``farandole join FOLDER/pool``.
-    With ``live`` there is a page of it, whose link is told as ``farandole run --live`` does; ``live_stay_s=60`` has it
-    stay for a minute after the search.
-    ``space`` may also be a file of TOML, ``direction`` "maximize". ``deadline_s`` is in seconds from now. ``knobs`` are
-    settings by their names.
+    ``advisor`` proposes hyper-parameters: "tpe", "random", "cbo" (DeepHyper's), a list of trials, or an ``Advisor`` of
+    your own. The ``folder`` gets ``run.json``, ``trials.log`` (which ``optuna-dashboard`` reads), ``output/`` and
+    ``checkpoints/``; the same call with the same folder resumes a search that was killed, and a call with more
+    ``trials`` or ``epochs`` extends it. The default folder is ``farandole-search-`` and the time.
+    With ``hosts="a:4,b:4"`` the pool has four processes on each host, over ssh; all hosts must share the folder. If
+    a host dies, its trials lose the time since their last reports.
+    With ``pool=ranks``, of ``farandole.notebook.attach``, the engines are the workers, and keep the objects of cells.
+    With ``pool="leases"`` workers are on nodes that join and leave: any Slurm job joins by ``farandole join
+    FOLDER/pool``. With ``live`` the search has a page, and prints its link as ``farandole run --live`` does; with
+    ``live_stay_s=60`` the page stays for a minute after the search.
+    ``space`` may also be a TOML file, ``direction`` "maximize". ``deadline_s``: seconds from now. ``knobs``: settings
+    by name.
 
-    Raises ``UsageError`` for what cannot be, and ``ControlError`` if the workers cannot be started. A trial that raises
-    has failed, and the search goes on. A ``KeyboardInterrupt`` ends the workers; the same call goes on.
+    Raises ``UsageError`` for invalid arguments, and ``ControlError`` if the workers cannot be started. A trial that
+    raises has failed, and the search goes on. A ``KeyboardInterrupt`` ends the workers; the same call resumes it.
     """
     where = Path(folder or time.strftime("farandole-search-%Y%m%d-%H%M%S"))
     limits = (workers, workers) if isinstance(workers, int) else (int(workers[0]), int(workers[1]))
@@ -143,7 +143,7 @@ def search(
     terms = SearchLimits(limits, _time(deadline_s), where.resolve(), cloudpickle.dumps(fn), settings)
     for each in (where, where / "output", where / "checkpoints"):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # By default not: the caller's process goes on, and would have a child of which it knows nothing.
+    # By default the page does not stay: the caller's process goes on, and would have an unexpected child process.
     stay_s = settings.live_stay_s if "live_stay_s" in knobs else 0.0
     page = monitor_config(where, live=live, listen=live_listen, certificate=live_certificate, stay_s=stay_s)
     having = pool_of(pool, hosts, where.resolve(), settings)
@@ -159,8 +159,8 @@ def search(
 def _in_folder(
     where: Path, record: RunRecord, plan: StudyPlan, advisor: Advisor, run: Callable[[Study], None]
 ) -> SearchResult:
-    """Begin, or go on with, the search in a folder."""
-    from farandole.search.trial_log import TrialLog  # Optuna is slow to load, and refused where it is not installed
+    """Begin or resume the search in a folder."""
+    from farandole.search.trial_log import TrialLog  # Optuna is slow to load, and may not be installed
 
     with TrialLog(where / "trials.log", where.resolve().name, minimize=plan.minimize) as log:
         record, top = record.keep(where / "run.json")
@@ -177,7 +177,7 @@ def _in_folder(
 
 
 def _set_aside(folder: Path) -> None:
-    """Move checkpoints away that no log speaks of, as somebody has removed it to begin anew."""
+    """Move checkpoints aside that belong to no log, because the user has removed the log to begin anew."""
     if any(folder.iterdir()):
         folder.rename(folder.with_name(f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
         folder.mkdir(mode=0o700)
@@ -209,7 +209,7 @@ def _run(study: Study, pool: Pool, terms: SearchLimits, page: MonitorConfig | No
             if monitor is not None:
                 monitor.result = 0, end_of(study)
         except BaseException:
-            pool.end_now()  # nobody waits for what they do
+            pool.end_now()  # their results are no longer needed
             raise
 
 

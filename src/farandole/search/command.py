@@ -97,7 +97,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Search; returns the exit status, which is 1 if no trial was complete."""
-    from farandole.search.api import search  # other commands need not wait for it
+    from farandole.search.api import search  # not at the top: other commands do not need it
 
     function = function_of(args.script)
     result = search(
@@ -133,9 +133,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def function_of(told: str) -> Callable[[Any], Any]:
-    """Function of a script, told as ``SCRIPT`` or ``SCRIPT:FUNCTION``.
+    """Function of a script, given as ``SCRIPT`` or ``SCRIPT:FUNCTION``.
 
-    The script is loaded as a module of its own name, as the workers load it.
+    The script is loaded as a module with its own name, in the same way as the workers load it.
     """
     file, _, name = told.partition(":")
     path, name = Path(file), name or "train"
@@ -156,7 +156,7 @@ def function_of(told: str) -> Callable[[Any], Any]:
 
 
 def workers_of(told: str) -> tuple[int, int]:
-    """Fewest and most workers of a trial.
+    """Minimum and maximum number of workers of a trial, from the option ``--workers``.
 
     >>> workers_of("1,4"), workers_of("2")
     ((1, 4), (2, 2))

@@ -4,8 +4,8 @@
     farandole.search(train, space, advisor=advisor)         # or advisor="cbo"
 
 The method is that of Egele et al., Asynchronous Decentralized Bayesian Optimization for Large Scale Hyperparameter
-Optimization, 2023, with one process that asks. It knows no rungs: a trial counts with its last value, and those that
-run and have none count as bad ones (the constant liar), so that workers that ask at the same time do not get the same.
+Optimization, 2023, with one asking process. It does not know rungs: a trial counts with its last value, and running
+trials without a value count as bad trials (the constant liar), so that proposals made at the same time differ.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from farandole.search.advisor import Advisor, Parameters, TrialResult
 from farandole.search.space import Choices, Parameter, Space, Value
 
 FAILED = "F"
-"""Objective of a trial that has none, as DeepHyper says it."""
+"""DeepHyper's objective of a trial without a value."""
 
 
 @final
 class DeepHyperAdvisor(Advisor):
-    """CBO of DeepHyper. The same seed, number and history propose the same."""
+    """CBO of DeepHyper. The same seed, number and history give the same proposal."""
 
     def __init__(self, space: Space, seed: int = 0) -> None:
         self._axes = {name: _Axis(each) for name, each in space.parameters.items()}
@@ -33,7 +33,7 @@ class DeepHyperAdvisor(Advisor):
 
     def ask(self, number: int) -> Parameters | None:
         """See ``Advisor``."""
-        # Made anew from what is known: the one before cannot take back what it was told of a trial that went on.
+        # A new optimizer for each proposal, because an old one cannot replace the results of a trial that went on.
         from deephyper.hpo import CBO, HpProblem
 
         problem: Any = HpProblem()
@@ -41,7 +41,7 @@ class DeepHyperAdvisor(Advisor):
             problem.add(axis.bounds, name)
         seed = int.from_bytes(hashlib.blake2b(f"{self._seed} {number}".encode(), digest_size=4).digest(), "big")
         with tempfile.TemporaryDirectory() as folder:
-            # By default it looks for the best proposal with a genetic algorithm, while the search waits for seconds.
+            # By default DeepHyper uses a genetic algorithm to find the best proposal, and the search waits for seconds.
             options = {"acq_optimizer": "sampling", "checkpoint_history_to_csv": False}
             cbo: Any = CBO(problem, random_state=seed, log_dir=folder, **options)
             if told := self._told():
@@ -54,7 +54,7 @@ class DeepHyperAdvisor(Advisor):
         self._outcomes[outcome.number] = outcome
 
     def _told(self) -> list[tuple[dict[str, Any], float | str]]:
-        """Points and objectives of all trials that are known; DeepHyper looks for large objectives."""
+        """Points and objectives of all known trials; DeepHyper maximises objectives."""
         outcomes = [self._outcomes[number] for number in sorted(self._outcomes)]
         found = [_objective(each) for each in outcomes]
         worst = min((each for each in found if isinstance(each, float)), default=FAILED)
@@ -69,12 +69,12 @@ class DeepHyperAdvisor(Advisor):
 
 @final
 class _Axis:
-    """One hyper-parameter as DeepHyper knows it: a range, or the numbers of choices and of steps."""
+    """One hyper-parameter in DeepHyper's form: a range, or the indices of choices or steps."""
 
     def __init__(self, parameter: Parameter) -> None:
         self._parameter = parameter
         if isinstance(parameter, Choices):
-            self.bounds: Any = [str(i) for i in range(len(parameter.choices))]  # which may be of several types
+            self.bounds: Any = [str(i) for i in range(len(parameter.choices))]  # choices may have several types
         elif parameter.low == parameter.high:
             self.bounds = ["0"]
         elif parameter.step:
@@ -85,7 +85,7 @@ class _Axis:
             self.bounds = (*ends, "log-uniform") if parameter.log else ends
 
     def value(self, point: Any) -> Value:
-        """Value of the hyper-parameter at a point of DeepHyper's."""
+        """Value of the hyper-parameter at a point of DeepHyper."""
         own = self._parameter
         if isinstance(own, Choices):
             return own.choices[int(point)]
@@ -94,7 +94,7 @@ class _Axis:
         return round(number) if own.whole else number
 
     def point(self, value: Value) -> Any:
-        """Point of a value."""
+        """Point of DeepHyper for a value."""
         own = self._parameter
         if isinstance(own, Choices):
             return str(next(i for i, each in enumerate(own.choices) if each == value and type(each) is type(value)))
@@ -106,7 +106,7 @@ class _Axis:
 
 
 def _objective(outcome: TrialResult) -> float | str | None:
-    """Objective of a trial: its last value, turned round; ``None`` of one that runs and has none yet."""
+    """Objective of a trial: its last value, negated; ``None`` for a running trial without a value."""
     last = outcome.values[max(outcome.values)] if outcome.values else None
     if outcome.phase == "failed" or (last is not None and not math.isfinite(last)):
         return FAILED

@@ -1,9 +1,9 @@
-"""Worker of a search in an IPython engine: the task that a pool of engines sends to each of its own.
+"""Worker of a search in an IPython engine: the task that a pool of engines sends to each engine.
 
     client[engine].apply_async(serve_in_engine, contact.encode(), own_path())
 
-The engine is as it was when the task ends: its seat, the session of its cells, its variables and its modules' path. So
-models of cells live through a search. Farandole's guard sets the session aside, as for any task.
+When the task ends, the seat of the engine, the session of its cells, its variables and its module path are as before.
+So models of cells survive a search. Farandole's guard sets the session aside, as for every task.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from farandole.cluster.contact import Contact
 from farandole.search.worker import serve
 
 BEGUN = "begun"
-"""Name under which the task publishes that it runs, and waits no more behind something else."""
+"""Name under which the task publishes that it runs, and no longer waits behind other requests."""
 
 
 def serve_in_engine(contact: bytes, path: Sequence[str]) -> None:
-    """Be a worker of the search until it needs this engine no more; a SIGINT ends that at once.
+    """Work for the search until it no longer needs this engine; a SIGINT ends the work at once.
 
-    In the folders of ``path`` the search finds its modules: a function that is pickled by name needs them here.
+    ``path``: folders of the search's modules, which a function that is pickled by name needs here.
     """
     publish_data({BEGUN: True})
     with _as_it_was(), engine.by_variables():
@@ -37,7 +37,7 @@ def serve_in_engine(contact: bytes, path: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Restore what a worker changes in its process, and may, where that is its own."""
+    """Restore what a worker changes in its process, which it may do only in a process of its own."""
     variables, path, frozen = dict(os.environ), list(sys.path), gc.get_freeze_count()
     try:
         yield
@@ -46,4 +46,4 @@ def _as_it_was() -> Iterator[None]:
         os.environ.update(variables)
         sys.path[:] = path
         if not frozen:
-            gc.unfreeze()  # else what cells have made would never be collected
+            gc.unfreeze()  # else objects of cells would never be collected

@@ -1,9 +1,9 @@
-"""Pool of warm workers on several hosts, started by the agents that a launcher sends.
+"""Pool of warm workers on several hosts, started by agents of the same kind as a launcher's.
 
     pool = HostPool("a:4,b:4", output, own_path(), settings)
 
-Agents come over ssh, or Slurm's ``srun`` inside of an allocation. A host that is lost is not asked again; the search
-goes on with the others. The folder of the search must be the same on all of them.
+Agents are started over ssh, or by Slurm's ``srun`` inside an allocation. A lost host is not used again; the search goes
+on with the other hosts. All hosts must share the folder of the search.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HostPool(AgentPool):
         until_s = time.monotonic() + self._settings.start_timeout_s
         config = LaunchedAgentConfig.of(self._settings, list(contact.addresses), contact.key)
         for agent in self._agents:
-            host = agent.hosts[0] if len(agent.hosts) == 1 else ""  # else it is what Slurm calls it
+            host = agent.hosts[0] if len(agent.hosts) == 1 else ""  # else Slurm's name of the host
             agent.config(msgspec.structs.replace(config, host=host, stays=True))
         for host in self._slots:
             self._liveness.expect(host, until_s)
@@ -75,7 +75,7 @@ class HostPool(AgentPool):
         """See ``Pool``."""
         agents, self._agents = self._agents, None
         if agents is not None:
-            agents.close()  # the end of their input is that of their workers
+            agents.close()  # agents end with their standard input, and workers with their agents
 
     def _refusal(self, hello: AgentHello) -> str:
         return f"{hello.host} was given up"

@@ -3,10 +3,10 @@
     pool = LeasePool(folder / "pool", output, own_path(), settings)
     # then, in any job of Slurm, and by hand: farandole join FOLDER/pool
 
-The search says in that folder how it is reached, as the lead of a training does, and ``farandole join`` is the same. A
-search begins without a worker, takes those that come, and waits where all have gone. A node that its scheduler wants
-back gets SIGTERM: its workers leave their trials at the next commit, and the job ends. So does every lease with the
-search.
+The search publishes its address in that folder, as the leader of a training run does, for the same ``farandole join``.
+A search begins without workers, uses nodes that join, and waits while there are none. If the scheduler takes a node
+back, it sends SIGTERM: the workers of the node leave their trials at the next commit, and the scheduler job ends. Every
+lease ends with the search.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from farandole.search.worker import LENT
 from farandole.settings import Settings
 
 NAME = "pool"
-"""Folder, in that of a search, in which those look who lend it nodes."""
+"""Name of the folder, inside the search's folder, in which joining nodes find the search."""
 
 
 @final
 class LeasePool(AgentPool):
-    """Workers of leases, which find the search by ``folder``."""
+    """Pool of workers on leased nodes, which find the search by ``folder``."""
 
     may_grow = True
     words = (LENT,)
@@ -39,7 +39,7 @@ class LeasePool(AgentPool):
         super().__init__({}, output, python_path, settings)
         self._folder = RunFolder.create(folder)
         self._known: set[str] = set()
-        """All hosts that were ever lent. None comes back: its job ends, and the next one has another name."""
+        """All hosts that were ever lent. None is lent twice: its job ends, and the next job's host has another name."""
 
     def start(self, contact: Contact) -> None:
         """See ``Pool``."""
@@ -54,7 +54,7 @@ class LeasePool(AgentPool):
 
     @property
     def fds(self) -> Collection[int]:
-        """See ``Pool``. Agents speak by the socket of the search."""
+        """See ``Pool``; none, because agents use the socket of the search."""
         return ()
 
     def attend(self, ready: Collection[int]) -> list[ProcessEnded]:
@@ -85,4 +85,4 @@ class LeasePool(AgentPool):
         return []
 
     def _lost(self, host: str, reason: str) -> None:
-        """Go on: others may come."""
+        """Go on, because other hosts may join."""

@@ -1,11 +1,11 @@
-"""Loop of a search: one socket for all trials, and for the workers of the pool.
+"""Loop of a search: one socket for all trials and all pool workers.
 
     with SearchLoop(router, study, pool, terms) as loop:
         loop.run()
 
-One thread runs all of it. Messages of a pool's worker, and of the sessions that it joins, come to one socket: the first
-tell by the beginning of their identity, the others by the worker id that their ``Hello`` has, which is of one trial's
-range. Each turn: take in what has come, carry out what the memberships have decided, then look who gets workers.
+One thread runs all of it. One socket receives the messages of pool workers, known by the prefix of their identity, and
+of the sessions that they join, known by the worker id in their ``Hello``, which is in the range of one trial. Each turn
+handles messages, carries out decisions of the memberships, and then allots workers to trials.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ STOP_S = 10.0
 
 
 class SearchLimits(NamedTuple):
-    """SearchTerms of a search: workers of one trial, its time, its folder, and its function, pickled."""
+    """Limits of a search: workers of one trial, its deadline, its folder, its function, pickled, and its settings."""
 
     workers: tuple[int, int]
     deadline_s: float
@@ -70,7 +70,7 @@ class SearchLimits(NamedTuple):
 @final
 @dataclass
 class _Measured:
-    """Measurements of trials: when each began, how long some have taken to their first rung (in s), and their noise."""
+    """Measurements of trials: begin of each trial, times that some took to their first rung (in s), and noise."""
 
     begun_s: dict[int, float] = field(default_factory=dict)
     first_rungs_s: list[float] = field(default_factory=list)
@@ -79,26 +79,26 @@ class _Measured:
 
 @final
 class SearchLoop:
-    """Loop over the trials of ``study``. ``on_change`` is told whenever a trial begins, reports, or gives workers back.
+    """Loop over the trials of ``study``. Calls ``on_change`` when a trial begins, reports, or gives workers back.
 
-    Its argument is what happened, in words.
+    The argument of ``on_change`` describes the change.
     """
 
     def __init__(self, router: Router, study: Study, pool: Pool, terms: SearchLimits) -> None:
         self.on_change: Callable[[str], object] = lambda _: None
         self.watch: SearchWatch | None = None
-        """Watching of the search, if it is recorded."""
+        """Record and orders of watchers, if the search is recorded."""
         self.jobs: dict[int, TrialJob] = {}
         """Jobs of the trials that have workers, by their index."""
         self.workers = PoolWorkers(pool, router.send)
         self._router, self._study, self._pool, self._terms = router, study, pool, terms
         self._watched: set[int] = set()
-        self._page = -1  # descriptor that tells when the process of the page has ended
-        self._uids: dict[bytes, TrialJob] = {}  # sessions, by what the identities of their sockets share
+        self._page = -1  # pidfd of the live page's process
+        self._uids: dict[bytes, TrialJob] = {}  # by session: common prefix of its sockets' identities
         self._next_job, self._size = 0, pool.size
         self._measured = _Measured()
         self._ends_s = time.monotonic() + terms.deadline_s
-        self._stops_s = math.inf  # until when trials may leave once the time of the search is over
+        self._stops_s = math.inf  # end of the time to leave after the search's deadline
 
     def __enter__(self) -> SearchLoop:
         return self
@@ -112,7 +112,7 @@ class SearchLoop:
         self._watched = set()
 
     def run(self) -> None:
-        """Return when no trial is left that could go on, or the time is over."""
+        """Run until no trial is left that could go on, or the time is over."""
         while not self._is_over():
             self._watch()
             ready = self._router.wait(self._patience_s())
@@ -133,9 +133,9 @@ class SearchLoop:
 
     @contextlib.contextmanager
     def follow(self, watch: SearchWatch, show: Callable[[str], object], page: int = -1) -> Iterator[None]:
-        """Have ``watch`` record and tell what happens, and ``show`` say it, meanwhile.
+        """Context in which changes go to ``watch``, which records and reports them, and to ``show``.
 
-        ``page`` is the process from which people order, if there is one: what they have paused ends with it.
+        ``page``: pid of the live page, if there is one; when it exits, trials that its users have paused go on.
         """
 
         def changed(what: str) -> None:
@@ -145,7 +145,7 @@ class SearchLoop:
         self.watch, self.on_change = watch, changed
         if page >= 0:
             watch.expect()
-        watch.changed("", self.size)  # what is known from before
+        watch.changed("", self.size)  # trials that are known from the log
         if page >= 0:
             self._page = os.pidfd_open(page)
             self._router.watch(self._page)
@@ -155,11 +155,11 @@ class SearchLoop:
             self._close_page()
 
     def stop(self) -> None:
-        """End the search: trials leave at their next commit, or are left alone soon."""
+        """End the search: trials leave at their next commit, or are abandoned after ``STOP_S``."""
         self._ends_s = min(self._ends_s, time.monotonic())
 
     def stop_trial(self, number: int, why: str) -> None:
-        """End a trial at its next commit or report; asked for again, end its processes: it may never come there."""
+        """End a trial at its next commit or report; a second call ends its processes, which may never get there."""
         self._study.stop(number, why)
         for job in self._jobs_of(number):
             if job.stopping or job.failure:
@@ -204,7 +204,7 @@ class SearchLoop:
         until_s = min(moments)
         return None if math.isinf(until_s) else max(0.0, until_s - time.monotonic())
 
-    # -- what comes ---------------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def _take(self, identity: bytes, message: Any) -> None:
         if identity.startswith(POOL):
@@ -289,7 +289,7 @@ class SearchLoop:
         job = self.jobs.get(job_of(left.worker_id))
         if job is None:
             return
-        # What a scheduler ends with a node makes a function raise, too: workers of a data loader, say.
+        # A function may also raise because the scheduler ended other processes of its node, such as data loaders.
         is_taken = left.end in ("raised", "lost") and worker.host in self._pool.leaving
         job.is_excused |= is_taken
         if left.end == "raised" and not is_taken:
@@ -309,7 +309,7 @@ class SearchLoop:
             job.left(left.worker_id)
 
     def _on_killed_left(self, worker: PoolWorker) -> None:
-        """Take in that a worker's function has caught the interrupt that was to end it: what it says is no result."""
+        """Handle a killed worker whose function has caught the interrupt: the message of the worker is no result."""
         self.workers.retire(worker)
         job = self.jobs.get(job_of(worker.worker_id))
         if job is not None:
@@ -317,14 +317,14 @@ class SearchLoop:
             job.died(worker.worker_id, 1, words, worker.pid)
 
     def _on_ended(self, ended: Sequence[ProcessEnded]) -> None:
-        """Take in which processes have ended, and with which hosts."""
+        """Handle exits of processes, and the loss of their hosts."""
         for each in ended:
             self._on_process_ended(each)
         hosts = self._pool.slots
         if hosts is None:
             return
         known = {*hosts, *self._pool.leaving}
-        for lost in self.workers.elsewhere(known):  # not known to their agent yet
+        for lost in self.workers.elsewhere(known):  # workers that their agent has not reported yet
             self._on_process_ended(ProcessEnded(lost.pid, -signal.SIGKILL, "is lost with its host", lost.host))
         for job in self.jobs.values():
             if gone := job.slots.keys() - known:
@@ -337,7 +337,7 @@ class SearchLoop:
 
     @staticmethod
     def _take_away(job: TrialJob, hosts: Collection[str], why: str) -> None:
-        """Have a trial go on without its workers on these hosts; one that has no others begins again."""
+        """Let a trial go on without its workers on these hosts; a trial without other workers begins again."""
         if left := {host: slots for host, slots in job.slots.items() if host not in hosts}:
             job.resize(left)
         else:
@@ -354,7 +354,7 @@ class SearchLoop:
             self.on_change(words)
             job.died(worker.worker_id, ended.code or 1, words, ended.pid)
 
-    # -- what is done -------------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     def _turn(self, now: float) -> None:
         for job in list(self.jobs.values()):
@@ -387,7 +387,7 @@ class SearchLoop:
                 job.died(action.worker_id, 1, order.reason)
 
     def _serve_starts(self) -> None:
-        """Order free workers to join, as far as there are any on the hosts that the memberships have named."""
+        """Order free workers to join, as far as there are any on the hosts that the memberships have chosen."""
         left = []
         for job, start in self.workers.starts:
             is_lost = self._pool.slots is not None and start.host not in self._pool.slots
@@ -401,7 +401,7 @@ class SearchLoop:
         self.workers.starts = left
 
     def _move_starts(self) -> None:
-        """Let trials look elsewhere that wait for a worker on a host where one has died, and nobody took its place."""
+        """Let trials use other hosts if they wait for a worker on a host that has too few workers left."""
         for host, size in (self._pool.slots or {}).items():
             surplus = sum(job.slots.get(host, 0) for job in self.jobs.values()) - size
             waiting = [job for job, start in self.workers.starts if start.host == host]
@@ -412,17 +412,17 @@ class SearchLoop:
                     self._take_away(job, {host}, f"no worker is left for it on {host}")
 
     def _leave_hosts(self) -> None:
-        """Have trials leave the hosts that a scheduler wants back, for others if there are any, and let these go."""
+        """Move trials away from hosts that a scheduler takes back, to others if possible, and dismiss these hosts."""
         leaving, (least, most) = set(self._pool.leaving), self._terms.workers
         for job in self.jobs.values():
             if leaving & job.slots.keys() and not job.stopping:
                 size = job.size
                 job.slots = {host: slots for host, slots in job.slots.items() if host not in leaving}
-                # Where none stays, all take part in one generation, in which the state is handed over.
+                # If no worker stays, old and new workers form one generation, in which the state is transferred.
                 new = min(size - job.size, max(0, self.workers.free), most if job.slots else most - size)
                 if job.size + new >= least:
                     job.resize(self.workers.spread(job.slots, job.size + new))
-                else:  # it begins again from its last report, or from where it leaves by one
+                else:  # it begins again from its last report, which may be the one at which it leaves
                     job.stop("its hosts are wanted back, and too few others are free")
         for host in leaving - self.workers.busy_hosts:
             self._on_ended(self._pool.dismiss(host))
@@ -435,8 +435,8 @@ class SearchLoop:
             dict(row.parameters),
             row.seed,
             rungs.levels[-1],
-            # Where a host may take all workers of a trial with it, nothing but the time since its last report is lost.
-            # At the last rung, too: more epochs may be asked for later.
+            # With several hosts, a lost host may end all workers of a trial: then write a checkpoint at each report.
+            # Write one at the last rung, too, because a later call may ask for more epochs.
             list(range(1, rungs.levels[-1] + 1) if self._pool.reaches_out else rungs.levels),
             str(self._folder_of(row.number)),
             str(folder / "output" / f"trial-{row.number:04d}.txt"),
@@ -448,7 +448,7 @@ class SearchLoop:
         return self._terms.folder / "checkpoints" / f"trial-{number:04d}"
 
     def _is_done(self, job: TrialJob) -> bool:
-        """True if no worker has the trial, and none will come back to it."""
+        """True if no worker has the trial, and none will join it again."""
         has_workers = self.workers.of(job.workers)
         return not has_workers and (job.is_over or job.has_ended or bool(job.failure) or bool(job.stopping))
 
@@ -456,10 +456,10 @@ class SearchLoop:
         del self.jobs[job.index]
         self._uids = {uid: each for uid, each in self._uids.items() if each is not job}
         self.workers.starts = [each for each in self.workers.starts if each[0] is not job]
-        if self._jobs_of(job.number):  # it was let go while its workers were leaving, and others have it
+        if self._jobs_of(job.number):  # it was resumed while its workers were leaving, and has others
             self.on_change("")
             return
-        # Of a trial that has not returned: workers may also leave in good order, by sys.exit(0) as well.
+        # For a trial that has not returned: its workers may have left in good order, for example by sys.exit(0).
         lost = (
             "" if job.stopping or job.is_held else job.failure or "its workers have ended, and rank 0 has not returned"
         )
@@ -468,7 +468,7 @@ class SearchLoop:
         self.on_change(f"trial {job.number} has lost its workers: {lost}" if is_lost else "")
 
     def _end(self, now: float) -> None:
-        """End the search, as its time is over: trials leave at their next commit, or are left alone soon."""
+        """End the search because its time is over: trials leave at their next commit, or are abandoned later."""
         self._stops_s = now + STOP_S
         for job in self.jobs.values():
             job.stop("the time of the search is over")
@@ -476,7 +476,7 @@ class SearchLoop:
     def _allot(self, now: float) -> None:
         study, rungs_s = self._study, self._measured.first_rungs_s
         at_work = [job for job in self.jobs.values() if not (job.has_ended or job.failure or job.stopping)]
-        kept = [job for job in at_work if study.is_paused or study.rows[job.number].is_held]  # they are about to rest
+        kept = [job for job in at_work if study.is_paused or study.rows[job.number].is_held]  # they are about to pause
         at_work = [job for job in at_work if job not in kept]
         capacity = self._pool.size - sum(job.size for job in kept)
         noises = self._measured.noises
@@ -498,7 +498,7 @@ class SearchLoop:
     def _begin(self, number: int, reason: str, now: float) -> None:
         least, row = self._terms.workers[0], self._study.rows[number]
         kept = read_reported(self._folder_of(number), key_of(row.parameters, row.seed))
-        if kept is not None and kept[0] > row.epoch:  # of a worker that died before it could say so
+        if kept is not None and kept[0] > row.epoch:  # of a worker that died before it reported it
             goes_on, why = self._study.report(number, *kept, read_metrics(self._folder_of(number)))
             if not goes_on:
                 self._study.released(number)
@@ -514,7 +514,7 @@ class SearchLoop:
         self.on_change(f"trial {number} {'goes on' if row.values else 'begins'}, workers: {least}; {reason}")
 
     def _resize(self, job: TrialJob, size: int, reason: str) -> None:
-        """Have the trial get, or give back, workers, as far as there are free ones."""
+        """Give workers to the trial, as far as there are free workers, or take workers from it."""
         if size == job.size:
             return
         grows = size - job.size
@@ -535,9 +535,9 @@ class SearchLoop:
 
 
 def in_order(messages: Iterable[tuple[bytes, Any]]) -> list[tuple[bytes, Any]]:
-    """Messages that have come at once, ends of processes last: what a worker said before its end may stand behind it.
+    """Messages that arrived together, exits of processes last: earlier messages of a worker may follow its exit.
 
-    What an agent says after such an end stays behind it.
+    Messages of an agent that follow such an exit stay after it.
     """
     first: list[tuple[bytes, Any]] = []
     later: list[tuple[bytes, Any]] = []

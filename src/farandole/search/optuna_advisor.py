@@ -4,8 +4,8 @@
     advisor.ask(0)                                          # {"lr": 0.0123, ...}
 
 ``random`` draws from the space; ``tpe`` learns (Bergstra et al., Algorithms for Hyper-Parameter Optimization, 2011),
-also from trials that were paused, and from those that run: it takes these for bad ones (the constant liar), so that
-workers that ask at the same time do not get the same.
+also from paused and running trials: running trials count as bad ones (the constant liar), so that proposals made at the
+same time differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METHODS = ("random", "tpe")
 
 @final
 class OptunaAdvisor(Advisor):
-    """Sampler of Optuna by its ``method``. The same seed, number and history propose the same."""
+    """Sampler of Optuna by its ``method``. The same seed, number and history give the same proposal."""
 
     def __init__(self, space: Space, method: str = "tpe", seed: int = 0) -> None:
         if method not in METHODS:
@@ -43,7 +43,7 @@ class OptunaAdvisor(Advisor):
 
     def ask(self, number: int) -> Parameters | None:
         """See ``Advisor``."""
-        # A study made anew from what is known: Optuna's cannot take in that a trial which was paused went on.
+        # A new study for each proposal, because a study of Optuna cannot resume a trial that was paused.
         with quiet():
             storage = _KnownTrials([self._known[each] for each in sorted(self._known)])
             study = optuna.create_study(storage=storage, sampler=self._sampler(number))
@@ -74,13 +74,13 @@ class OptunaAdvisor(Advisor):
             distributions=self._distributions,
             intermediate_values=dict(outcome.values),
         )
-        trial.number = outcome.number + 1  # that which is asked for is 0
+        trial.number = outcome.number + 1  # the proposed trial has number 0
         return trial
 
 
 @final
 class _KnownTrials(optuna.storages.InMemoryStorage):
-    """Storage of one study with known trials, of which ``Study.add_trials`` copies and checks each, each time."""
+    """Storage of one study with known trials; ``Study.add_trials`` would copy and check all of them each time."""
 
     def __init__(self, known: list[optuna.trial.FrozenTrial]) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def distribution(parameter: Parameter) -> BaseDistribution:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Optuna from telling of studies that nobody asked for; of what goes wrong it tells."""
+    """Suppress Optuna's messages about new studies, but not its warnings."""
     logger = logging.getLogger("optuna")
     before = logger.level
     logger.setLevel(max(before, logging.WARNING))

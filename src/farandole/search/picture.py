@@ -21,7 +21,7 @@ MOST_PARAMETERS = 4
 
 
 def draw_search(result: SearchResult, space: Space, path: str | Path | None) -> Figure:
-    """Draw the value of each trial by epoch, and its last one over each of the first hyper-parameters."""
+    """Draw the values of each trial by epoch, and its last value over each of the first hyper-parameters."""
     names = list(space.parameters)[:MOST_PARAMETERS]
     figure = new_figure(10, 6)
     parts: Any = figure.subfigures(2, 1, height_ratios=(3, 2))

@@ -1,13 +1,13 @@
-"""Workers of a pool that have come to the search, and the starts of trials that wait for one of them.
+"""Pool workers that have connected to the search, and the starts of trials that wait for a free worker.
 
     workers = PoolWorkers(pool, router.send)
     if pool.came(hello.host, hello.pid):
         workers.add(PoolWorker(identity, hello.host, hello.pid))
-    workers.starts.append((job, start))                     # what a membership has decided
-    worker = workers.order("node7", order)                  # a free one there, which joins a trial now
-    slots = workers.spread({"node7": 1}, 3)                 # where a trial of three would have its workers
+    workers.starts.append((job, start))                     # a decision of a membership
+    worker = workers.order("node7", order)                  # a free worker on node7, which joins a trial now
+    slots = workers.spread({"node7": 1}, 3)                 # hosts of the workers of a trial of three
 
-A worker is free, or has a trial, from the order to join until it says that it has left, or its process ends.
+A worker has a trial from the order to join until it reports that it has left, or its process exits; else it is free.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from farandole.search.trial_job import TrialJob
 @final
 @dataclass
 class PoolWorker:
-    """Process of the pool that has come; ``worker_id`` is that of the trial that has it, -1 of a free one.
+    """Process of the pool that has connected; ``worker_id``: its worker id in its trial, -1 if it is free.
 
-    One that ``is_killed`` may still speak: an interrupt is all that ends the trial of an engine.
+    A worker that ``is_killed`` may still send messages: on an engine, a kill is only an interrupt.
     """
 
     identity: bytes
@@ -41,7 +41,7 @@ class PoolWorker:
 
 @final
 class PoolWorkers:
-    """Workers that are here. ``starts`` are decided, and wait until a worker is free on the host that they name."""
+    """Connected workers. ``starts``: decided starts of trials that wait for a free worker on their host."""
 
     def __init__(self, pool: Pool, send: Send) -> None:
         self.starts: list[tuple[TrialJob, actions.Start]] = []
@@ -55,16 +55,16 @@ class PoolWorkers:
         return iter(list(self._present.values()))
 
     def add(self, worker: PoolWorker) -> None:
-        """Take in one that has come."""
+        """Add a worker that has connected."""
         self._present[worker.identity] = worker
 
     def speaker(self, identity: bytes, message: Any) -> PoolWorker | None:
-        """The worker that says ``message`` of the trial that it has; ``None`` if it was given up, or has another."""
+        """The worker that sent ``message`` about its current trial; ``None`` if it was given up or has another."""
         worker = self._present.get(identity)
         return None if worker is None or getattr(message, "worker_id", -1) != worker.worker_id else worker
 
     def ended(self, process: ProcessEnded) -> PoolWorker | None:
-        """The worker that was this process, and is here no more; ``None`` if it had not come."""
+        """Remove and return the worker of this process; ``None`` if it had not connected."""
         for worker in self:
             if worker.pid == process.pid and process.host in ("", worker.host):
                 del self._present[worker.identity]
@@ -86,39 +86,39 @@ class PoolWorkers:
 
     @property
     def free(self) -> int:
-        """Number of workers that are free and not spoken for."""
+        """Number of free workers, without those that ``starts`` will use."""
         return sum(self._is_free(worker) for worker in self) - len(self.starts)
 
     def kill(self, worker: PoolWorker) -> None:
-        """Kill its process; the pool tells of its end."""
+        """Kill the process of a worker; the pool reports its exit."""
         worker.is_killed = True
         self._pool.kill(worker.host, worker.pid)
 
     def retire(self, worker: PoolWorker) -> None:
-        """Let one go that was to be killed and has left its trial: the interrupt may be on its way, into no other."""
+        """Release a killed worker that has left its trial: an interrupt under way must not end another trial."""
         del self._present[worker.identity]
         self._send(worker.identity, PoolRetire())
         self._pool.spare(worker.host, worker.pid)
 
     def retire_all(self) -> None:
-        """Tell all of them that the search is over."""
+        """Tell all workers that the search is over."""
         for worker in self:
             self._send(worker.identity, PoolRetire())
 
     def order(self, host: str, order: TrialOrder) -> PoolWorker | None:
-        """A free worker on ``host`` that was ordered to join, if there is one; one that cannot be reached has died."""
+        """Order a free worker on ``host`` to join, and return it; a worker that cannot be reached counts as dead."""
         for worker in [each for each in self if each.worker_id < 0 and each.host == host]:
             if self._send(worker.identity, order):
                 worker.worker_id = order.worker_id
                 return worker
             del self._present[worker.identity]
-            self._pool.kill(worker.host, worker.pid)  # should it only be cut off; it ends then anyway
+            self._pool.kill(worker.host, worker.pid)  # in case it is only disconnected, after which it exits anyway
         return None
 
     def spread(self, slots: Mapping[str, int], size: int) -> dict[str, int]:
-        """Slots by host for a trial of ``size``, from those that it has and those that are free.
+        """Slots by host for a trial of ``size``, from the ``slots`` that it has and the free workers.
 
-        It gets workers where it has most, and most are free, and gives back where it has fewest.
+        It gets workers on hosts where it has most, and most are free, and gives workers back where it has fewest.
         """
         has, free = Counter(slots), Counter[str]()
         for worker in self:

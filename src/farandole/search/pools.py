@@ -6,8 +6,8 @@
         for ended in pool.attend(ready): ...
         pool.kill(host, pid)
 
-A pool starts processes, in the place of those that end, too, and knows nothing of trials: its processes dial to the
-search and say that they are there.
+A pool starts processes, and replaces processes that exit. It knows nothing of trials: its processes connect to the
+search and send ``PoolHello``.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LEAVE_S, END_S = 0.5, 5.0
-"""Time for processes to end by themselves when the search is over, until SIGTERM; and until they are killed."""
+"""Seconds from the end of the search until processes that still run get SIGTERM, and until they are killed."""
 
 MOST_EARLY = 5
-"""Number of processes in a row that may end before they have come to the search."""
+"""Number of processes in a row that may exit before they have connected to the search."""
 
 
 class ProcessEnded(NamedTuple):
-    """End of a process of a pool; ``words`` say how. Of a pool on one host the ``host`` may be ""."""
+    """Exit of a process of a pool; ``words`` describe it. In a pool on one host, ``host`` may be ""."""
 
     pid: int
     code: int
@@ -52,7 +52,7 @@ class ProcessEnded(NamedTuple):
 
 
 class Pool(ABC):
-    """Processes for a search; used by one thread, which must live as long as they do."""
+    """Processes for a search; used by one thread, which must live as long as these processes."""
 
     reaches_out = False
     """True if its processes may be on other hosts than the search."""
@@ -60,26 +60,26 @@ class Pool(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """Number of workers that it has when all are there."""
+        """Number of workers when all have started."""
 
     remedy = "the same call with other hosts goes on"
-    """Advice where too few workers are left for any trial."""
+    """Advice in the error that too few workers are left for any trial."""
 
     may_grow = False
-    """True if further workers may come, so that a search waits where it has none."""
+    """True if more workers may join, so that a search without workers waits."""
 
     @property
     def leaving(self) -> Collection[str]:
-        """Hosts whose workers are to leave their trials at the next commit, and take part in no other."""
+        """Hosts whose workers must leave their trials at the next commit, and join no other trial."""
         return ()
 
     def dismiss(self, host: str) -> list[ProcessEnded]:
-        """Let a host go that is ``leaving``, as no trial is there any more; returns what has ended by that."""
+        """Release a ``leaving`` host on which no trial runs any more; returns the processes that end by that."""
         return []
 
     @property
     def slots(self) -> Mapping[str, int] | None:
-        """Number of workers by host; ``None`` where it cannot lose any, as others take their places."""
+        """Number of workers by host; ``None`` if the pool loses none, because it replaces them."""
         return None
 
     @property
@@ -87,15 +87,15 @@ class Pool(ABC):
         """Time at which ``tick`` is due."""
         return math.inf
 
-    def connect(self, send: Send) -> None:  # noqa: B027 (most talk to nobody)
-        """Have ``send`` reach those who speak to the search for this pool."""
+    def connect(self, send: Send) -> None:  # noqa: B027 (most pools send nothing)
+        """Set the function that sends messages to the agents of this pool."""
 
     def take(self, identity: bytes, message: Any) -> list[ProcessEnded]:
-        """Take in a message of an agent; returns what has ended."""
+        """Handle a message of an agent; returns the processes that have exited."""
         return []
 
     def tick(self, now: float) -> list[ProcessEnded]:
-        """Do what is due; returns what has ended."""
+        """Do what is due; returns the processes that have exited."""
         return []
 
     @abstractmethod
@@ -109,21 +109,21 @@ class Pool(ABC):
 
     @abstractmethod
     def attend(self, ready: Collection[int]) -> list[ProcessEnded]:
-        """Take in which processes have ended, and start others in their place; descriptors may be closed then.
+        """Return the processes that have exited, and start others in their place; this may close descriptors.
 
-        Raises ``ControlError`` where no process can be kept running.
+        Raises ``ControlError`` if no process can be kept running.
         """
 
     @abstractmethod
     def came(self, host: str, pid: int) -> bool:
-        """Note that a process has come to the search; false if it has ended since."""
+        """Note that a process has connected to the search; false if it has exited since."""
 
     @abstractmethod
     def kill(self, host: str, pid: int) -> None:
-        """Kill a process, with what it has started; ``attend`` tells of its end."""
+        """Kill a process and its children; ``attend`` returns its exit."""
 
-    def spare(self, host: str, pid: int) -> None:  # noqa: B027 (elsewhere a kill is done at once)
-        """Take back a ``kill`` that was only an interrupt: the process has left its trial, and ends by itself."""
+    def spare(self, host: str, pid: int) -> None:  # noqa: B027 (in most pools a kill acts at once)
+        """Cancel a ``kill`` that was only an interrupt: the process has left its trial, and exits by itself."""
 
     @abstractmethod
     def end_now(self) -> None:
@@ -131,7 +131,7 @@ class Pool(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End all processes: those that were told to end get a while for it. Idempotent."""
+        """End all processes, which first get some time to exit by themselves. Idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -142,10 +142,10 @@ class Pool(ABC):
 
 @runtime_checkable
 class PoolSource(Protocol):
-    """Maker of a pool: the engines that ``farandole.notebook.attach`` has made ranks."""
+    """Object that makes a pool, such as the engines that ``farandole.notebook.attach`` has made ranks."""
 
     def search_pool(self) -> Pool:
-        """A pool of what is there now."""
+        """A pool of the current workers."""
         ...
 
 
@@ -153,7 +153,7 @@ class PoolSource(Protocol):
 class LocalPool(Pool):
     """Processes on this host, whose output outside of trials goes to the file ``output``.
 
-    The kernel kills them when the thread that has started them ends, however that is.
+    The kernel kills the processes when the thread that has started them ends, for whatever reason.
     """
 
     def __init__(self, np: int, output: Path, python_path: Sequence[str] = ()) -> None:
@@ -206,12 +206,12 @@ class LocalPool(Pool):
 
     def kill(self, host: str, pid: int) -> None:
         """See ``Pool``."""
-        if pid in self._pids.values():  # else it may be another's by now
+        if pid in self._pids.values():  # else another process may have this pid by now
             _signal(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """See ``Pool``."""
-        # The next signal that is due stands last. Each goes to whole sessions: a worker's loaders end with it.
+        # The last entry is the next signal. Signals go to whole sessions, so a worker's data loaders get them, too.
         begun_s, due = time.monotonic(), [(END_S, signal.SIGKILL), (LEAVE_S, signal.SIGTERM)]
         while self._pids:
             if time.monotonic() >= begun_s + (due[-1][0] if due else math.inf):
@@ -227,13 +227,13 @@ class LocalPool(Pool):
     def end_now(self) -> None:
         """See ``Pool``."""
         for pid in self._pids.values():
-            _signal(pid, signal.SIGKILL)  # not reaped yet, as ``attend`` alone does that: the number is still its own
+            _signal(pid, signal.SIGKILL)  # the pid is still its own, because only ``attend`` reaps
 
     def _spawn(self, contact: Contact) -> None:
         environment = worker_environment(contact, os.environ)
         known = environment.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = os.pathsep.join([*self._python_path, *([known] if known else [])])
-        # Bound to this thread, not to this process: the kernel's rule, and why a pool must live in a thread that stays.
+        # The kernel binds it to this thread, not to this process: so a pool must live in a thread that stays.
         command = process.bound(entry_command(MODULE), signal.SIGKILL, environment)
         fd = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -244,7 +244,7 @@ class LocalPool(Pool):
 
 
 def _signal(pid: int, number: int) -> None:
-    """Signal a process and those that it has started: each is the first of a session of its own."""
+    """Signal a process and its children: each process of a pool leads a session of its own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
 

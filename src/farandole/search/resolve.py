@@ -1,4 +1,4 @@
-"""Choices of a search: the advisor and the pool, by what a user gives for them.
+"""Advisor and pool of a search, from the arguments of the user.
 
 advisor, name = advisor_of("tpe", plan)                 # the name stands in run.json
 pool = pool_of(8, "", folder, settings)                 # 8 processes on this host
@@ -25,7 +25,7 @@ LEASES = "leases"
 
 
 def advisor_of(told: Any, plan: StudyPlan) -> tuple[Advisor, str]:
-    """The advisor, and what it is called in ``run.json``."""
+    """The advisor, and its name in ``run.json``."""
     if isinstance(told, Advisor):
         return told, type(told).__name__
     if not isinstance(told, str):
@@ -56,7 +56,7 @@ def _require_deephyper() -> None:
 
 
 def pool_of(told: int | str | Pool | PoolSource, hosts: str, folder: Path, settings: Settings) -> Pool:
-    """The pool that ``pool`` or ``hosts`` ask for; what its workers print goes to a file of the search's ``folder``."""
+    """The pool for the arguments ``pool`` and ``hosts``; output of its workers goes to a file in ``folder``."""
     output = folder / "output" / "workers.txt"
     if hosts:
         if told != 1:

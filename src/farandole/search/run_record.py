@@ -1,4 +1,4 @@
-"""``run.json`` of a search: what was asked, and with which versions; a search that goes on must be asked the same.
+"""``run.json`` of a search: its arguments and versions; a search that is resumed must have the same arguments.
 
 record = RunRecord.here(plan_values)
 record.keep(folder / "run.json")
@@ -26,8 +26,8 @@ GROW = ("trials", "epochs")
 class RunRecord(msgspec.Struct, frozen=True):
     """Record of a search: when, where and how it began, with which versions and seed, at which commit.
 
-    ``asked`` is what decides its trials. Of the environment only seeds stand there, and no key. The fields that a
-    ``RunInfo`` has are as there: ``farandole runs`` reads both.
+    ``asked``: the arguments that determine its trials. Of the environment it has only seeds, and no key. Fields that
+    ``RunInfo`` has, too, have the same meaning: ``farandole runs`` reads both.
     """
 
     began_s: float
@@ -64,10 +64,10 @@ class RunRecord(msgspec.Struct, frozen=True):
         )
 
     def keep(self, path: Path) -> tuple[RunRecord, int]:
-        """Write the record, or compare it with that of the search that is to go on; ``UsageError`` says what differs.
+        """Write the record, or compare it with the record of a resumed search; ``UsageError`` names the difference.
 
-        Versions may differ: a search is not lost because something was installed. More trials or epochs may be asked
-        for. Returns the record that counts and, where more is asked for, the epochs of a whole training before; else 0.
+        Versions may differ: a search is not lost because a package was installed. Trials and epochs may increase.
+        Returns the record to use and, if they increase, the previous number of epochs of a whole training; else 0.
         """
         if path.exists():
             before = msgspec.json.decode(path.read_bytes(), type=RunRecord)
@@ -88,7 +88,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Difference between two searches, in the words in which they are asked for; "" if there is none but growth.
+    """Text on how the arguments of two searches differ; "" if they do not, or if only those in ``GROW`` increase.
 
     >>> _difference({"trials": 12}, {"trials": 6}), _difference({"trials": 12}, {"trials": 18})
     ('trials=12, and now it is 6', '')
@@ -104,7 +104,7 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _words(value: Any) -> str:
-    """A value as people ask for it.
+    """Text of a value, as a user writes it.
 
     >>> _words({"low": 0.1, "high": 1.0, "log": True, "step": 0.0, "whole": False}), _words(None), _words(["sgd"])
     ('0.1 to 1.0 (log)', 'not there', "['sgd']")
@@ -117,7 +117,7 @@ def _words(value: Any) -> str:
 
 
 def _flat(asked: dict[str, Any]) -> dict[str, Any]:
-    """Terms of a search by the arguments of ``search`` and, of the space, by hyper-parameter."""
+    """Arguments of ``search`` by name, and the space by hyper-parameter."""
     found = {name: value for name, value in asked.items() if name not in ("rungs", "space")}
     rungs, space = asked.get("rungs"), asked.get("space")
     if rungs is not None:
@@ -129,5 +129,5 @@ def _flat(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Text of something asked, which tells apart what is equal: 1 and true."""
+    """Text of an argument, different for values that Python takes for equal: 1 and true."""
     return json.dumps(value, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Checkpoint of a trial at a rung: one file, whole or not there.
+"""Checkpoint of a trial at a rung: one file, whole or missing.
 
     key = key_of(parameters, seed)
     write_checkpoint(folder, key, epoch=3, value=0.25, content=state.state_dict(), metrics={"accuracy": 0.5})
@@ -6,11 +6,11 @@
     read_metrics(folder)                                    # {"accuracy": 0.5}
     read_checkpoint(folder, key)                            # (3, {...}), or None
 
-The file is a head, a digest, a pickle and, behind that, the metrics in JSON. The pickle is read only where this user
-alone can have written it. A file that is not whole is taken for none, which costs the trial its epochs and no more. It
-is written before the search hears of the epoch, so it has the value as well: a search that was killed in between learns
-it from there. And it is on the disk before the log is: after a power failure the trial with this number may be another
-one, so the file has its ``key``.
+The file consists of a head, a digest, a pickle and the metrics in JSON. The pickle is read only if no other user can
+have written it. A file that is not whole counts as missing, which costs the trial its epochs and no more. The file is
+written before the search gets the report of the epoch, so it has the value as well: a search that was killed in between
+reads the value from the file. The file is on the disk before the log: after a power failure another trial may have this
+number, so the file has the ``key`` of its trial.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ NAME = "rung.checkpoint"
 _DIGEST_BYTES = 16
 _HEAD, _CHECK = struct.Struct("<16sQd"), struct.Struct("<I")
 _FOOT, _MAGIC = struct.Struct("<II8s"), b"METRICS1"
-"""End of a file that has metrics: their length and their check. Whoever reads the pickle stops before them."""
+"""End of a file with metrics: length and checksum of the metrics. Unpickling stops before them."""
 
 
 def key_of(parameters: Mapping[str, Any], seed: int) -> bytes:
-    """Digest of what a trial trains with, which no other trial has that would train otherwise."""
+    """Digest of the parameters and the seed of a trial; trials that train differently have different digests."""
     text = json.dumps([sorted(parameters.items()), seed], default=repr)
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
 
@@ -54,11 +54,11 @@ def write_checkpoint(
     content: dict[str, Any],
     metrics: Mapping[str, float] | None = None,
 ) -> None:
-    """Put the state after ``epoch`` in the place of the one before, by one ``rename``."""
+    """Replace the checkpoint by the state after ``epoch``, with one ``rename``."""
     body, told = cloudpickle.dumps(content), json.dumps(dict(metrics or {})).encode()
     body += told + _FOOT.pack(len(told), zlib.crc32(told), _MAGIC)
     head = _HEAD.pack(key, epoch, value)
-    # Processes of two hosts may have the same number, and write at once where one of them was given up.
+    # Processes on two hosts may have the same pid, and write at the same time if one of them was given up.
     new = folder / f".{NAME}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -67,7 +67,7 @@ def write_checkpoint(
             file.write(hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest())
             file.write(body)
             file.flush()
-            os.fsync(fd)  # before it has the name: after a power failure a name without its bytes would hide the older
+            os.fsync(fd)  # before the rename: after a power failure, a name without data would hide the older file
         os.rename(new, folder / NAME)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -76,9 +76,9 @@ def write_checkpoint(
 
 
 def read_reported(folder: Path, key: bytes) -> tuple[int, float] | None:
-    """Epoch and value of the checkpoint, or ``None`` where there is none of this trial."""
+    """Epoch and value of the checkpoint, or ``None`` if this trial has none."""
     try:
-        # NFS remembers that a name did not exist until its folder is opened again, and the worker was on another host.
+        # NFS caches that a name does not exist until its folder is opened again; another host may have written it.
         for each in (folder.parent, folder):
             os.close(os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         with (folder / NAME).open("rb") as file:
@@ -96,9 +96,9 @@ def read_reported(folder: Path, key: bytes) -> tuple[int, float] | None:
 
 
 def read_metrics(folder: Path) -> dict[str, float]:
-    """Metrics of the checkpoint, which has been read; of one without any that are whole, none."""
+    """Metrics of a checkpoint that exists; empty if it has none, or none that are whole."""
     data = (folder / NAME).read_bytes()
-    with contextlib.suppress(struct.error):  # of an older one that is short
+    with contextlib.suppress(struct.error):  # an older file that is short
         length, check, magic = _FOOT.unpack(data[-_FOOT.size :])
         told = data[-_FOOT.size - length : -_FOOT.size]
         if magic == _MAGIC and zlib.crc32(told) == check:
@@ -107,7 +107,7 @@ def read_metrics(folder: Path) -> dict[str, float]:
 
 
 def read_checkpoint(folder: Path, key: bytes) -> tuple[int, dict[str, Any]] | None:
-    """Epoch and state, or ``None`` where there are none of this trial that are whole."""
+    """Epoch and state, or ``None`` if this trial has no whole checkpoint."""
     reported = read_reported(folder, key)
     if reported is None:
         return None

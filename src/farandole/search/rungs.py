@@ -5,9 +5,9 @@
     promote(rungs, standings, is_more=True)                 # (7, "1st of 9 at epoch 3; the best 3 go on")
 
 Asynchronous successive halving (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020, algorithm 2):
-of all trials that have come to a rung, whenever that was, the best ``1/reduction`` go on; nobody waits for a rung to be
-full. A trial that does not go on rests, with its state in a checkpoint, and goes on later if others prove worse. Only
-the end of the search makes it a loser. Values are to be minimised; one that is not finite is worse than all others.
+of all trials that have reached a rung so far, the best ``1/reduction`` go on; no trial waits until a rung is full. A
+trial that does not go on pauses, with its state in a checkpoint, and goes on later if others prove worse. Only the end
+of the search makes it a loser. Values are minimised; a value that is not finite is worse than all others.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Rungs(msgspec.Struct, frozen=True):
 
 @final
 class Standing(NamedTuple):
-    """Standing of a trial: its values at the rungs that it has come to, the lowest first.
+    """Standing of a trial: its values at the rungs that it has reached, the lowest first.
 
-    It ``is_going`` while it is on its way to the next one, and ``is_over`` where it never goes on: failed, or stopped.
+    ``is_going``: it trains towards the next rung. ``is_over``: it never goes on.
     """
 
     number: int
@@ -62,7 +62,7 @@ class Standing(NamedTuple):
 
 
 class Next(enum.Enum):
-    """Continuation of a trial that has come to a rung."""
+    """Decision on a trial that has reached a rung."""
 
     GO_ON = "go on"
     PAUSE = "pause"
@@ -70,7 +70,7 @@ class Next(enum.Enum):
 
 
 def after_rung(rungs: Rungs, standings: Sequence[Standing], number: int) -> tuple[Next, str]:
-    """Continuation of trial ``number``, whose value at the rung is in its standing, and the reason."""
+    """Decision on trial ``number``, whose standing includes the value at the rung, and the reason."""
     rung = len(next(each.values for each in standings if each.number == number)) - 1
     level = rungs.levels[rung]
     if rung == len(rungs.levels) - 1:
@@ -83,10 +83,10 @@ def after_rung(rungs: Rungs, standings: Sequence[Standing], number: int) -> tupl
 
 
 def promote(rungs: Rungs, standings: Sequence[Standing], *, is_more: bool) -> tuple[int | None, str]:
-    """Trial that rests and is to go on now, or ``None``, and the reason. ``is_more``: new trials are to come.
+    """Paused trial that goes on now, or ``None``, and the reason. ``is_more``: new trials may begin.
 
-    When no more are to come, none is going and none is sound after all epochs, the best goes on of the highest rung
-    where a sound one rests: a search of few trials completes one of them, too, and one whose best have diverged.
+    If no new trial may begin, none is going and none is sound after all epochs, the best sound trial that paused at the
+    highest rung goes on: so a search completes a trial even if it has few trials, or if its best trials have diverged.
     """
     for rung in range(len(rungs.levels) - 2, -1, -1):
         order = _order(standings, rung)
@@ -109,7 +109,7 @@ def promote(rungs: Rungs, standings: Sequence[Standing], *, is_more: bool) -> tu
 
 
 def _where(rungs: Rungs, level: int, place: int, count: int) -> str:
-    """Words on the place of a trial among those that have come to a rung, and on who goes on there.
+    """Text on the place of a trial among those that have reached a rung, and on how many go on there.
 
     >>> _where(Rungs.of(1, 9, 3), 1, 3, 4), _where(Rungs.of(1, 9, 3), 1, 2, 2)
     ('3rd of 4 at epoch 1; the best 1 goes on', '2nd of 2 at epoch 1; of fewer than 3 none goes on')
@@ -134,13 +134,13 @@ def _ordinal(number: int) -> str:
 
 
 def _order(standings: Sequence[Standing], rung: int) -> list[Standing]:
-    """Trials that have come to a rung, the best first; of equal ones the first that was begun."""
+    """Trials that have reached a rung, the best first; of equal trials, the one that began first."""
     there = [each for each in standings if len(each.values) > rung]
     return sorted(there, key=lambda each: (sound(each.values[rung]), each.number))
 
 
 def sound(value: float) -> float:
-    """Value by which trials are compared: infinite where it is not finite, which is a trial that has diverged.
+    """Value by which trials are compared: infinity if it is not finite, because the trial has diverged.
 
     >>> sound(float("-inf")), sound(0.5)
     (inf, 0.5)

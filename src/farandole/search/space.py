@@ -4,7 +4,7 @@
     space.parameters["lr"]                          # Range(low=0.0001, high=1.0, log=True, whole=False)
     Space.read("space.toml")                        # the same, as tables of TOML
 
-A list is a choice, a pair of numbers a range, and a table says more. Pure, but for reading the file.
+A list means choices, a pair of numbers a range, and a table has all options. Pure, except for reading the file.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Value: TypeAlias = "bool | int | float | str"
 KEYS = ("low", "high", "log", "step", "choices")
 
 EXAMPLE = "[lr]\nlow = 1e-4\nhigh = 1.0\nlog = true\n\n[batch]\nchoices = [32, 64, 128]"
-"""A space as it stands in a file."""
+"""A space as written in a file."""
 
 
 @final
 class Range(msgspec.Struct, frozen=True):
-    """Numbers from ``low`` to ``high``, both included; whole ones if both are, at equal ratios if ``log``.
+    """Numbers from ``low`` to ``high``, both included; integers if ``whole``, on a logarithmic scale if ``log``.
 
-    With a ``step`` only ``low`` and what lies whole steps above it.
+    With a ``step``, only ``low`` and numbers that lie whole steps above it.
     """
 
     low: float
@@ -57,7 +57,7 @@ class Range(msgspec.Struct, frozen=True):
         return not self.whole or float(value).is_integer()
 
     def of(self, value: Value) -> Value:
-        """A value that it contains, as the log of a search gives it back: whole, or a float."""
+        """A value in the range, with the type that the log of a search returns: an integer or a float."""
         return int(value) if self.whole else float(value)
 
 
@@ -72,7 +72,7 @@ class Choices(msgspec.Struct, frozen=True):
         return any(type(value) is type(each) and value == each for each in self.choices)
 
     def of(self, value: Value) -> Value:
-        """The choice that a value is equal to."""
+        """The choice that equals a value."""
         return next(each for each in self.choices if type(value) is type(each) and value == each)
 
 
@@ -87,7 +87,7 @@ class Space(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, told: Space | Mapping[str, Any]) -> Space:
-        """Make a space of what a user gives; raises ``UsageError`` for what is none, with what to write."""
+        """Make a space from the argument of a user; raises ``UsageError``, with advice, if it is no space."""
         if isinstance(told, Space):
             return cls.of(told.parameters)
         if not isinstance(told, Mapping) or not told:
@@ -106,9 +106,9 @@ class Space(msgspec.Struct, frozen=True):
         return cls.of(told)
 
     def check(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """Values as trials have them, the same when a search goes on.
+        """Values in the form in which trials get them, the same after a search is resumed.
 
-        Raises ``UsageError`` unless they are values of all hyper-parameters and of nothing else.
+        Raises ``UsageError`` unless there is a valid value for every hyper-parameter, and no other value.
         """
         values = {name: _plain(value) for name, value in values.items()}
         if missing := [name for name in self.parameters if name not in values]:
@@ -157,7 +157,7 @@ def _choice(name: str, told: Any) -> Choices:
 
 
 def _plain(value: Any) -> Any:
-    """A value without a class of its own, such as NumPy's for floats, which no log of trials keeps.
+    """A value as a plain type of Python: no log of trials keeps other classes, such as NumPy's floats.
 
     >>> import enum
     >>> _plain(enum.IntEnum("Depth", "two")(1))

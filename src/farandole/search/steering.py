@@ -1,4 +1,4 @@
-"""The live page of a search, and the end that its record tells of.
+"""Live page of a search, and the end of the search in its record.
 
 with recorded(record, folder / "run.json", study), shown_live(monitor_config(folder, live=True), addresses, secret):
     ...
@@ -28,7 +28,7 @@ LINK = "live.link"
 def monitor_config(
     folder: Path, *, live: bool, listen: str = "", certificate: str = "", stay_s: float = 0.0
 ) -> MonitorConfig | None:
-    """The page that is asked for, if one is; it stays for ``stay_s``, where that is in nobody's way (``stays_s``)."""
+    """Configuration of the requested page, if any; it stays for ``stay_s`` unless ``stays_s`` forbids it."""
     if not live:
         if listen or certificate:
             raise UsageError("live_listen and live_certificate are of a page: add live=True (--live)")
@@ -48,21 +48,21 @@ def monitor_config(
 
 @contextlib.contextmanager
 def shown_live(config: MonitorConfig, addresses: Sequence[str], secret: str) -> Iterator[MonitorProcess]:
-    """Serve the page meanwhile, and after it where it is to stay. The monitor watches the search as it would a job."""
+    """Context that serves the page, which may stay afterwards. The monitor watches the search like a job."""
     with MonitorProcess(config, set() if config.stay_s else None) as monitor:
         say_where(monitor.await_ready())
         monitor.contact(addresses, secret)
         try:
             yield monitor
         except BaseException as error:
-            # Without a result it would tell that the search has vanished; after an interrupt no page stays.
+            # Without a result the page would report a lost search; after an interrupt no page stays.
             monitor.result = exit_status(-SIGINT) if isinstance(error, KeyboardInterrupt) else 1, _words(error)
             raise
 
 
 @contextlib.contextmanager
 def recorded(record: RunRecord, path: Path, study: Study) -> Iterator[None]:
-    """Write down that the search goes on, and then how it has ended."""
+    """Record that the search runs and, at exit of the context, how it has ended."""
     record.write(path, status=None, ended_s=0.0, words="")
     try:
         yield
@@ -77,5 +77,5 @@ def _words(error: BaseException) -> str:
 
 
 def end_of(study: Study) -> str:
-    """Words on how a search has ended that is not over; "" for one that is."""
+    """Text on the end of a search that is not over; "" if it is over."""
     return "" if study.is_over else "It is not over: the same call goes on."

@@ -1,12 +1,12 @@
-"""Study of a search: its trials, what each has come to, and which one is next. No processes, and no clock.
+"""Study of a search: its trials, their results, and which trial is next. No processes, and no clock.
 
     study = Study(plan, log, advisor)
-    number = study.next()                                   # a trial that is to begin or to go on
+    number = study.next()                                   # a trial that begins or goes on
     goes_on, reason = study.report(number, epoch=1, value=0.3)
-    study.close()                                           # nothing is left to be done
+    study.close()                                           # the search is over
 
-All that is known stands in the log before it is acted on, so a study that is made anew from the same log goes on where
-the one before was killed: trials that had begun are the first to go on, from their last rung.
+Each change is written to the log before it takes effect, so a new study with the same log resumes where the previous
+study was killed: trials that had begun go on first, from their last rung.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from farandole.search.advisor import Advisor, Parameters, Phase, TrialResult
 from farandole.search.rungs import Next, Rungs, Standing, after_rung, promote, sound
 from farandole.search.space import Space
 
-if TYPE_CHECKING:  # it is Optuna's, which may not be installed: then ``search`` is to say so, and not an import
+if TYPE_CHECKING:  # it needs Optuna, which may not be installed: ``search`` reports that, not an import
     from farandole.search.trial_log import LoggedTrial, TrialLog
 
 ATTEMPTS = 3
-"""How often a trial is begun again from its last rung when it has lost all of its workers, until it has failed."""
+"""Number of times that a trial begins again from its last rung after it lost all its workers; then it has failed."""
 
 HELD = "somebody has paused it"
 
 
 @final
 class StudyPlan(msgspec.Struct, frozen=True):
-    """StudyPlan of a search: where it looks, how many ``trials``, on which rungs, and whether small values are good."""
+    """Plan of a search: its space, the number of ``trials``, the rungs, whether small values are good, and the seed."""
 
     space: Space
     trials: int
@@ -44,11 +44,11 @@ class StudyPlan(msgspec.Struct, frozen=True):
 
 @final
 class StudyTrial(msgspec.Struct):
-    """One trial. ``goal`` is the epoch that it was let go to; it ``is_active`` while workers have it.
+    """One trial. ``goal``: epoch up to which it may train. ``is_active``: it has workers.
 
-    It ``is_held`` where somebody has paused it, until it is let go: this stands in no log. ``said`` counts values.
-    It ``is_stopping`` where somebody has ended it, until it has no workers: what it reports till then still counts.
-    ``again``: the number of the trial that it repeats, -1 of a planned one.
+    ``is_held``: a user has paused it (not logged). ``said``: number of values that it has reported. ``is_stopping``: a
+    user has stopped it, and it still has workers; values that it reports until then count. ``again``: number of the
+    trial that it repeats, -1 for a planned trial.
     """
 
     number: int
@@ -65,9 +65,9 @@ class StudyTrial(msgspec.Struct):
     said: int = 0
     again: int = -1
     metrics: dict[int, dict[str, float]] = msgspec.field(default_factory=dict)
-    """Other numbers by epoch and name."""
+    """Other numbers that it has reported, by epoch and name."""
     at_rungs: tuple[tuple[int, Phase], tuple[float, ...]] | None = None
-    """Losses at the rungs that it has come to, with what they were made from."""
+    """Losses at the rungs that it has reached, with the key under which they are cached."""
 
     @property
     def epoch(self) -> int:
@@ -76,15 +76,15 @@ class StudyTrial(msgspec.Struct):
 
     @property
     def value(self) -> float | None:
-        """Value at that epoch."""
+        """Value at the last epoch that was reported."""
         return self.values[self.epoch] if self.values else None
 
 
 def to_reopen(trials: Sequence[LoggedTrial], top: int, epochs: int) -> list[int]:
-    """Trials of a search that go on if they are good enough, as it is asked for more trials or epochs than before.
+    """Trials that may go on because a search is resumed with more trials or epochs than before.
 
-    These are the losers of its end, though none that somebody has stopped; and where ``epochs`` are more than ``top``,
-    those that have trained all of these. A function that has returned before has had enough.
+    These are the trials that the end of the search pruned, without those that a user stopped; and, if ``epochs``
+    exceeds ``top``, trials that have trained ``top`` epochs. A trial whose function returned earlier does not go on.
     """
     return [
         each.number
@@ -102,21 +102,21 @@ class Study:
         self.plan, self._log, self._advisor = plan, log, advisor
         self.rows = [self._row(each) for each in log.trials()]
         self._is_exhausted = False
-        self._counted: tuple[list[Any], int] = [], 0  # trials that are left, and what that was counted from
+        self._counted: tuple[list[Any], int] = [], 0  # key, and number of trials that are left
         self.is_paused = False
-        """True where somebody has paused the whole search: trials leave at their next report, and none begins."""
+        """True if a user has paused the whole search: trials leave at their next report, and none begins."""
         for row in self.rows:
             self._tell(row)
         for row in self.rows:
-            if row.phase == "running" and row.epoch >= plan.rungs.levels[-1]:  # its end was the entry that was lost
+            if row.phase == "running" and row.epoch >= plan.rungs.levels[-1]:  # the log entry of its end was lost
                 self._finish(row, "complete")
-            elif row.is_stopping:  # the search was killed before it had left its workers
+            elif row.is_stopping:  # the search was killed before this trial had left its workers
                 self._finish(row, "pruned")
 
     # -- what is next -------------------------------------------------------------------------------------------------
 
     def next(self) -> tuple[int | None, str]:
-        """Trial that is to have workers now, and why; ``None`` if there is none now. It counts as active."""
+        """Next trial to get workers, and the reason; ``None`` if there is none now. The trial becomes active."""
         if self.is_paused:
             return None, "the search is paused"
         row, reason = self._interrupted(), "it was interrupted"
@@ -142,7 +142,7 @@ class Study:
 
     @property
     def _left(self) -> int:
-        """Number of trials that are to have workers some time, as far as that is known."""
+        """Number of trials that will still get workers, as far as this is known."""
         key = [self.plan, self._is_exhausted, *((row.phase, row.is_active, row.said) for row in self.rows)]
         if key != self._counted[0]:
             self._counted = key, self._count_left()
@@ -159,12 +159,12 @@ class Study:
 
     @property
     def is_over(self) -> bool:
-        """True if no trial is active, and none is left that could be, also of those that somebody has paused."""
+        """True if no trial is active, and no other trial, not even one that a user has paused, could become active."""
         return not any(row.is_active for row in self.rows) and not self._left
 
     @property
     def summary(self) -> str:
-        """Numbers of trials by phase, and of epochs, in a line."""
+        """Numbers of trials by phase, and number of epochs, in one line."""
         counts = [(phase, sum(row.phase == phase for row in self.rows)) for phase in get_args(Phase)]
         told = ", ".join(f"{number} {phase}" for phase, number in counts if number)
         epochs, whole = sum(row.epoch for row in self.rows), self.plan.rungs.levels[-1] * self.plan.trials
@@ -177,18 +177,18 @@ class Study:
         return min(complete, key=lambda row: self._loss(row.value), default=None)
 
     def rung(self, row: StudyTrial) -> tuple[int, float]:
-        """Number of rungs that a trial has behind it, and its loss at the last of them."""
+        """Number of rungs that a trial has passed, and its loss at the last of them."""
         values = self._at_rungs(row)
         return len(values), values[-1] if values else math.inf
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def report(
         self, number: int, epoch: int, value: float, metrics: Mapping[str, float] | None = None
     ) -> tuple[bool, str]:
-        """Take in the value of a trial after ``epoch``, and its metrics; returns if it goes on, and why.
+        """Record the value and the metrics of a trial after ``epoch``; returns whether it goes on, and why.
 
-        Without a reason it goes on since nothing is decided after that epoch.
+        The reason is empty if the trial goes on because there is no decision after this epoch.
         """
         row = self.rows[number]
         if row.is_stopping and epoch > row.epoch:
@@ -196,9 +196,9 @@ class Study:
             self._tell(row)
             if epoch >= self.plan.rungs.levels[-1]:
                 self._finish(row, "complete")
-        if row.phase != "running":  # said again: the worker that had heard the answer has died
+        if row.phase != "running":  # reported again: the worker that got the answer has died
             return False, row.why or f"it is {row.phase}"
-        if epoch > row.epoch:  # its workers are often lost where nodes come and go: only those in a row count
+        if epoch > row.epoch:  # where nodes join and leave, workers are often lost: only losses in a row count
             row.losses = 0
         self._take_value(row, epoch, value, metrics)
         goes_on, reason = True, ""
@@ -212,13 +212,13 @@ class Study:
             else:
                 self._finish(row, "complete")
         self._tell(row)
-        row.is_held &= row.phase == "running"  # else it rests, or is over, by itself
+        row.is_held &= row.phase == "running"  # else it has paused or ended without the user
         if goes_on and (row.is_held or self.is_paused):
             return False, HELD
         return goes_on, reason
 
     def returned(self, number: int, value: float | None) -> None:
-        """Take in that the function of a trial has returned: it is complete, with this value or its last one."""
+        """Record that the function of a trial has returned: it is complete, with this value or its last one."""
         row = self.rows[number]
         if row.phase != "running" and not row.is_stopping:
             return
@@ -229,14 +229,14 @@ class Study:
             row.phase, row.why = "failed", "it has reported no value, and returned none"
 
     def failed(self, number: int, why: str) -> None:
-        """Take in that a trial has failed, and is not tried again."""
+        """Record that a trial has failed; it does not begin again."""
         row = self.rows[number]
         if row.phase in ("running", "paused"):
             row.why = why
             self._finish(row, "failed")
 
     def stop(self, number: int, why: str) -> None:
-        """End a trial as somebody wants; it counts with the values that it has when it has left its workers."""
+        """End a trial for a user; it counts with the values that it has when it has left its workers."""
         row = self.rows[number]
         if row.phase not in ("running", "paused"):
             return
@@ -248,22 +248,22 @@ class Study:
             self._finish(row, "pruned")
 
     def repeat(self, number: int) -> int:
-        """Begin another trial with the parameters of one, beside those that are planned; returns its number.
+        """Begin another trial with the parameters of trial ``number``, beside the planned trials; returns its number.
 
-        Its seed is another one: with the same a trial that diverged would do so again.
+        The new trial has another seed: with the same seed, a trial that diverged would diverge again.
         """
         return self._add(self.rows[number].parameters, number).number
 
     def hold(self, number: int) -> None:
-        """Have a trial leave its workers at its next report, and not go on until it is let go."""
+        """Pause a trial for a user: it leaves its workers at its next report, and does not go on until ``let_go``."""
         self.rows[number].is_held = True
 
     def let_go(self, number: int) -> None:
-        """Let a trial go on that was held."""
+        """Let a trial go on that a user has paused."""
         self.rows[number].is_held = False
 
     def let_all_go(self) -> bool:
-        """Let all go on that somebody has paused; true if anything was."""
+        """Let all trials go on that users have paused; true if any was paused, or the search."""
         was_paused = self.is_paused or any(row.is_held for row in self.rows)
         self.is_paused = False
         for row in self.rows:
@@ -271,7 +271,7 @@ class Study:
         return was_paused
 
     def released(self, number: int, *, lost: str = "") -> None:
-        """Take in that a trial has no workers any more; ``lost``: not as it was to be, but it may begin again."""
+        """Record that a trial has no workers any more; ``lost``: why, if by a fault, after which it may begin again."""
         row = self.rows[number]
         row.is_active = False
         if row.is_stopping:
@@ -282,7 +282,7 @@ class Study:
                 self.failed(number, f"it has lost its workers {row.losses} times; the last time: {lost}")
 
     def close(self) -> None:
-        """End the search, if nothing is left to be done: trials that rest are losers, and the log says so."""
+        """End the search if it is over: paused trials are pruned, and the log records it."""
         is_over = self.is_over
         for row in self.rows:
             if row.is_stopping or (is_over and row.phase == "paused"):
@@ -296,7 +296,7 @@ class Study:
 
     @property
     def _planned(self) -> int:
-        """Number of trials that have begun, without those that repeat one."""
+        """Number of trials that have begun, without those that repeat another trial."""
         return sum(row.again < 0 for row in self.rows)
 
     def _take_value(
@@ -337,7 +337,7 @@ class Study:
 
     def _finish(self, row: StudyTrial, phase: Phase) -> None:
         row.phase, row.is_held, row.is_stopping = phase, False, False
-        row.why = "" if phase == "complete" else row.why  # it was to be stopped, and has come to its end before
+        row.why = "" if phase == "complete" else row.why  # a user has stopped it, but it has reached its end before
         if phase == "complete" and (row.value is None or not math.isfinite(row.value)):
             row.phase, row.why = "failed", f"its value is {row.value}"
         self._log.finish(row.number, row.phase, row.value, row.why)
@@ -369,9 +369,9 @@ class Study:
         ]
 
     def _at_rungs(self, row: StudyTrial) -> tuple[float, ...]:
-        """Losses at the rungs that a trial has come to: at each the first that was reported there or later."""
+        """Losses at the rungs that a trial has reached: for each rung, the first loss reported there or later."""
         key = row.said, row.phase
-        if row.at_rungs is None or row.at_rungs[0] != key:  # else a search of many trials looks at all with each report
+        if row.at_rungs is None or row.at_rungs[0] != key:  # cached: each report of a search looks at all its trials
             row.at_rungs = key, self._losses_at_rungs(row)
         return row.at_rungs[1]
 
@@ -388,5 +388,5 @@ class Study:
         return tuple(found)
 
     def _loss(self, value: float | None) -> float:
-        """Value as something to be minimised; infinite where it is not finite, whichever way it left the numbers."""
+        """Value as a loss to be minimised; infinity for every value that is not finite."""
         return math.inf if value is None else sound(value if self.plan.minimize else -value)

@@ -40,13 +40,13 @@ from farandole.search.trial_metrics import number_of, numbers_of, plain_name, re
 T = TypeVar("T")
 
 Ask: TypeAlias = Callable[[TrialReport], TrialVerdict]
-"""From a report of rank 0 to the search's answer."""
+"""Function that sends a report of rank 0 to the search and returns its answer."""
 
 
 class TrialEnded(BaseException):
-    """Leave the function of a trial, on all of its workers after the same epoch: the search has said so.
+    """End of a trial by the search: raised in the function of the trial, on all its workers after the same epoch.
 
-    No ``Exception``, so that no ``except Exception`` of a function can swallow it; nor need a function know of it.
+    Not an ``Exception``, so that no ``except Exception`` of a function can swallow it; functions need not handle it.
     """
 
 
@@ -54,7 +54,7 @@ class TrialEnded(BaseException):
 class Trial:
     """One trial: its ``number``, ``parameters`` and ``seed``, and ``epochs``, the most that it may train.
 
-    A trial that is started again, after a pause or a fault, has the same three. ``workers``: the most it may have.
+    A trial that restarts, after a pause or a fault, has the same first three. ``workers``: maximum number of workers.
     """
 
     def __init__(self, order: TrialOrder, ask: Ask) -> None:
@@ -71,24 +71,24 @@ class Trial:
 
     @property
     def folder(self) -> Path:
-        """Folder of this trial alone, for what else it keeps; it is made when it is asked for."""
+        """Folder of this trial alone, for other files of the script; created when this property is first read."""
         path = Path(self._order.folder)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
     def resume(self, state: State) -> None:
-        """Have the search keep ``state``: it is written at each rung, and read here where the trial goes on.
+        """Register ``state`` with the search: it is written at each rung, and read here if the trial goes on.
 
         >>> state = hvd.elastic.TorchState(model, optimizer, epoch=0)
         >>> trial.resume(state)
 
-        Call it after ``init()`` and before the function decorated with ``elastic.run``. Without it a trial that goes
-        on begins anew, with the same parameters and seed.
+        Call it after ``init()`` and before the function decorated with ``elastic.run``. Without this call, a
+        trial that goes on begins anew, with the same parameters and seed.
         """
         if not isinstance(state, ObjectState):
             raise UsageError(f"trial.resume() takes an elastic state, as of hvd.elastic, found {type(state).__name__}")
         self._state = state
-        if current("trial.resume()").provisional:  # the others have it, and are further
+        if current("trial.resume()").provisional:  # the other ranks have the state, and are further
             return
         found = read_checkpoint(Path(self._order.folder), self._key)
         if found is not None:
@@ -97,14 +97,14 @@ class Trial:
 
     @refusing_collisions
     def report(self, /, value: float, epoch: int, noise: GradientNoise | None = None, **metrics: Any) -> None:
-        """Report the value after ``epoch`` epochs, and go on, or leave if the search says so. Collective.
+        """Report the value after ``epoch`` epochs; the trial then goes on, or leaves if the search says so. Collective.
 
         >>> trial.report(hvd.allreduce(loss).item(), state.epoch, accuracy=hits / len(x))
 
-        The ``value`` decides; ``metrics`` are other numbers by name, for people. Those of rank 0 count.
-        What is to become of the trial is the same on all ranks, after this epoch: where it is to go on, workers come
-        and go here if they are to (``state.commit()``). With ``noise``, an ``hvd.NoiseScale(optimizer)``, the trial
-        gets no more workers than its noise scale is worth: give it where the batch grows with them.
+        The search decides by ``value``; ``metrics`` are other numbers by name, for users. Arguments of rank 0 count.
+        The decision is the same on all ranks, after this epoch: if the trial goes on, workers join or leave here if a
+        change is due (``state.commit()``). With ``noise``, an ``hvd.NoiseScale(optimizer)``, the trial gets no more
+        workers than its noise scale is worth: pass it if the batch grows with the number of workers.
         """
         numbers = numbers_of(metrics, self.parameters)
         value, measured, epoch, shared = number_of("value", value), _measured(noise), int(epoch), is_initialized()
@@ -113,7 +113,7 @@ class Trial:
         if epoch < 1:
             raise UsageError(f"trial.report(epoch={epoch}): the number of epochs that are done, from 1 on")
         rank, size = (current().topology.rank, current().topology.size) if shared else (0, 1)
-        # Of rank 0, as others may have come since the last report, and know nothing of it.
+        # Rank 0 decides, because other ranks may have joined after the last report, and do not know its epoch.
         is_kept = self._agree(any(self._reported < level <= epoch for level in self._order.levels), size)
         if is_kept:
             self._keep(epoch, value, numbers)
@@ -131,7 +131,7 @@ class Trial:
             self._state.commit()
 
     def named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Numbers of any names, as logs of a framework are, under names that ``report`` takes.
+        """Numbers with any names, such as logs of a framework, under names that ``report`` accepts.
 
         >>> trial.report(loss, epoch, **trial.named({"top-5 error": 0.1}))
         """
@@ -147,23 +147,23 @@ class Trial:
         return agreed
 
     def _keep(self, epoch: int, value: float, metrics: dict[str, float]) -> None:
-        """Write the state at a rung, before the search hears that the trial has come there."""
+        """Write the state at a rung, before the search gets the report that the trial has reached it."""
         if self._state is not None:
             content = self._state.state_dict()  # collective
             if current().topology.rank == 0:
                 try:
                     write_checkpoint(self.folder, self._key, epoch, value, content, metrics)
-                except OSError as error:  # no reason to fail: it costs epochs where the trial begins again
+                except OSError as error:  # no reason to fail: it only costs epochs if the trial begins again
                     logger.warning("trial %d has no checkpoint of epoch %d: %s", self.number, epoch, error)
 
     def __repr__(self) -> str:
-        """Text for people."""
+        """Text for users."""
         told = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
         return f"Trial {self.number} ({told}) in process {os.getpid()}"
 
 
 def _measured(noise: GradientNoise | None) -> tuple[float, float]:
-    """Upper bound of the noise scale, and samples of a worker in a step; zeros where these are not known."""
+    """Upper bound of the noise scale, and number of samples of a worker in a step; zeros if they are not known."""
     if noise is None:
         return 0.0, 0.0
     if not hasattr(noise, "estimate"):

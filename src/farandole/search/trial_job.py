@@ -1,15 +1,15 @@
-"""Membership that a running trial is: an elastic job, whose workers come from the pool and go back to it.
+"""Elastic job of a running trial, whose workers are taken from the pool and returned to it.
 
     job = TrialJob(order=3, number=17, send=router.send, settings=Settings(min_np=1))
     job.resize({"a": 2})                                    # slots by host
     job.tick(now)
     for start in job.starts(): ...                          # order a free worker of that host to join
-    job.take(identity, message)                             # what its workers' sessions say
-    job.left(worker_id)                                     # one has left: its function has returned, or was let go
+    job.take(identity, message)                             # a message of a worker's session
+    job.left(worker_id)                                     # its function has returned, or it was dismissed
     job.died(worker_id, -9, "worker 5 of trial 17 was killed by SIGKILL")
 
-All trials of a search share one socket: worker ids tell them apart, as each job has a range of its own. Everything
-that elastic jobs can do, trials can: workers are added and taken at a commit, and the rest go on when one dies.
+All trials of a search share one socket, and each job has its own range of worker ids. A trial can do everything that an
+elastic job can: workers join and leave at a commit, and the other workers go on when a worker dies.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from farandole.runtime.session.init_arguments import ANY
 from farandole.settings import FOREVER_S, Settings
 
 RANGE = 2**20
-"""Number of worker ids that a job has, which is more than any will start."""
+"""Number of worker ids of a job, more than any job starts."""
 
 WINDOW_S = 0.2
-"""Changes of the membership within so long become one: all workers that a trial gets are told to join at once."""
+"""Changes of the membership within this time become one change, so that all new workers of a trial join together."""
 
 
 def job_of(worker_id: int) -> int:
-    """Job that a worker id belongs to."""
+    """Index of the job that a worker id belongs to."""
     return worker_id // RANGE
 
 
@@ -52,25 +52,25 @@ def job_of(worker_id: int) -> int:
 class TrialJob:
     """One run of trial ``number``, from its start, or from where it was paused, to the next pause or its end.
 
-    ``index`` counts the jobs of a search. ``failure`` says why it is over without having come anywhere, and ``value``
-    is what its function has returned.
+    ``index``: number of this job in the search. ``failure``: why the job ended without a result. ``value``: what its
+    function has returned.
     """
 
     def __init__(self, index: int, number: int, send: Send, settings: Settings) -> None:
         self.index, self.number, self.failure = index, number, ""
         self.value: float | None = None
         self.is_over, self.has_ended = False, False
-        """True once it needs no worker any more, and once its function has returned or was ended by a verdict."""
+        """``is_over``: it needs no more workers. ``has_ended``: its function has returned or was ended by a verdict."""
         self.slots: dict[str, int] = {}
-        """Workers that it is to have, by host."""
+        """Intended number of workers by host."""
         self.is_held = False
-        """True where somebody has paused the trial, which leaves its workers by a verdict."""
+        """True if a user has paused the trial, which leaves its workers by a verdict."""
         self.is_excused = False
-        """True where its workers have ended on a host that is wanted back: if it loses all, that does not count."""
+        """True if workers ended on a host that a scheduler takes back: then the loss of all workers does not count."""
         self.stopping = ""
-        """Reason why it is to leave at the next commit; empty while it is not."""
+        """Reason why it must leave at the next commit; else empty."""
         self._send = send
-        # A process that is there and has not called init() yet may be loading its data for hours.
+        # A process that has started and has not called init() yet may be loading its data for hours.
         policy = msgspec.structs.replace(
             Policy.of(settings), start_timeout_s=FOREVER_S, cooldown_range_s=(0.0, 1.0), window_s=WINDOW_S
         )
@@ -89,21 +89,21 @@ class TrialJob:
 
     @property
     def size(self) -> int:
-        """Number of workers that it is to have."""
+        """Intended number of workers."""
         return sum(self.slots.values())
 
     @property
     def workers(self) -> set[int]:
-        """Worker ids of those that have not left."""
+        """Ids of the workers that have not left."""
         return set(self._membership.workers)
 
     def resize(self, slots: Mapping[str, int]) -> None:
-        """Have so many workers on each host; at the next commit, where it trains."""
+        """Set the number of workers on each host; a job that trains changes at its next commit."""
         self.slots = dict(slots)
         self.formation.tell(HostsFound(dict(slots)))
 
     def take(self, identity: bytes, message: Any) -> None:
-        """Take in a message of a session of this job."""
+        """Handle a message of a session of this job."""
         if isinstance(message, Hello):
             self._uids[message.worker_id] = identity[:-1]
             if self.stopping or self.failure or self.is_over:
@@ -125,16 +125,16 @@ class TrialJob:
         return orders
 
     def left(self, worker_id: int) -> None:
-        """Take in that a worker has left in good order: it ran the function to its end, or was let go."""
+        """Record that a worker has left in good order: it ran the function to its end, or was dismissed."""
         if worker_id in self._membership.workers:
             self.controller.worker_exited(WorkerExited(worker_id, 0, f"worker {worker_id % RANGE} has left"))
 
     def died(self, worker_id: int, code: int, words: str, pid: int = -1) -> None:
-        """Take in that a worker's process has ended, or that it cannot go on: the others do, if there are any."""
+        """Record that a worker's process has exited or cannot go on; the other workers go on, if there are any."""
         self.controller.worker_exited(WorkerExited(worker_id, code, words, pid=pid))
 
     def stop(self, reason: str) -> None:
-        """Have all workers leave at their next commit."""
+        """Make all workers leave at their next commit."""
         self.stopping = self.stopping or reason
         for worker_id in self._membership.members:
             if worker_id in self._uids:
@@ -152,11 +152,11 @@ class TrialJob:
         self.is_over = True
         if action.status and not self.has_ended and not self.failure and not self.stopping:
             self.failure = decision.reason
-        for worker_id in self.workers:  # that were about to join; the membership decides nothing more
+        for worker_id in self.workers:  # workers about to join; the membership makes no more decisions
             self._dismiss(worker_id)
 
     def _dismiss(self, worker_id: int) -> None:
-        """Send a worker home that waits to join, or will."""
+        """Dismiss a worker that waits to join, or will wait."""
         if worker_id in self._uids:
             why = self.stopping or self.failure or "it is over"
             self._send(self._uids[worker_id] + CONTROL, Refuse(f"trial {self.number}: {why}", orderly=True))

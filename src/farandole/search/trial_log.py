@@ -6,11 +6,11 @@
         log.finish(number, "complete", 0.3)
         log.trials()                                        # those of earlier searches in this folder, too
 
-``optuna-dashboard trials.log`` shows it, also while the search runs. Optuna's own file takes many writers and, where
-one of them dies in the middle of a line, can be read by nobody any more. Here there is one writer, which holds a
-``WriterLock`` on the file, and cuts off a line that is not whole when it opens it: what is lost is one entry, and the
-search does it again. Each entry is one ``write``, so the end of the process costs none; after a power failure the last
-may be missing.
+``optuna-dashboard trials.log`` shows it, also while the search runs. Optuna's own file backend allows many writers; if
+a writer dies in the middle of a line, no reader can read the file any more. This log has one writer, which holds a
+``WriterLock`` on the file and cuts off a partial line when it opens the file: one entry is lost, and the search repeats
+it. Each entry is one ``write``, so the death of the process loses no entry; after a power failure the last entry may be
+missing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from farandole.search.optuna_advisor import distribution, quiet
 from farandole.search.space import Space, Value
 
 SEED, GOAL, WHY, AGAIN, STOPPED = "seed", "goal", "why", "again", "stopped"
-"""Attributes of a trial: its seed, the epoch that it was last let go to, why it failed or was stopped, the number of
-the trial that it repeats, and why it is to leave its workers and end."""
+"""Attributes of a trial: its seed, the epoch up to which it may train, why it failed or was stopped, the number of
+the trial that it repeats, and why it must leave its workers and end."""
 
 PHASES: dict[TrialState, Phase] = {
     TrialState.RUNNING: "running",
@@ -48,20 +48,20 @@ PHASES: dict[TrialState, Phase] = {
     TrialState.FAIL: "failed",
 }
 METRICS = "metrics "
-"""Beginning of the attributes that have the metrics of an epoch, whose number follows. Dashboards do not list them."""
+"""Prefix of the attributes for the metrics of an epoch; the epoch follows it. Dashboards do not list them."""
 
 _SET_STATE, _STATE = 6, b'"state":'
-"""Code of Optuna's entries that set the state of a trial, and what stands there before the state, of one digit."""
+"""Code of Optuna's entries that set the state of a trial, and the text before the state, which is one digit."""
 
 STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
 
 @final
 class LoggedTrial(msgspec.Struct, frozen=True):
-    """Trial as the log has it; ``goal`` is the epoch to which it was last let go, and ``values`` are by epoch.
+    """Trial in the log. ``goal``: epoch up to which it may train. ``values``: by epoch.
 
-    ``again``: the number of the trial that it repeats, -1 of a planned one. ``stopped``: why one is to end that
-    has not. ``metrics`` are by epoch and name.
+    ``again``: number of the trial that it repeats, -1 for a planned trial. ``stopped``: why a trial that has not ended
+    must end. ``metrics``: by epoch and name.
     """
 
     number: int
@@ -78,7 +78,7 @@ class LoggedTrial(msgspec.Struct, frozen=True):
 
 @final
 class TrialLog:
-    """Log in the file ``path``, made if need be; one process has it. Raises ``UsageError`` if another one does."""
+    """Log in the file ``path``, created if needed. Raises ``UsageError`` if another process has it open."""
 
     def __init__(self, path: Path, name: str, *, minimize: bool) -> None:
         self._backend = _OneWriter(path)
@@ -101,9 +101,9 @@ class TrialLog:
         return self._storage.get_trial(self._storage.create_new_trial(self._study, template)).number
 
     def report(self, number: int, epoch: int, value: float, metrics: Mapping[str, float] | None = None) -> None:
-        """Log the value of a trial after ``epoch``; said again, it replaces what was said before.
+        """Log the value of a trial after ``epoch``; a repeated value replaces the earlier value.
 
-        Metrics come first: what the log has of an epoch is all of it once it has the value.
+        Metrics are written first, so that the log has all metrics of an epoch for which it has the value.
         """
         if metrics:
             self._storage.set_trial_system_attr(self._id(number), f"{METRICS}{epoch}", dict(metrics))
@@ -114,7 +114,7 @@ class TrialLog:
         self._storage.set_trial_user_attr(self._id(number), GOAL, goal)
 
     def stop(self, number: int, why: str) -> None:
-        """Log that a trial is to leave its workers, and to end then."""
+        """Log that a trial must leave its workers and then end."""
         self._storage.set_trial_user_attr(self._id(number), STOPPED, why)
 
     def finish(self, number: int, phase: str, value: float | None = None, why: str = "") -> None:
@@ -127,10 +127,10 @@ class TrialLog:
         self._storage.set_trial_state_values(self._id(number), STATES[phase], values)
 
     def reopen(self, numbers: Collection[int]) -> None:
-        """Take back that these trials are over, as more of them is asked for; they are as they were before their end.
+        """Undo the end of these trials, because more epochs are asked for; their state is that before their end.
 
-        Optuna's journal knows no way back, so the entries of their ends are changed: whoever reads it anew finds that
-        these trials run.
+        Optuna's journal has no entry for this, so the entries of their ends are changed: a process that opens the file
+        afterwards reads that these trials run.
         """
         self._backend.take_back({self._id(number) for number in numbers})
         self._storage = JournalStorage(self._backend)
@@ -185,11 +185,11 @@ def _logged(trial: FrozenTrial) -> LoggedTrial:
 
 @final
 class _OneWriter(BaseJournalBackend):
-    """File of one line an entry, with what it says in memory: nobody else writes there."""
+    """File with one line per entry, and its content in memory: no other process writes to it."""
 
     def __init__(self, path: Path) -> None:
         self._lock: WriterLock | None = None
-        # Appending: should two processes have it after all, no entry overwrites another.
+        # Append mode: if two processes have the file open after all, no entry overwrites another.
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._lock = _lock(self._fd, path)
@@ -207,18 +207,18 @@ class _OneWriter(BaseJournalBackend):
         lines = [json.dumps(entry, separators=(",", ":")) for entry in logs]
         data = "".join(f"{line}\n" for line in lines).encode()
         written = os.write(self._fd, data)
-        if written < len(data):  # the disk is full: half an entry must not stay, or the next one would make it worse
+        if written < len(data):  # the disk is full: half an entry must not stay before the next entry
             os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
             raise ControlError(f"the log of trials cannot be written: {written} of {len(data)} bytes fit on the disk")
         self._entries.extend(json.loads(line) for line in lines)  # as a reader finds them: enums are numbers there
 
     def take_back(self, ids: Collection[int]) -> None:
-        """Make entries that end these trials say that they run, which says nothing of one that does.
+        """Change entries that end these trials into entries that set them running, which change nothing.
 
-        Of each one byte is changed, so that a crash leaves whole entries.
+        Only one byte of each entry is changed, so that a crash leaves whole entries.
         """
         at, flags = 0, fcntl.fcntl(self._fd, fcntl.F_GETFL)
-        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_APPEND)  # else Linux appends what is to stand elsewhere
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_APPEND)  # else Linux ignores the offset of pwrite
         try:
             lines = os.pread(self._fd, os.fstat(self._fd).st_size, 0).splitlines(keepends=True)
             for line, entry in zip(lines, self._entries, strict=True):
@@ -226,7 +226,7 @@ class _OneWriter(BaseJournalBackend):
                     os.pwrite(self._fd, b"%d" % TrialState.RUNNING, at + line.index(_STATE) + len(_STATE))
                     entry["state"] = int(TrialState.RUNNING)
                 at += len(line)
-            os.fsync(self._fd)  # before run.json says that more was asked for
+            os.fsync(self._fd)  # before run.json records the larger request
         finally:
             fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
 
@@ -250,7 +250,7 @@ def _lock(fd: int, path: Path) -> WriterLock:
 
 
 def _read(fd: int, path: Path) -> list[dict[str, Any]]:
-    """Entries of the file, which is cut behind the last that is whole. Raises ``ControlError`` for damage before it."""
+    """Entries of the file, which is cut after the last whole entry. Raises ``ControlError`` for damage before it."""
     size = os.fstat(fd).st_size
     data = os.pread(fd, size, 0)
     entries: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Metrics of a trial: numbers by name that it reports beside its value, which decides alone.
+"""Metrics of a trial: numbers by name that it reports beside its value; the search decides by the value alone.
 
 numbers_of({"accuracy": np.float32(0.5)}, parameters={"lr": 0.1})       # {"accuracy": 0.5}
 by_name({1: {"accuracy": 0.5}, 2: {"accuracy": 0.75}})                  # {"accuracy": {1: 0.5, 2: 0.75}}
@@ -18,11 +18,11 @@ P = ParamSpec("P")
 S = TypeVar("S")
 
 ARGUMENTS = ("value", "epoch", "noise")
-"""Arguments of ``Trial.report``, which no metric may have for a name."""
+"""Arguments of ``Trial.report``, which cannot be names of metrics."""
 
 
 def numbers_of(told: Mapping[str, Any], parameters: Collection[str]) -> dict[str, float]:
-    """Metrics as floats; raises ``UsageError`` for what is no number, and for a name that cannot be one's.
+    """Metrics as floats; raises ``UsageError`` for a value that is no number, and for an invalid name.
 
     >>> numbers_of({"accuracy": 1}, parameters=("lr",))
     {'accuracy': 1.0}
@@ -36,7 +36,7 @@ def numbers_of(told: Mapping[str, Any], parameters: Collection[str]) -> dict[str
 
 
 def plain_name(name: str, parameters: Collection[str]) -> str:
-    """The name under which a metric can be reported: the same, where nothing is against it.
+    """A valid name for a metric; a name that is valid stays the same.
 
     >>> plain_name("top-5 error", ()), plain_name("lr", ("lr",)), plain_name("val_loss", ("lr",))
     ('top_5_error', 'lr_now', 'val_loss')
@@ -51,7 +51,7 @@ def plain_name(name: str, parameters: Collection[str]) -> str:
 
 
 def number_of(name: str, value: Any) -> float:
-    """A number of any kind, as of NumPy or a framework, as a float."""
+    """A number of any type, such as NumPy's or a framework's, as a float."""
     try:
         return float(value)
     except (TypeError, ValueError) as error:
@@ -60,7 +60,7 @@ def number_of(name: str, value: Any) -> float:
 
 
 def by_name(metrics: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:
-    """Metrics by name and epoch, of those by epoch and name.
+    """Metrics by name and epoch, from metrics by epoch and name.
 
     >>> by_name({1: {"accuracy": 0.5}})
     {'accuracy': {1: 0.5}}
@@ -73,7 +73,7 @@ def by_name(metrics: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, f
 
 
 def refusing_collisions(report: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """Have ``Trial.report`` say what to type for a metric with the name of an argument that is given as well."""
+    """Make ``Trial.report`` suggest a name for a metric that has the name of an argument that is also given."""
 
     @functools.wraps(report)
     def checked(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -1,4 +1,4 @@
-"""SearchView of a search in a terminal: a table of its trials, or a line for each change where nobody looks on.
+"""View of a search: a table of its trials in a terminal, or one line for each change in another stream.
 
 with SearchView(study, sizes, folder, sys.stderr) as view:
     view.show("trial 3, epoch 1: 0.25; paused")
@@ -31,7 +31,7 @@ STYLES = {"running": "cyan", "paused": "yellow", "complete": "green", "pruned": 
 
 @final
 class SearchView:
-    """SearchView on ``study``; ``size`` tells the workers of a trial. Nothing is shown without a ``stream``."""
+    """View of ``study``; ``size`` returns the number of workers of a trial. Nothing is shown without a ``stream``."""
 
     def __init__(self, study: Study, size: Callable[[int], int], folder: Path, stream: TextIO | None) -> None:
         self._study, self._size, self._folder, self._stream = study, size, folder, stream
@@ -43,7 +43,7 @@ class SearchView:
     def __enter__(self) -> SearchView:
         if self._stream is not None and self._stream.isatty():
             console = Console(file=self._stream)
-            # Drawn by this thread alone: a search has no other, and a fork of one that draws would hang.
+            # Drawn by this thread alone: a search has no other thread, and a fork while a thread draws would hang.
             self._live = self._held.enter_context(Live(console=console, auto_refresh=False, transient=True))
         elif self._stream is not None:
             self._say(f"search in {self._folder}: {self._study.plan.trials} trials")
@@ -65,7 +65,7 @@ class SearchView:
             self._say(what)
 
     def table(self, *, with_all: bool = False) -> Table:
-        """Trials that run, and the best of the others; 80 columns are enough."""
+        """Table of the running trials and the best of the others, for 80 columns."""
         study, names = self._study, list(self._study.plan.space.parameters)
         table = Table(title=study.summary, title_justify="left", pad_edge=False)
         for name in ("trial", "state", "on", "epoch", "value"):

@@ -1,14 +1,14 @@
-"""Watching of a search: the record of its trials, what it tells those who watch, and the orders that they give.
+"""Watching of a search: the record of its trials, news for watchers, and orders from watchers.
 
     watch = SearchWatch(study, folder, router.send, time.time)
     watch.hear(identity, WatchOrder(1, "pause-trial", trial=3))
-    watch.turn(loop)                                        # carries out what it can, and says so
+    watch.turn(loop)                                        # carries out orders, and reports them
     watch.changed("trial 3, epoch 7: 0.25", loop.size)
     watch.end(0, "")
 
 The record is the log ``metrics`` in the folder of the search, as of any run; this process writes it, watched or not. A
-watcher (the monitor) gets the same, and all of it when it comes. Orders wait here until they are obeyed: a trial pauses
-at its next report.
+watcher (the monitor) gets the same records, and all earlier records when it connects. Orders wait here until they are
+carried out: a trial pauses at its next report.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ DONE = {
     "resume-trial": "goes on after",
     "stop-trial": "has stopped after",
 }
-"""What is told of an order that is obeyed; of one for a trial, between that and its epoch."""
+"""Text on an order that was carried out; for an order on a trial, it is put between the trial and its epoch."""
 
 BY_HAND = "somebody has stopped it"
 
 
 class OrderedTrial(Protocol):
-    """Search that obeys."""
+    """Search that carries out orders."""
 
     def size(self, number: int) -> int:
         """Number of workers that a trial has now."""
@@ -53,22 +53,22 @@ class OrderedTrial(Protocol):
         """End the search: trials leave at their next commit."""
 
     def stop_trial(self, number: int, why: str) -> None:
-        """End a trial at its next commit; asked for again, end its processes."""
+        """End a trial at its next commit; a second call ends its processes."""
 
 
 @final
 class SearchWatch:
-    """Watching of one search; one thread. ``clock`` is that of the wall.
+    """Watching of one search, in one thread. ``clock`` returns the wall-clock time.
 
-    A disk that takes no more ends the record, with a warning, and not the search.
+    A full disk ends the record, with a warning, and not the search.
     """
 
     def __init__(self, study: Study, folder: Path, send: Send, clock: Callable[[], float]) -> None:
         self._study, self._clock = study, clock
         self._watching = Watching(send, lambda *_: None, clock)
         self._told: dict[int, TrialNews] = {}
-        self._seen: dict[int, tuple[object, ...]] = {}  # of each trial, all that its row is made of
-        self._points: dict[int, dict[str, dict[int, float]]] = {}  # of each trial by name, "" for its value
+        self._seen: dict[int, tuple[object, ...]] = {}  # by trial, all values that its news depend on
+        self._points: dict[int, dict[str, dict[int, float]]] = {}  # by trial and name, "" for its value
         self._new: list[WatchOrder] = []
         self._waiting: list[WatchOrder] = []
         self._writer: RunWriter | None = RunWriter.open(folder)
@@ -78,10 +78,10 @@ class SearchWatch:
                 for name, points in {"": record.points, **record.metrics}.items():
                     known.setdefault(name, {}).update(points)
 
-    # -- what comes ---------------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def hear(self, identity: bytes, message: Any) -> None:
-        """Take in a message of a watcher."""
+        """Handle a message of a watcher."""
         if isinstance(message, WatchOrder):
             self._new.append(message)
             return
@@ -92,11 +92,11 @@ class SearchWatch:
                 self._watching.tell(msgspec.structs.replace(news, points=points.pop("", []), metrics=points))
 
     def expect(self) -> None:
-        """Keep what happens for a watcher that has read the record and is about to come."""
+        """Keep news for a watcher that has read the record and is about to connect."""
         self._watching.expect()
 
     def turn(self, search: OrderedTrial) -> bool:
-        """Begin to obey the orders that have come, and tell of those that are obeyed; true if any is new."""
+        """Begin new orders, and report orders that were carried out; true if any order is new."""
         orders, self._new = self._new, []
         for order in orders:
             refusal = self._begin(order, search)
@@ -108,12 +108,12 @@ class SearchWatch:
         return bool(orders)
 
     def changed(self, what: str, size: Callable[[int], int]) -> None:
-        """Record what has become of trials, and tell it; ``what`` is it in words."""
+        """Record changes of trials, and send them to watchers; ``what`` describes the change."""
         now, is_new = self._clock(), False
         for row in self._study.rows:
             workers = size(row.number) if row.is_active else 0
             seen = row.said, row.phase, row.why, row.is_active, row.is_held, self._study.is_paused, workers
-            if self._seen.get(row.number) == seen:  # of hundreds of trials few have changed
+            if self._seen.get(row.number) == seen:  # few of hundreds of trials have changed
                 continue
             self._seen[row.number] = seen
             news = self._row(row, workers)
@@ -132,7 +132,7 @@ class SearchWatch:
                 told = msgspec.structs.replace(news, time_s=now, points=fresh.pop("", []), metrics=fresh)
                 self._record(TrialRecord(**msgspec.structs.asdict(told)))
                 self._watching.tell(told)
-        if what and is_new:  # and no line for each epoch
+        if what and is_new:  # no line for each epoch
             self._record(MarkRecord(now, "note", what, -1))
             self._watching.said(what)
 
@@ -145,7 +145,7 @@ class SearchWatch:
     # -- orders -------------------------------------------------------------------------------------------------------
 
     def _begin(self, order: WatchOrder, search: OrderedTrial) -> str:
-        """Begin to obey; returns why it is refused, or "" where it is not."""
+        """Begin an order; returns why it is refused, or "" if it is not refused."""
         study, verb = self._study, order.verb
         if verb in WHOLE:
             if verb == "stop":
@@ -183,12 +183,12 @@ class SearchWatch:
         return ""
 
     def abandoned(self) -> None:
-        """Let all go on that was paused by hand, as nobody is left who could say so."""
+        """Let all trials go on that users have paused, because the page where they could resume them has ended."""
         if self._study.let_all_go():
             logger.warning("the live page has ended: all trials that were paused there go on")
 
     def _is_done(self, order: WatchOrder) -> bool:
-        """True if an order is obeyed, or never will be; those who watch are told."""
+        """True if an order was carried out, or never will be; watchers get the result."""
         study = self._study
         if order.verb in WHOLE:
             if order.verb == "pause" and not study.is_paused:
@@ -228,7 +228,7 @@ class SearchWatch:
             state = "held" if row.is_held or self._study.is_paused else "waiting"
         elif row.phase == "running" and (row.is_held or self._study.is_paused):
             state = "pausing"
-        elif row.is_active and row.phase in ("pruned", "failed"):  # it may never come to its next report
+        elif row.is_active and row.phase in ("pruned", "failed"):  # it may never reach its next report
             state = "stopping"
         return TrialNews(0.0, row.number, state, dict(row.parameters), values, row.epoch, size, row.why, [])
 
@@ -244,6 +244,6 @@ class SearchWatch:
 
 
 def _is_known(known: dict[int, float], epoch: int, value: float) -> bool:
-    """True if this value was recorded; one that is no number equals nothing, itself neither."""
+    """True if this value was recorded before; NaN counts as equal to NaN."""
     before = known.get(epoch)
     return before is not None and (before == value or (math.isnan(before) and math.isnan(value)))

@@ -1,4 +1,4 @@
-"""Words on what becomes of a trial, as people read them in a terminal and on the page."""
+"""Texts on changes of a trial, for users of a terminal and of the live page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERBS: dict[Phase, str] = {
 
 
 def of_report(number: int, epoch: int, value: float, phase: Phase, decision: tuple[bool, str]) -> str:
-    """Words on a report: the value, and what was decided (if the trial goes on, and why) where anything was.
+    """Text on a report: the value, and the decision (whether the trial goes on, and why), if there is one.
 
     >>> of_report(3, 1, 0.25, "paused", (False, "3rd of 4 at epoch 1; the best 1 goes on"))
     'trial 3 pauses: 3rd of 4 at epoch 1; the best 1 goes on (epoch 1: 0.25)'

@@ -1,8 +1,8 @@
-"""Warm worker of a search: a process that joins one trial after the other, and keeps what it has loaded.
+"""Warm worker of a search: a process that joins one trial after the other, and keeps its loaded modules.
 
-It finds the search by ``FARANDOLE_CALLER``, a contact in JSON, which its starter sets. A trial is a membership of an
-elastic job whose controller is the search's process: the worker joins it as ``init()`` does in any elastic job, only
-that its ``FARANDOLE_WORKER_ID`` is another one each time.
+It finds the search by ``FARANDOLE_CALLER``, a contact in JSON, which the process that starts it sets. A trial is an
+elastic job whose controller is in the process of the search: the worker joins it with ``init()``, as in any elastic
+job, with another ``FARANDOLE_WORKER_ID`` each time.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ from farandole.version import __version__
 MODULE = "farandole.search.worker"
 
 POOL = b"pool-"
-"""Beginning of the identities of the pool's workers."""
+"""Prefix of the identities of pool workers."""
 
 LENT = "lent"
-"""Argument of a worker on a node whose scheduler may want it back."""
+"""Argument of a worker on a node that a scheduler may take back."""
 
 DISMISSED = (None, 0, 128 + signal.SIGTERM)
-"""Codes of ``SystemExit`` by which an elastic job lets a worker go."""
+"""Codes of ``SystemExit`` with which an elastic job dismisses a worker."""
 
 
 def worker_environment(contact: Contact, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a worker, from those of its starter, which may be a worker of some other job itself."""
+    """Environment of a worker, from that of the process that starts it, which may be a worker of another job."""
     kept = {name: value for name, value in inherited.items() if name not in IDENTITY}
     unbuffered = {} if "PYTHONUNBUFFERED" in kept else {"PYTHONUNBUFFERED": "1"}
     return {**kept, **unbuffered, CALLER: contact.encode().decode()}
 
 
 def main() -> None:
-    """Serve the search until it needs this process no more."""
+    """Serve the search until it no longer needs this process."""
     told = os.environ.pop(CALLER, "")
     if not told:
         sys.exit("farandole: this process is a worker of farandole.search(), which starts it; you cannot")
     if LENT in sys.argv:
-        # Slurm sends SIGTERM to all processes of a job: it is the agent's, and the search has workers leave. A handler,
-        # and no SIG_IGN: programs that a trial starts must not inherit it.
+        # Slurm sends SIGTERM to all processes of a job. The agent handles it, and the search makes the workers leave.
+        # A handler and not SIG_IGN, which programs that a trial starts would inherit.
         _sigterm.install()
     try:
         serve(Contact.decode(told.encode()))
@@ -79,14 +79,14 @@ def main() -> None:
 
 @final
 class _Sigterm:
-    """Handler of a lent node's SIGTERM, which notes that it ``came``. Children that are forked have the default again.
+    """SIGTERM handler on a lent node: notes that the signal ``came``. Forked children get the default handler again.
 
-    A fork has Python forget signals that come before the child's hooks run: meanwhile the kernel keeps this one.
+    In a forked child, Python drops signals that arrive before the child's hooks run: SIGTERM is blocked until then.
     """
 
     def __init__(self) -> None:
         self.came = False
-        self._before = threading.local()  # masks of signals, of the threads that fork
+        self._before = threading.local()  # signal masks of the threads that fork
 
     def __call__(self, *_: object) -> None:
         self.came = True
@@ -111,7 +111,7 @@ _sigterm = _Sigterm()
 
 
 def serve(contact: Contact) -> None:
-    """Be a worker of the search that ``contact`` leads to, until it needs this process no more."""
+    """Work for the search at ``contact`` until it no longer needs this process."""
     with _connect(contact) as dealer:
         _Worker(dealer, contact).serve()
 
@@ -126,7 +126,7 @@ def _connect(contact: Contact) -> Dealer:
 
 @final
 class _Worker:
-    """Loop of the process; everything runs in its main thread, as a training function does."""
+    """Loop of the process; everything runs in its main thread, training functions, too."""
 
     def __init__(self, dealer: Dealer, contact: Contact) -> None:
         self._dealer = dealer
@@ -138,14 +138,14 @@ class _Worker:
         dealer.send(PoolHello(host, os.getpid(), __version__))
 
     def serve(self) -> None:
-        """Take orders until one says to end, or the search is gone."""
+        """Carry out orders until ``PoolRetire``, or until the search has exited."""
         is_frozen = False
         while not isinstance(order := self._dealer.recv(), PoolRetire):
             if isinstance(order, TrialOrder):
                 left = self._take_part(order)
-                gc.collect()  # the model of this trial goes before that of the next one comes
-                if not is_frozen:  # asked of ``gc``, it counts them all
-                    gc.freeze()  # modules that a trial has imported stay: to look through them takes a second each time
+                gc.collect()  # free the model of this trial before the next trial begins
+                if not is_frozen:  # a flag, because ``gc.get_freeze_count()`` counts all objects
+                    gc.freeze()  # imported modules stay: each collection would look through them for a second
                     is_frozen = True
                 self._dealer.send(left)
 
@@ -179,13 +179,13 @@ class _Worker:
         sys.stderr.write(text)
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, ControlError) and self._dealer.lost):
             raise error
-        # The node's processes have all got SIGTERM. Of a data loader whose workers it has ended, the function raises.
+        # All processes of the node have got SIGTERM. If it has killed a data loader's workers, the function raises.
         return TrialLeft(order.worker_id, rank, "lost" if _sigterm.came else "raised", text=summary)
 
     def _ask(self, report: TrialReport) -> TrialVerdict:
         self._dealer.send(report)
         while not isinstance(answer := self._dealer.recv(), TrialVerdict) or answer.epoch != report.epoch:
-            pass  # an answer that came when the one before had been interrupted
+            pass  # the answer to an earlier report that was interrupted
         return answer
 
 
@@ -200,7 +200,7 @@ def _number(value: object) -> float | None:
 
 @contextlib.contextmanager
 def _output_to(path: str) -> Iterator[None]:
-    """Let all that this process and its children write go to a file, meanwhile."""
+    """Context that redirects the output of this process and its children to a file."""
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     kept = [os.dup(1), os.dup(2)]
@@ -221,7 +221,7 @@ def _output_to(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _streams_to(fd: int) -> Iterator[None]:
-    """Let ``sys.stdout`` and ``sys.stderr`` go to a file as well where they are none: an engine's send messages."""
+    """Redirect ``sys.stdout`` and ``sys.stderr`` to a file, too, if they are no files: an engine's send messages."""
     if sys.stdout is sys.__stdout__:
         yield
         return

@@ -1,4 +1,4 @@
-"""Farandole for TensorFlow: what a training script imports. Names and arguments are those of ``horovod.tensorflow``.
+"""Farandole for TensorFlow: the module that a training script imports, with the interface of ``horovod.tensorflow``.
 
 import farandole.tensorflow as hvd
 
@@ -22,7 +22,7 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 try:
-    import tensorflow as _tf  # noqa: F401, ICN001 (users see no more names than they need)
+    import tensorflow as _tf  # noqa: F401, ICN001 (keeps the public namespace small)
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "farandole.tensorflow needs TensorFlow, which is not installed here: "
@@ -90,7 +90,7 @@ _LATER = {
     "data": "farandole.data",
     "elastic": "farandole.tensorflow.elastic",
 }
-"""Names that not every script uses, imported at their first use: one of them needs Keras."""
+"""Names that few scripts use; imported at first use, because one of them needs Keras."""
 
 
 def __getattr__(name: str) -> object:
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> object:
     return found
 
 
-if not _TYPE_CHECKING:  # type checkers and editors take what is imported by name above
+if not _TYPE_CHECKING:  # type checkers and editors use the names imported above
     _own = (
         "BroadcastGlobalVariablesHook", "DistributedGradientTape", "DistributedOptimizer",
         "PartialDistributedGradientTape", "broadcast_global_variables", "broadcast_object_fn", "broadcast_variables",

@@ -16,10 +16,10 @@ from farandole.data.loading.batches import Batches
 
 
 def dataset(batches: Batches) -> tf.data.Dataset:
-    """A ``tf.data.Dataset`` of ``batches``; each iteration over it is one over these.
+    """A ``tf.data.Dataset`` of ``batches``; each iteration over it iterates over ``batches``.
 
-    Text and bytes become tensors of strings. A batch counts as handed out when TensorFlow takes it: in elastic jobs let
-    no ``prefetch`` follow, as ``Batches`` loads ahead.
+    Text and bytes become tensors of strings. A batch counts as used when TensorFlow takes it: in elastic jobs do not
+    append ``prefetch``; ``Batches`` loads ahead itself.
     """
     with closing(batches.load([[0]])) as loaded:
         signature = tf.nest.map_structure(_spec, _as_arrays(next(loaded)))
@@ -32,7 +32,7 @@ def _spec(column: Any) -> tf.TensorSpec:
 
 
 def _as_arrays(batch: Any) -> Any:
-    """The batch, with arrays for lists of texts, and tuples for others, which TensorFlow would take for arrays."""
+    """The batch with arrays for lists of text, and tuples for other lists, which TensorFlow would stack to arrays."""
     if isinstance(batch, dict):
         return {key: _as_arrays(value) for key, value in batch.items()}
     if isinstance(batch, list) and all(isinstance(value, (str, bytes)) for value in batch):

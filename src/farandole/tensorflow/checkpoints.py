@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow's variables and tensors, in the files of ``farandole.numpy``.
+"""Checkpoints of TensorFlow variables and tensors, in the file format of ``farandole.numpy``.
 
 with Checkpoints("runs/a") as checkpoints:
     checkpoints.save(step, {"weights": model.get_weights(), "step": step})
@@ -22,7 +22,7 @@ from farandole.runtime.collectives.leaves import replace
 
 @final
 class TensorFlowCodec(Codec):
-    """Files of NumPy's arrays, which come back as tensors: ``variable.assign()`` takes them."""
+    """Files of NumPy arrays, loaded as tensors for ``variable.assign()``."""
 
     def __init__(self) -> None:
         super().__init__(adapter)
@@ -39,7 +39,7 @@ class TensorFlowCodec(Codec):
 
 
 _BFLOAT16 = "farandole.bfloat16"
-"""The key of a dict that stands for an array of bfloat16, whose files NumPy cannot read."""
+"""Key of a dict that represents a bfloat16 array, which NumPy cannot read from a file."""
 
 
 def _array(tensor: Any) -> Any:
@@ -55,8 +55,8 @@ def _tensor(leaf: Any) -> Any:
     return tf.bitcast(leaf[_BFLOAT16], tf.bfloat16) if isinstance(leaf, dict) else tf.convert_to_tensor(leaf)
 
 
-def Checkpoints(  # noqa: N802 (it stands for a class)
+def Checkpoints(  # noqa: N802 (used like a class)
     root: str | os.PathLike[str], *, keep: int = 3, sharded: bool = False, on_error: OnError = "raise"
 ) -> _Checkpoints:
-    """Durable checkpoints in the folder ``root``; the arguments are those of ``farandole.checkpoint.Checkpoints``."""
+    """Durable checkpoints in the folder ``root``; for the arguments see ``farandole.checkpoint.Checkpoints``."""
     return _Checkpoints(root, TensorFlowCodec(), keep=keep, sharded=sharded, on_error=on_error)

@@ -1,7 +1,6 @@
-"""The collectives as differentiable functions, of eager tensors and of those of a graph.
+"""Collectives as differentiable functions of eager tensors and of graph tensors.
 
-Gradients follow the rules of ``farandole.torch.autograd``: each is that of the sum, over ranks, of what each rank
-computes from its result.
+Gradients follow the rules of ``farandole.torch.autograd``: they are derivatives of the sum of the losses of all ranks.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _SUM = Reduction(ReduceOp.SUM)
 
 
 def as_tensors(values: Sequence[Any]) -> list[AnyTensor]:
-    """Tensors of what a user gives: tensors, variables of TensorFlow and Keras, arrays, numbers."""
+    """Convert a user's arguments to tensors: tensors, variables of TensorFlow and Keras, arrays, numbers."""
     return [dense_tensor(value) for value in values]
 
 
 def _recorded(function: Callable[..., Any], tensors: Tensors) -> list[AnyTensor]:
-    """Call a function that returns results and their gradient, and record it for a backward pass."""
+    """Call a function that returns results and their gradient function, and let the tape record it."""
     return list(tf.custom_gradient(function)(*tensors))
 
 
@@ -44,13 +43,13 @@ def _grad_name(name: str | None) -> str | None:
 
 @final
 class Collectives:
-    """Five collectives on lists of tensors, with gradients that are the derivatives times ``factors``."""
+    """Five collectives on lists of tensors; their gradients are the derivatives times ``factors``."""
 
     def __init__(self, factors: Factors = DERIVATIVE) -> None:
         self._factors = factors
 
     def allreduce(self, tensors: Tensors, name: str | None, how: Reduction, process_set: ProcessSet) -> list[AnyTensor]:
-        """Combine; the gradient is the same reduction of the incoming gradients."""
+        """Reduce; the gradient is the same reduction of the incoming gradients."""
         if not tensors:
             return []
 
@@ -71,7 +70,7 @@ class Collectives:
     def reducescatter(
         self, tensors: Tensors, name: str | None, how: Reduction, process_set: ProcessSet
     ) -> list[AnyTensor]:
-        """Combine and keep a share; every rank gets back the gradients of all rows."""
+        """Reduce and keep a share; every rank gets the gradients of all rows."""
         if not tensors:
             return []
 
@@ -94,7 +93,7 @@ class Collectives:
         return _recorded(run, as_tensors(tensors))
 
     def allgather(self, tensors: Tensors, name: str | None, process_set: ProcessSet) -> list[AnyTensor]:
-        """Concatenate; each rank gets back the sum of the gradients of its own rows."""
+        """Concatenate; each rank gets the sum over ranks of the gradients of its own rows."""
         if not tensors:
             return []
 
@@ -120,7 +119,7 @@ class Collectives:
         return _recorded(run, as_tensors(tensors))
 
     def broadcast(self, tensors: Tensors, root: int, name: str | None, process_set: ProcessSet) -> list[AnyTensor]:
-        """Copy from the root, which gets back the sum of all gradients; the others get zero."""
+        """Copy from the root, which gets the sum of all gradients; the other ranks get zero."""
         if not tensors:
             return [] if in_graph() else verbs.broadcast([], root, name, process_set).run()
 
@@ -142,11 +141,11 @@ class Collectives:
     def alltoall(
         self, tensor: AnyTensor, splits: Any, name: str | None, process_set: ProcessSet
     ) -> tuple[AnyTensor, AnyTensor]:
-        """Exchange rows; the gradient takes the way back. Returns the rows, and their number from each member."""
+        """Exchange rows; gradients return to the senders. Returns the rows, and their number from each member."""
         rows: list[int] | None = None
         if splits is not None:
             with nullcontext() if in_graph() else verbs.telling(Kind.ALLTOALL, name, process_set):
-                splits = tf.convert_to_tensor(splits)  # out here: a variable would be asked for its gradient
+                splits = tf.convert_to_tensor(splits)  # outside ``run``: a variable inside would need a gradient
                 rows = None if in_graph() else [int(n) for n in values_of(splits).reshape(-1)]
 
         def run(given: AnyTensor) -> Any:
@@ -174,12 +173,12 @@ class Collectives:
 
 
 def _times(by: Any, tensor: AnyTensor) -> AnyTensor:
-    """``tensor`` times a number, or a tensor of one."""
+    """``tensor`` times a number or a scalar tensor."""
     return tensor if isinstance(by, float) and by == 1.0 else tensor * tf.cast(by, tensor.dtype)
 
 
 def _named(name: str | None) -> str | None:
-    """The name of a call: in a graph it needs one."""
+    """Name of a call; calls in a graph need one."""
     return traced_name() if name is None and in_graph() else name
 
 

@@ -1,8 +1,8 @@
-"""Smaller tensors on the wire.
+"""Compression of tensors for the transfer.
 
     mean = hvd.allreduce(gradient, compression=hvd.Compression.fp16)
 
-See ``farandole.runtime.collectives.compression`` for one of your own.
+To write your own compressor, see ``farandole.runtime.collectives.compression``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TensorFlowBrainCompressor(_TensorFlowCast):
 
 @final
 class TensorFlowCompression:
-    """The compressors that come with Farandole.
+    """Farandole's compressors.
 
     >>> mean = hvd.allreduce(gradient, compression=hvd.Compression.fp16)
     """

@@ -1,4 +1,4 @@
-"""Elastic training with TensorFlow: workers come and go, the training does not stop.
+"""Elastic training with TensorFlow: workers join and leave while the training continues.
 
 state = TensorFlowKerasState(model, optimizer, epoch=0)
 
@@ -56,8 +56,8 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     ... def train(state): ...
     >>> train(hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0))
 
-    What a graph has made of an error of Farandole's is taken for that error. The rest is as in ``elastic.run`` of every
-    binding: see ``farandole.elastic.worker.run.run``.
+    A Farandole error that a TensorFlow graph has wrapped is unwrapped. All else is like ``elastic.run`` of the other
+    frameworks: see ``farandole.elastic.worker.run.run``.
     """
 
     def translated(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -73,9 +73,9 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
 
 class VariablesPart(ReplaceablePart):
-    """Variables, in the order of a list; they stay the objects that they are.
+    """Variables in the order of a list; they keep their identity.
 
-    States of random layers are kept, too, and stay each rank's own, as masks should differ.
+    Seeds of random layers are saved, too, but not shared between ranks, because masks should differ.
     """
 
     is_fixed: ClassVar[bool] = True
@@ -85,7 +85,7 @@ class VariablesPart(ReplaceablePart):
         return [variable for variable in self._variables() if not is_seed(variable)]
 
     def load(self, tree: Any) -> None:
-        """See ``StatePart``; the variables have been assigned already, or this worker runs another program."""
+        """See ``StatePart``; nothing to do: variables were assigned in place, or this worker runs another program."""
 
     def save(self) -> None:
         """See ``StateHandler``."""
@@ -105,10 +105,10 @@ class VariablesPart(ReplaceablePart):
 
 @final
 class KerasPart(VariablesPart):
-    """Variables of a model or an optimizer of Keras; those of an optimizer are made first."""
+    """Variables of a Keras model or optimizer; the variables of an optimizer must exist already."""
 
     def restore(self) -> None:
-        """See ``StateHandler``; what layers make of their variables is made anew."""
+        """See ``StateHandler``; recomputes constants that layers derive from variables."""
         super().restore()
         refresh_layers(self._variables())
 
@@ -139,12 +139,12 @@ class _Variables(list[Any]):
 
 
 class TensorFlowState(_TensorFlowStates):
-    """Training state of ``tf.Variable`` s; other values are attributes.
+    """Training state of ``tf.Variable`` objects; other values are attributes.
 
     >>> state = TensorFlowState(model.variables + optimizer.variables, batch=0, epoch=0)
 
-    In graphs of ``tf.compat.v1`` give the ``session``; without ``variables`` these are its global ones. ``commit``
-    copies everything, and a fault goes back to the last one.
+    In graphs of ``tf.compat.v1`` give the ``session``; the default of ``variables`` is all global variables. ``commit``
+    copies everything, and after a fault the state goes back to the last commit.
     """
 
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **values: Any) -> None:
@@ -158,13 +158,13 @@ class TensorFlowState(_TensorFlowStates):
 
 
 class TensorFlowKerasState(_TensorFlowStates):
-    """Training state of a model of Keras and its optimizer; other values are attributes.
+    """Training state of a Keras model and its optimizer; other values are attributes.
 
     >>> state = TensorFlowKerasState(model, optimizer, batch=0, epoch=0)
 
-    A ``tf.Variable``, or a list of them, stays the object that it is. Without ``optimizer`` it is the one that the
-    model was compiled with. The model must be built: give it its input shape, or call it once. ``commit`` copies
-    everything, and a fault goes back to the last one.
+    A ``tf.Variable``, or a list of them, keeps its identity. The default ``optimizer`` is the one of ``compile``. The
+    model must be built: give it its input shape, or call it once. ``commit`` copies everything, and after a fault the
+    state goes back to the last commit.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:
@@ -188,7 +188,7 @@ class TensorFlowKerasState(_TensorFlowStates):
         return KerasPart(value) if any(value is each for each in self._kept) else super()._handler(value)
 
     def sync(self) -> None:
-        """See ``State``; what layers make of variables that were handed over is made anew."""
+        """See ``State``; recomputes constants that layers derive from received variables."""
         super().sync()
         for part in self._parts.values():
             if isinstance(part, KerasPart):

@@ -1,4 +1,4 @@
-"""Broadcasts of what a training script has, and a hook for sessions.
+"""Broadcasts of a training script's variables and objects, and a hook for sessions.
 
 hvd.broadcast_variables(model.variables, root_rank=0)
 hooks = [hvd.BroadcastGlobalVariablesHook(0)]
@@ -28,7 +28,7 @@ _IN_A_GRAPH = (
 )
 
 _CARRIED = {tf.uint32: tf.int32, tf.uint64: tf.int64}
-"""Dtypes of variables that do not travel, such as the seeds of Keras, and those as which their bits do."""
+"""Unsupported dtypes of variables (seeds of Keras, for example), and the dtypes in which their bits are sent."""
 
 
 @as_written
@@ -36,19 +36,19 @@ def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
-    inplace: bool = False,  # noqa: ARG001 (Horovod's: variables stay what they are)
+    inplace: bool = False,  # noqa: ARG001 (Horovod's: always in place)
 ) -> Any:
-    """Give every rank the variables of the rank ``root_rank``; returns an operation in graphs of TensorFlow 1.
+    """Broadcast the variables of the rank ``root_rank`` to every rank; returns an operation in TensorFlow 1 graphs.
 
     >>> hvd.broadcast_variables(model.variables, root_rank=0)
     >>> hvd.broadcast_variables(optimizer.variables, root_rank=0)
 
-    States of random layers of Keras among them stay each rank's own: else all ranks would drop out the same units.
-    Layers as ``Normalization`` compute with constants that they make of their variables: broadcast these
-    before the first step, and outside of a ``tf.function``, which keeps the constants that it was traced with.
+    Seeds of random Keras layers are skipped: otherwise all ranks would drop out the same units. Layers like
+    ``Normalization`` compute with constants derived from their variables: broadcast before the first step, and outside
+    of a ``tf.function``, which keeps the constants of its trace.
 
-    All ranks give the same variables in the same order. Raises ``HorovodInternalError`` where they differ; in a graph a
-    rank without any has nothing to run, and the others wait for it until the job is taken for stalled.
+    All ranks must give the same variables in the same order. Raises ``HorovodInternalError`` if they differ. In a
+    graph, a rank without variables has nothing to run, and the others wait until the stall shutdown.
     """
     listed = [variable for variable in variables if not is_seed(variable)]
     with contextlib.nullcontext() if in_graph() else verbs.telling(Kind.BROADCAST, None, process_set):
@@ -65,7 +65,7 @@ def broadcast_variables(
 
 
 def refresh_layers(variables: Sequence[Any]) -> None:
-    """Have layers of Keras compute with what their variables are now; see ``farandole.adapters.layer_tables``."""
+    """Recompute the constants that Keras layers derive from ``variables``; see ``farandole.adapters.layer_tables``."""
     if not any(is_of_keras(variable) for variable in variables):
         return
     from farandole.adapters import layer_tables  # imports Keras, which a script may not use
@@ -80,11 +80,11 @@ def refresh_layers(variables: Sequence[Any]) -> None:
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
-    session: Any = None,  # noqa: ARG001 (Horovod's: objects do not go through a graph)
+    session: Any = None,  # noqa: ARG001 (Horovod's: unused, because objects are sent outside of graphs)
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return on every member the ``obj`` of the one with global rank ``root_rank``; anything cloudpickle can carry.
+    """Return, on every member, the ``obj`` of the global rank ``root_rank``: any object that cloudpickle supports.
 
     >>> config = hvd.broadcast_object(config, root_rank=0)
     """
@@ -108,7 +108,7 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return on every member the list of all members' ``obj``, in member order.
+    """Return, on every member, the list of all members' ``obj``, in member order.
 
     >>> slowest = max(hvd.allgather_object(seconds))
     """
@@ -117,7 +117,7 @@ def allgather_object(
 
 @as_written
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Operation that gives every rank the global variables of the rank ``root_rank``, for graphs of TensorFlow 1.
+    """Operation that broadcasts the global variables of the rank ``root_rank``, for TensorFlow 1 graphs.
 
     >>> session.run(hvd.broadcast_global_variables(0))
     """
@@ -131,7 +131,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 @final
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Hook that broadcasts all global variables of the rank ``root_rank`` when a session begins.
+    """Hook that broadcasts all global variables of the rank ``root_rank`` after a session is created.
 
     >>> hooks = [hvd.BroadcastGlobalVariablesHook(0)]
     >>> with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session: ...
@@ -143,10 +143,10 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self.bcast_op: Any = None
 
     def begin(self) -> None:
-        """Put the broadcast into the graph, which is complete now."""
+        """Add the broadcast to the complete graph."""
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: object) -> None:
-        """Run it."""
+        """Run the broadcast."""
         session.run(self.bcast_op)

@@ -1,16 +1,16 @@
-"""Gradients of all ranks: lists of them, reduced as one call in a graph, and the tape that hands them in.
+"""Reduction of lists of gradients, as one call in a graph, and the gradient tapes that use it.
 
 tape = hvd.DistributedGradientTape(tape)
 gradients = tape.gradient(loss, model.trainable_variables)
 """
 
-# Threads. ``_lock`` guards ``_made``: functions may be traced on several threads. TensorFlow's threads run the calls:
-# see ``graphs/gradients``.
+# Threads. ``_lock`` guards ``_made``: several threads may trace functions. TensorFlow's threads run the calls: see
+# ``graphs/gradients``.
 #
-# A tape lives for one step and knows no optimizer, so a reduction belongs to the names and shapes of its gradients and
-# to how often these stood in the function before: the same one for each trace, on each rank, whatever was traced
-# elsewhere. Models of the same names and shapes share it. When the variables are others than before, ranks begin to
-# compare anew.
+# A tape lives for one step and knows no optimizer. So a reduction is identified by the names and shapes of its
+# gradients, and by the number of equal reductions before it in the function: this is the same in each trace and on
+# each rank, independent of other traces. Models with the same names and shapes share a reduction. When the variables
+# change, the ranks restart the comparison of parameters.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import record  # no public name says whether a tape records
+from tensorflow.python.eager import record  # there is no public function to ask whether a tape records
 
 from farandole.adapters.tensorflow import DTYPES, AnyTensor, is_variable, values_of
 from farandole.collective import ReduceOp
@@ -59,17 +59,17 @@ class Asked:
     scale_local: bool = True
 
     def checked(self, num_groups: int = 0, groups: Any = None) -> Asked:
-        """Return this; raises ``UsageError`` for what cannot be. Groups are: all gradients travel together anyway."""
+        """Return ``self``; raises ``UsageError`` for invalid arguments. Groups are valid but have no effect."""
         gradient_reduction(self.op, self.predivide)
         refuse_impossible_groups(num_groups, groups)
         return self
 
 
 def reduce(gradients: Sequence[Any], sources: Sequence[Any], asked: Asked) -> list[Any]:
-    """Reduce gradients over all ranks; ``sources`` are their variables, which say their shapes. Collective.
+    """Reduce gradients over all ranks; ``sources`` are their variables, which give the shapes. Collective.
 
-    ``None`` stays ``None`` in a graph, and eagerly where no rank has one. All dense ones are one call; slices of
-    embeddings are gathered, each by itself, unless ``sparse_as_dense``.
+    ``None`` stays ``None`` in a graph, and in eager mode if no rank has a gradient. All dense gradients are one call;
+    slices of embeddings are gathered one by one, unless ``sparse_as_dense``.
     """
     if not takes_part(asked.process_set, "a reduction of gradients"):
         return list(gradients)
@@ -91,9 +91,9 @@ def reduce(gradients: Sequence[Any], sources: Sequence[Any], asked: Asked) -> li
 
 
 def _name(position: int, source: Any) -> str:
-    """The name of a gradient on all ranks: by the place of its variable, and how that is called, without numbers.
+    """Name of a gradient on all ranks: the position of its variable, and the variable's name without numbers.
 
-    Shapes alone would not tell the gradient of a variable that one rank has from that of another, of another rank.
+    By shapes alone, ranks could pair gradients of different variables of the same shape.
     """
     title = str(getattr(source, "path", None) or source.name) if is_variable(source) else ""
     return f"{position}.{without_numbers(title)}"
@@ -139,8 +139,8 @@ def _together(
 def _recorded(
     travelling: Gradients, likes: Sequence[Any], sources: Sequence[Any], names: Sequence[str], asked: Asked
 ) -> Gradients:
-    """``_together`` for a tape that records this: the gradient is the same reduction of the incoming gradients."""
-    weights = weights_of(sources)  # out here: variables would be asked for their gradients
+    """``_together`` for a recording tape: its gradient is the same reduction of the incoming gradients."""
+    weights = weights_of(sources)  # outside ``run``: variables inside would need gradients
     given = [i for i, t in enumerate(travelling) if t is not None]
     got: list[int] = []
 
@@ -163,7 +163,7 @@ def _recorded(
 
 
 def _like(gradient: AnyTensor | None, source: Any, asked: Asked) -> tuple[tuple[int, ...], Any] | None:
-    """The shape and dtype of a gradient as it travels; ``None`` if the graph does not know its shape."""
+    """Shape and dtype of a compressed gradient; ``None`` if the graph does not know the shape."""
     shape = (
         tf.TensorShape(source.shape) if gradient is None or not gradient.shape.is_fully_defined() else gradient.shape
     )
@@ -174,7 +174,7 @@ def _like(gradient: AnyTensor | None, source: Any, asked: Asked) -> tuple[tuple[
 
 
 def weights_of(sources: Sequence[Any]) -> list[AnyTensor]:
-    """Values of the variables, for ranks to compare; [] where they cannot all be, or are no variables."""
+    """Values of the variables, for ranks to compare; [] if some source is no variable or has an unsupported dtype."""
     if not all(is_variable(source) and tf.as_dtype(source.dtype).base_dtype in DTYPES for source in sources):
         return []
     return [tf.stop_gradient(tf.convert_to_tensor(source)) for source in sources]
@@ -187,15 +187,15 @@ def _one_by_one(gradients: Gradients, sources: Sequence[Any], asked: Asked) -> G
 
 
 def _reducer(likes: Sequence[Any], asked: Asked, sources: Sequence[Any], names: Sequence[str]) -> GraphGradients:
-    """The reducer of such gradients: the same one in each trace of a function, and in each eager step.
+    """Reducer of such gradients: the same one in each trace of a function, and in each eager step.
 
-    Ranks tell reducers apart by the names of their gradients, how they reduce, and the order in which they were made.
+    Ranks match reducers by the names of their gradients, the kind of reduction, and the order of creation.
     """
     terms = (tuple((shape, dtype.name) for shape, dtype in likes), int(asked.op), asked.predivide)
     members = tuple(asked.process_set.ranks) if asked.process_set.process_set_id else ()
     number = occurrence((terms, members, *names)) if in_graph() else -1
     with _lock:
-        key = (terms, tuple(names), id(asked.process_set), number)  # the set of the same ranks may be another one
+        key = (terms, tuple(names), id(asked.process_set), number)  # by ``id``: two sets may have the same ranks
         if key not in _made:
             how = gradient_reduction(asked.op, asked.predivide)
             label = f"tensorflow {len(likes)} {_digest(repr((terms[1:], members, number)))}"
@@ -208,14 +208,14 @@ def _reducer(likes: Sequence[Any], asked: Asked, sources: Sequence[Any], names: 
 
 @final
 class _Shared:
-    """Reduction of all lists of gradients with the same shapes: of one model after the other, or of several."""
+    """Reduction shared by all lists of gradients with the same names and shapes: of several models, or in sequence."""
 
     def __init__(self, gradients: GraphGradients) -> None:
         self._gradients = gradients
         self._first: Callable[[], Any] = lambda: None
 
     def of(self, first: Any) -> GraphGradients:
-        """The reduction for the model whose first variable this is, if it is one."""
+        """The reduction; restarts the comparison if ``first``, the model's first variable, is another than before."""
         if is_variable(first) and self._first() is not first:
             self._gradients.reducer.compare_anew()
             self._first = weakref.ref(first)
@@ -227,7 +227,7 @@ def _digest(text: str) -> str:
 
 
 class DistributedTape:
-    """A ``tf.GradientTape`` whose ``gradient`` is that of all ranks; everything else is the tape's."""
+    """A ``tf.GradientTape`` whose ``gradient`` is reduced over all ranks; all other methods are the tape's."""
 
     def __init__(self, tape: Any, asked: Asked, local: Sequence[Any] = ()) -> None:
         self._tape, self._asked = tape, asked
@@ -245,7 +245,7 @@ class DistributedTape:
 
     @as_written
     def register_local_source(self, source: Any) -> None:
-        """Keep the gradient of a variable on this rank: it is not reduced.
+        """Exclude the gradient of a variable from the reduction.
 
         >>> tape.register_local_source(model.layers[0].kernel)
         """
@@ -253,7 +253,7 @@ class DistributedTape:
 
     @as_written
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, *others: Any, **named: Any) -> Any:
-        """Gradients of ``target``, reduced over all ranks. Collective; the arguments are TensorFlow's.
+        """Gradients of ``target``, reduced over all ranks. Collective; takes TensorFlow's arguments.
 
         >>> gradients = tape.gradient(loss, model.trainable_variables)
         """
@@ -263,7 +263,7 @@ class DistributedTape:
 
     @as_written
     def get_local_and_global_gradients(self, gradients: Any, sources: Any) -> tuple[list[Any], list[Any]]:
-        """Divide (gradient, variable) pairs into those that stay on this rank, and those that are reduced."""
+        """Split (gradient, variable) pairs into local ones and reduced ones."""
         local: list[Any] = []
         shared: list[Any] = []
         for pair in zip(tf.nest.flatten(gradients), tf.nest.flatten(sources), strict=True):
@@ -275,7 +275,7 @@ class DistributedTape:
 
 
 def reduce_but(gradients: list[Any], sources: list[Any], asked: Asked, local: Sequence[int]) -> list[Any]:
-    """Reduce gradients but those of ``local`` sources, which are divided by the number of ranks if so asked."""
+    """Reduce all gradients except those of ``local`` sources, which are divided by *size* if ``scale_local``."""
     shared = [i for i, source in enumerate(sources) if variable_id(source) not in local]
     results = list(gradients)
     for i in set(range(len(gradients))).difference(shared):
@@ -296,12 +296,12 @@ def _scaled(gradient: Any, asked: Asked) -> Any:
 
 
 def variable_id(source: Any) -> int:
-    """Number of a variable: that of TensorFlow's inside of one of Keras."""
+    """The ``id`` of a variable; for a Keras variable, of the TensorFlow variable in it."""
     return id(source if isinstance(source, tf.Variable) or not is_variable(source) else source.value)
 
 
 @as_written
-def DistributedGradientTape(  # noqa: N802 (it stands for a class)
+def DistributedGradientTape(  # noqa: N802 (used like a class)
     gradtape: Any,
     device_dense: str = "",  # noqa: ARG001 (Horovod's)
     device_sparse: str = "",  # noqa: ARG001
@@ -321,11 +321,11 @@ def DistributedGradientTape(  # noqa: N802 (it stands for a class)
     >>> tape = hvd.DistributedGradientTape(tape)
     >>> gradients = tape.gradient(loss, model.trainable_variables)
 
-    In a graph the gradients are one call. ``sparse_as_dense``: make dense tensors of the gradients of embeddings,
-    instead of gathering their rows. ``gradient_predivide_factor``: divide by it before the sum and by *size* over it
-    after. ``scale_local_gradients``: divide gradients that stay on their rank by *size*, as the loss is a mean of all.
-    ``num_groups`` and ``groups`` have no effect: all gradients travel together. Raises ``ValueError`` for arguments
-    that cannot be.
+    In a graph the gradients are one call. ``sparse_as_dense``: convert gradients of embeddings to dense tensors instead
+    of gathering their rows. ``gradient_predivide_factor``: divide by it before the sum, and by *size* / factor after
+    it. ``scale_local_gradients``: divide local gradients by *size*, because the loss is the mean over all ranks.
+    ``num_groups`` and ``groups`` have no effect: all gradients are reduced together. Raises ``ValueError`` for invalid
+    arguments.
     """
     asked = Asked(compression, sparse_as_dense, op, gradient_predivide_factor, process_set, scale_local_gradients)
     return DistributedTape(gradtape, asked.checked(num_groups, groups))
@@ -346,7 +346,7 @@ def PartialDistributedGradientTape(  # noqa: N802
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> DistributedTape:
-    """``DistributedGradientTape`` that leaves the gradients of some layers on their rank.
+    """``DistributedGradientTape`` that does not reduce the gradients of ``local_layers``.
 
     >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=[model.layers[0]])
     """

@@ -1,16 +1,16 @@
-"""Calls of collectives that stand in TensorFlow's graphs: those of ``tf.function``, and those of ``tf.compat.v1``.
+"""Calls of collectives in TensorFlow graphs of ``tf.function`` and of ``tf.compat.v1``.
 
     [mean] = call(Spec("allreduce", "loss"), [loss], [loss.shape])
 
-The native operation returns at once, so that collectives which do not depend on each other are under way together.
-Where it cannot be had, ``tf.numpy_function`` does the same one after the other, in the order of the program.
+The native operation returns at once, so that independent collectives run concurrently. If it is not available,
+``tf.numpy_function`` runs them one after the other, in the order of the program.
 
-Ranks meet by name, so no two calls of one name may change their order. TensorFlow keeps the order of what uses the
-same resource, also between iterations of a loop and between calls of a function: each name has one, with nothing in it.
+Ranks match calls by name, so two calls of one name must keep their order. TensorFlow keeps the order of operations on
+the same resource, also between iterations of a loop and between calls of a function: each name has an empty resource.
 """
 
-# Threads. Graphs are traced in any thread, under ``_lock``'s protection of the tables below; what runs in them is begun
-# by threads of TensorFlow, and finished by those of ``farandole.graphs.calls``.
+# Threads. Any thread may trace graphs; ``_lock`` guards the tables below. Threads of TensorFlow begin the calls of a
+# graph, and threads of ``farandole.graphs.calls`` finish them.
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _SELF_TEST_S = 120.0
 
 @final
 class Native:
-    """The operation ``FarandoleCall``: ``module`` makes it, ``why`` says why it cannot be had ("" if it can)."""
+    """The operation ``FarandoleCall``: ``module`` makes it; ``why``: reason if it is not available, else ""."""
 
     def __init__(self) -> None:
         self.module: Any = None
         self.why = lack(tf.__version__)
         if self.why and not self.why.startswith("TensorFlow"):
             return
-        if self.why and not _child_can():  # what is not known may end the process that tries it
+        if self.why and not _child_can():  # an unknown version may crash the process: try in a child first
             return
         try:
             self.load()
@@ -58,10 +58,10 @@ class Native:
             self.why = ""
 
     def load(self) -> None:
-        """Load the operation, and run it once; raises whatever is wrong."""
+        """Load the operation, and test it once; raises an error if it does not work."""
         self.module = tf.load_op_library(path_of("graph_tensorflow"))  # before ctypes opens it: it registers the op
         dtypes = {dtype.as_datatype_enum: np.dtype(dtype.as_numpy_dtype) for dtype in DTYPES}
-        library = self._library = Library("graph_tensorflow", dtypes)  # kept: it has the function that takes calls
+        library = self._library = Library("graph_tensorflow", dtypes)  # kept alive: it owns the callback for calls
         library.take(_double)
         found = self._doubled([1.0, 2.0])
         if found != [2.0, 4.0]:
@@ -69,7 +69,7 @@ class Native:
         take_calls(library)
 
     def _doubled(self, values: list[float]) -> list[float]:
-        """Results of the operation for these with ``_double``, in a graph of its own."""
+        """Results of the operation for ``values`` with ``_double``, in a separate graph."""
 
         def run(x: Any) -> Any:
             return self.module.farandole_call(_handle("self-test"), [x], [x.dtype], "")[0]
@@ -78,7 +78,7 @@ class Native:
             if tf.executing_eagerly():
                 found = tf.function(run)(tf.constant(values)).numpy()
             else:  # after tf.compat.v1.disable_eager_execution()
-                # The script's own sessions choose its GPUs and threads, for the whole process.
+                # Neither GPUs nor shared threads: the script's own sessions configure these for the whole process.
                 config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, use_per_session_threads=True)
                 with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
                     found = session.run(run(tf.constant(values)))
@@ -86,7 +86,7 @@ class Native:
 
 
 def _double(call: GraphCall) -> None:
-    """Self-test: finish a call in another thread, as real ones are."""
+    """Self-test: finish a call on another thread, like real calls."""
 
     def work() -> None:
         np.multiply(call.inputs[0], 2, out=call.output(0, call.inputs[0].shape))
@@ -112,7 +112,7 @@ _native: list[Native] = []
 
 
 def native() -> Native:
-    """The native operation of this process; loaded, and tried, by the first call."""
+    """The native operation of this process; the first call loads and tests it."""
     with _lock:
         if not _native:
             _native.append(Native())
@@ -120,24 +120,24 @@ def native() -> Native:
 
 
 def as_written(function: F) -> F:
-    """Keep AutoGraph, which rewrites what is called in a ``tf.function``, from rewriting this."""
+    """Decorator that prevents AutoGraph from rewriting ``function`` inside a ``tf.function``."""
     kept: F = tf.autograph.experimental.do_not_convert(function)
     return kept
 
 
 def in_graph() -> bool:
-    """True while a graph is built, and nothing is computed."""
+    """True while a graph is built, not executed."""
     return not tf.executing_eagerly()
 
 
 def in_session_graph() -> bool:
-    """True while a graph of TensorFlow 1 is built: it runs what its results depend on, and nothing else."""
+    """True while a TensorFlow 1 graph is built, which runs only operations that its results depend on."""
     return in_graph() and not tf.compat.v1.get_default_graph().building_function
 
 
 @final
 class _Book:
-    """Notes on one graph: how many calls without a name it has, its resources by name, and its last calls by name."""
+    """Bookkeeping of one graph: counter of unnamed calls, resources by name, last calls by name, uses by key."""
 
     def __init__(self) -> None:
         self.unnamed = itertools.count()
@@ -151,26 +151,26 @@ _eager_handles: dict[str, Any] = {}
 
 
 def book() -> _Book:
-    """The notes on the function or graph that is being built; branches and loops in it have none of their own."""
+    """Bookkeeping of the function or graph that is being built, shared by its branches and loops."""
     graph = _function_graph()
     with _lock:
         return _books.setdefault(graph, _Book())
 
 
 def traced_name() -> str:
-    """A name for a call without one: it is the same in every trace of one function, whatever else was traced before."""
+    """Name for an unnamed call: the same in every trace of a function, independent of other traces."""
     return f"traced.{getattr(_function_graph(), 'name', 'graph')}.{next(book().unnamed)}"
 
 
 def occurrence(key: object) -> int:
-    """Number of times that this graph has asked with the same key before."""
+    """Number of earlier calls with the same key for the current graph."""
     uses = book().uses
     uses[key] = uses.get(key, -1) + 1
     return uses[key]
 
 
 def call(spec: str, name: str, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-    """Put a call into the graph that is being built; returns its results, with these dtypes and known dimensions."""
+    """Add a call to the graph that is being built; returns its results, with these dtypes and known dimensions."""
     refuse_xla(name)
     _refuse_old_loops(name)
     _refuse_parallel_pipelines(name)
@@ -188,7 +188,7 @@ def call(spec: str, name: str, inputs: Sequence[Any], dtypes: Sequence[Any], sha
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Context whose calls wait for none outside of it: a session runs them by themselves."""
+    """Context whose calls have no order relative to calls outside, because a session may run them alone."""
     notes = book()
     last, notes.last = notes.last, {}
     try:
@@ -198,8 +198,8 @@ def apart() -> Iterator[None]:
 
 
 def refuse_xla(name: str) -> None:
-    """Raise ``UnsupportedError`` inside of a function that XLA is to compile."""
-    from tensorflow.python.ops import control_flow_util  # no public name says it
+    """Raise ``UnsupportedError`` inside a function that XLA compiles."""
+    from tensorflow.python.ops import control_flow_util  # there is no public function for this
 
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise UnsupportedError(
@@ -220,7 +220,7 @@ def _call_slowly(spec: str, inputs: list[Any], dtypes: list[Any]) -> list[Any]:
 
 
 def _before(name: str) -> list[Any]:
-    """Operations to wait for, in graphs that keep no order by themselves: the last call of the same name, or of any."""
+    """Control inputs in TensorFlow 1 graphs, which keep no order: the last call of the same name, or of any name."""
     graph = tf.compat.v1.get_default_graph()
     if getattr(graph, "building_function", False):
         return []
@@ -245,7 +245,7 @@ def _refuse_old_loops(name: str) -> None:
 
 
 def _refuse_parallel_pipelines(name: str) -> None:
-    """Raise in a function of ``tf.data`` whose calls run at the same time; only the objects that trace it know that."""
+    """Raise in a parallel function of ``tf.data``; only the objects in the tracing stack reveal that it is parallel."""
     graph = _function_graph()
     if not getattr(graph, "name", "").startswith("Dataset_"):
         return
@@ -260,7 +260,7 @@ def _refuse_parallel_pipelines(name: str) -> None:
 
 
 def _handle(name: str) -> Any:
-    """The resource of a name."""
+    """Resource of a name."""
     with tf.init_scope(), tf.device("CPU:0"):
         handles = _eager_handles if tf.executing_eagerly() else book().handles
         with _lock:

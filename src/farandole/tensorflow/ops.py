@@ -1,4 +1,4 @@
-"""The functions of ``farandole.tensorflow``, in the signatures of ``horovod.tensorflow``.
+"""Functions of ``farandole.tensorflow``, with the signatures of ``horovod.tensorflow``.
 
 ops = TensorFlowOps(__name__)
 mean = ops.allreduce(loss, name="loss")
@@ -26,12 +26,12 @@ from farandole.tensorflow.topology import members
 
 @final
 class TensorFlowOps(Ops[AnyTensor]):
-    """The functions of ``farandole.tensorflow``: eager ones, and in graphs those without ``_async`` or ``_``."""
+    """Functions of ``farandole.tensorflow``; in graphs only those without ``_async`` or ``_``."""
 
     def __init__(self, module: str, factors: Factors = DERIVATIVE) -> None:
         super().__init__(verbs, tf.Variable, module)
         self.collectives = Collectives(factors)
-        self._divides_integers = factors is HOROVOD  # an average of ``tf.IndexedSlices``: else it truncates, as others
+        self._divides_integers = factors is HOROVOD  # for averages of integer ``tf.IndexedSlices``; otherwise truncated
 
     @as_written
     def allreduce(  # type: ignore[override]
@@ -48,13 +48,13 @@ class TensorFlowOps(Ops[AnyTensor]):
         process_set: ProcessSet = global_process_set,
         ignore_name_scope: bool = False,
     ) -> AnyTensor:
-        """Combine ``tensor`` over all ranks; returns a new tensor.
+        """Reduce ``tensor`` over all ranks; returns a new tensor.
 
         >>> mean = hvd.allreduce(loss, name="loss")
         >>> total = hvd.allreduce(count, name="count", op=hvd.Sum)
 
         Differentiable for Sum and Average. ``tf.IndexedSlices`` are gathered (Sum and Average). ``device_dense``,
-        ``device_sparse`` and ``ignore_name_scope`` have no effect: engines know where tensors are, and names are yours.
+        ``device_sparse`` and ``ignore_name_scope`` have no effect: engines find devices, and names have no scope.
         """
         how = reduction(average, op, prescale_factor, postscale_factor)
         if isinstance(tensor, tf.IndexedSlices):
@@ -77,7 +77,7 @@ class TensorFlowOps(Ops[AnyTensor]):
         ignore_name_scope: bool = False,
         name: str | None = None,
     ) -> list[AnyTensor]:
-        """``allreduce`` of several tensors as one: none begins before all ranks have all of them. Dtypes may be mixed.
+        """``allreduce`` of several tensors as one: begins when all ranks have all of them. Dtypes may be mixed.
 
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
         """
@@ -108,7 +108,7 @@ class TensorFlowOps(Ops[AnyTensor]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> AnyTensor:
-        """Combine like ``allreduce``, and return this rank's share of dimension 0.
+        """Reduce like ``allreduce``, and return this rank's share of dimension 0.
 
         >>> share = hvd.reducescatter(ones, op=hvd.Sum)     # 5 rows on 2 ranks: 3 go to rank 0, 2 to rank 1
         """
@@ -145,7 +145,7 @@ class TensorFlowOps(Ops[AnyTensor]):
         ignore_name_scope: bool = False,
         process_set: ProcessSet = global_process_set,
     ) -> AnyTensor:
-        """Concatenate the tensors of all ranks along dimension 0, where their lengths may differ.
+        """Concatenate the tensors of all ranks along dimension 0, in which their lengths may differ.
 
         >>> everything = hvd.allgather(mine, name="predictions")
         """
@@ -159,7 +159,7 @@ class TensorFlowOps(Ops[AnyTensor]):
         ignore_name_scope: bool = False,
         process_set: ProcessSet = global_process_set,
     ) -> list[AnyTensor]:
-        """``allgather`` of several tensors as one: none begins before all ranks have all of them.
+        """``allgather`` of several tensors as one: begins when all ranks have all of them.
 
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels], name="evaluation")
         """
@@ -174,7 +174,7 @@ class TensorFlowOps(Ops[AnyTensor]):
         ignore_name_scope: bool = False,
         process_set: ProcessSet = global_process_set,
     ) -> AnyTensor:
-        """Return what ``tensor`` is on the rank ``root_rank`` (a global rank, whatever the process set).
+        """Return the ``tensor`` of the rank ``root_rank`` (a global rank, for every process set).
 
         >>> weights = hvd.broadcast(weights, root_rank=0)
         """
@@ -188,11 +188,11 @@ class TensorFlowOps(Ops[AnyTensor]):
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> AnyTensor:
-        """``broadcast`` in place, of a variable or a list of variables, which is returned.
+        """``broadcast`` in place, of a variable or a list of variables; returns the argument.
 
         >>> hvd.broadcast_(model.variables, root_rank=0)
 
-        A graph of TensorFlow 1 returns what to run for it, which has the values as its result.
+        In a TensorFlow 1 graph, returns tensors to run, which have the new values.
         """
         is_one = not isinstance(tensor, list | tuple)
         if is_one and not (in_graph() and is_variable(tensor)):
@@ -212,12 +212,12 @@ class TensorFlowOps(Ops[AnyTensor]):
         ignore_name_scope: bool = False,
         process_set: ProcessSet = global_process_set,
     ) -> AnyTensor | tuple[AnyTensor, AnyTensor]:
-        """Send ``splits[i]`` rows of ``tensor`` to member ``i``, return the rows received in member order.
+        """Send ``splits[i]`` rows of ``tensor`` to member ``i``; return the received rows in member order.
 
         >>> rows, counts = hvd.alltoall(tensor, splits=[1, 2])      # 3 rows on 2 ranks: 1 goes to rank 0, 2 to rank 1
 
-        Without ``splits`` dimension 0 is cut evenly, and the rows alone are returned; with them, also their number from
-        each member (int32).
+        Without ``splits`` dimension 0 is cut evenly, and only the rows are returned; with ``splits``, also the numbers
+        of rows from each member (int32).
         """
         received, counts = self.collectives.alltoall(tensor, splits, name, process_set)
         return received if splits is None else (received, counts)
@@ -232,7 +232,7 @@ class TensorFlowOps(Ops[AnyTensor]):
         if checked.op is ReduceOp.AVERAGE:
             factor = factor / tf.cast(members(process_set), tf.float64)
         travelling, context = compression.compress(slices.values)
-        # Two calls and no group: the values of one rank may not wait for what another one does with its indices.
+        # Two calls and no group: a rank's values must not wait for another rank's indices.
         values = self._gathered([travelling], None if name is None else f"{name}.values", process_set)[0]
         indices = self._gathered([slices.indices], None if name is None else f"{name}.indices", process_set)[0]
         values = compression.decompress(values, context)
@@ -240,7 +240,7 @@ class TensorFlowOps(Ops[AnyTensor]):
             scaled = values * tf.cast(factor, values.dtype)
         else:
             exact = tf.cast(values, tf.float64) * tf.cast(factor, tf.float64)
-            horovods = tf.float64 if values.dtype.size >= 4 else tf.float32  # TensorFlow's own of a division
+            horovods = tf.float64 if values.dtype.size >= 4 else tf.float32  # TensorFlow's result dtype of a division
             scaled = tf.cast(exact, horovods if self._divides_integers else values.dtype)
         return tf.IndexedSlices(scaled, indices, slices.dense_shape)
 

@@ -1,4 +1,4 @@
-"""Distributed optimizers: those of ``tf.compat.v1``, and by ``farandole.keras`` those of Keras.
+"""Distributed optimizers of ``tf.compat.v1``, and of Keras (through ``farandole.keras``).
 
 optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdagradOptimizer(0.01))
 train = optimizer.minimize(loss, global_step=step)
@@ -26,19 +26,19 @@ from farandole.tensorflow.topology import session_op
 
 @final
 class LocalSums:
-    """Sums of the gradients of ``passes`` passes over one list of variables, kept on this rank until the last of them.
+    """Local sums of the gradients of ``passes`` passes over one list of variables.
 
-    They begin anew in each session: others would have made another number of passes, or the ranks be others.
+    A new session resets them, because its ranks may be new, or have made other numbers of passes.
     """
 
     def __init__(self, passes: int, average: bool) -> None:
         self._passes, self._average = passes, average
-        self._sums: list[Any] = []  # one for each variable, ``None`` until it has a gradient
+        self._sums: list[Any] = []  # one for each variable, ``None`` until the variable has a gradient
         self._count: Any = None
         self._session: Any = None
 
     def add(self, gradients: Sequence[Any]) -> list[Any]:
-        """Add those of one pass; returns the sums, or means, so far."""
+        """Add the gradients of one pass; returns the sums, or means, so far."""
         dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         with tf.init_scope():
             if self._count is None:
@@ -54,7 +54,7 @@ class LocalSums:
             with tf.control_dependencies([tf.group(each) for each in assigned if each is not None]):
                 return tf.constant(True)
 
-        # Once in a session, and not in each pass, where it would copy sums as large as the model.
+        # Reset once in a session, not in each pass: that would copy sums of the model's size.
         is_begun = tf.cond(tf.equal(self._session.read_value(), session), lambda: tf.constant(False), begin_anew)
         with tf.control_dependencies([is_begun]):
             added = [tf.group(self._count.assign_add(tf.ones_like(self._count)))]
@@ -65,11 +65,11 @@ class LocalSums:
 
     @property
     def is_last(self) -> Any:
-        """True, as a tensor, in the pass that makes a step. Read it where the addition is done."""
+        """Tensor, true in the pass that makes a step. Must be read after the addition."""
         return tf.equal(self._count.read_value() % self._passes, 0)
 
     def clear(self) -> Any:
-        """Begin anew."""
+        """Reset the sums to zero."""
         return tf.group(*(tf.group(s.assign(tf.zeros_like(s))) for s in self._sums if s is not None))
 
 
@@ -82,23 +82,23 @@ def _variable(shape: Any, dtype: Any) -> Any:
 
 @final
 class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """An optimizer of ``tf.compat.v1`` whose gradients are those of all ranks."""
+    """Optimizer of ``tf.compat.v1`` that steps with the gradients of all ranks."""
 
     def __init__(self, optimizer: Any, name: str, use_locking: bool, asked: Asked, passes: int, average: bool) -> None:
         super().__init__(name=name, use_locking=use_locking)
         self._optimizer, self._asked, self._passes, self._average = optimizer, asked, passes, average
-        # With the variables: the ``id`` of one that is gone comes again.
+        # Keeps the variables alive, so that no ``id`` is reused.
         self._sums: dict[tuple[int, ...], tuple[LocalSums, list[Any]]] = {}
         self._latest: LocalSums | None = None
         self._local: list[int] = []
 
     def register_local_var(self, var: Any) -> None:
-        """Keep the gradient of a variable on this rank: it is not reduced."""
+        """Exclude the gradient of a variable from the reduction."""
         self._local.append(variable_id(var))
 
     @as_written
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Gradients of all ranks, and their variables; the arguments are the optimizer's."""
+        """Reduced gradients and their variables; takes the optimizer's arguments."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if self._passes == 1:
@@ -118,7 +118,7 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
 
     @as_written
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make a step, in the last of the passes that make one; the arguments are the optimizer's."""
+        """Make a step in the last pass of an accumulation; takes the optimizer's arguments."""
         pairs = list(grads_and_vars)
         if self._passes == 1:
             return self._optimizer.apply_gradients(pairs, *args, **kwargs)
@@ -138,7 +138,7 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
             return tf.group(tf.cond(sums.is_last, step, lambda: tf.constant(False)))
 
     def _sums_of(self, variables: list[Any]) -> LocalSums:
-        """The sums of these variables: those of another model have passes of their own."""
+        """Sums for these variables; each list of variables counts its own passes."""
         key = tuple(map(variable_id, variables))
         if key not in self._sums:
             self._sums[key] = LocalSums(self._passes, self._average), variables
@@ -160,7 +160,7 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
         return reduce_but(gradients, variables, self._asked, self._local)
 
 
-def DistributedOptimizer(  # noqa: N802 (it stands for a class)
+def DistributedOptimizer(  # noqa: N802 (used like a class)
     optimizer: Any,
     name: str | None = None,
     use_locking: bool = False,
@@ -182,9 +182,9 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     >>> optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.MomentumOptimizer(0.1, 0.9))
     >>> train = optimizer.minimize(loss, global_step=step)
 
-    ``backward_passes_per_step``: sum the gradients of so many passes (``average_aggregated_gradients``: average them)
-    before they are reduced and applied. The other arguments are those of ``DistributedGradientTape``. Raises
-    ``ValueError`` for arguments that cannot be.
+    ``backward_passes_per_step``: sum the gradients of that many passes (``average_aggregated_gradients``: average them)
+    before they are reduced and applied. For the other arguments see ``DistributedGradientTape``. Raises ``ValueError``
+    for invalid arguments.
     """
     asked = Asked(compression, sparse_as_dense, op, gradient_predivide_factor, process_set, scale_local_gradients)
     _check(asked.checked(num_groups, groups), backward_passes_per_step)

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, as a layer of Keras 3.
+"""Batch normalization over the batches of all ranks, as a Keras 3 layer.
 
 model = tf.keras.Sequential([tf.keras.layers.Dense(16), hvd.SyncBatchNormalization(), tf.keras.layers.ReLU()])
 """
@@ -23,14 +23,14 @@ _numbers = itertools.count()
 @final
 @keras.saving.register_keras_serializable("farandole")
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
-    """``BatchNormalization`` whose statistics are those of all ranks' batches together, in training.
+    """``BatchNormalization`` with statistics over the batches of all ranks, in training.
 
     >>> layer = hvd.SyncBatchNormalization()
     >>> layer(tf.ones((32, 16)), training=True).shape
     TensorShape([32, 16])
 
-    The arguments are those of Keras, without ``synchronized``, and ``process_set``. All ranks make their layers in the
-    same order and run them equally often, with batches that may differ in length.
+    Arguments: those of Keras without ``synchronized``, and ``process_set``. All ranks must make their layers in the
+    same order and run them equally often; batches may differ in length.
     """
 
     def __init__(self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
@@ -47,8 +47,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         """Mean and variance over all ranks.
 
-        Each rank's mean and variance are combined by its number of rows (Chan, Golub & LeVeque 1983, equation 2.1 for
-        many parts): differences of large sums of squares, which lose all digits, do not occur.
+        Combines each rank's mean and variance by its number of rows (Chan, Golub & LeVeque 1983, equation 2.1 for many
+        parts): no cancellation between large sums of squares.
         """
         members = self._process_set
         mean, variance = super()._moments(inputs, mask)

@@ -1,4 +1,4 @@
-"""Topology as operations of a graph, which find it anew whenever they run: in elastic jobs it changes.
+"""Topology as graph operations, which read it at each run, because it changes in elastic jobs.
 
 mean = total / tf.cast(hvd.size_op(), total.dtype)
 """
@@ -34,37 +34,37 @@ def _telling(name: str, value: Callable[[], int]) -> Callable[[], AnyTensor]:
 
 _rank, _size = _telling("rank", basics.rank), _telling("size", basics.size)
 session_op = _telling("session", session_number)
-"""The number of the session, as the graph finds it when it runs: another one after a change of the workers."""
+"""Number of the session at run time of the graph; it changes with the workers."""
 _local_rank, _local_size = _telling("local_rank", basics.local_rank), _telling("local_size", basics.local_size)
 
 
 @as_written
 def rank_op(name: str | None = None) -> AnyTensor:  # noqa: ARG001 (Horovod's)
-    """The rank, as the graph finds it when it runs: it may be another one in an elastic job."""
+    """Rank at run time of the graph; it may change in an elastic job."""
     return _rank()
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> AnyTensor:  # noqa: ARG001
-    """The local rank, as the graph finds it when it runs."""
+    """Local rank at run time of the graph."""
     return _local_rank()
 
 
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> AnyTensor:  # noqa: ARG001
-    """The number of ranks, or of members of a process set, as the graph finds it when it runs."""
+    """Number of ranks, or of members of a process set, at run time of the graph."""
     return _telling(f"size.{process_set_id}", lambda: len(_members(process_set_id)))() if process_set_id else _size()
 
 
 @as_written
 def local_size_op(name: str | None = None) -> AnyTensor:  # noqa: ARG001
-    """The number of ranks on this host, as the graph finds it when it runs."""
+    """Number of ranks on this host at run time of the graph."""
     return _local_size()
 
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> AnyTensor:  # noqa: ARG001
-    """1 if this rank is in a process set, else 0; as the graph finds it when it runs."""
+    """1 if this rank is in a process set at run time of the graph, else 0."""
     return _telling(f"included.{process_set_id}", lambda: int(basics.rank() in _members(process_set_id)))()
 
 
@@ -76,10 +76,10 @@ def _members(process_set_id: int) -> list[int]:
 
 
 def members(process_set: ProcessSet) -> Any:
-    """The number of members of a process set: an int, or in a graph a tensor."""
+    """Number of members of a process set: an int, or in a graph a tensor."""
     return size_op(process_set.process_set_id or 0) if in_graph() else len(process_set.ranks)
 
 
 def is_rank(rank: int) -> Any:
-    """True on the rank of this number: a bool, or in a graph a tensor."""
+    """True on the rank ``rank``: a bool, or in a graph a tensor."""
     return tf.equal(rank_op(), rank) if in_graph() else basics.rank() == rank

@@ -1,13 +1,13 @@
-"""Graphs of every ``tf.function``, which are traced again in another session.
+"""Removal of the traced graphs of every ``tf.function``, so that a new session traces them again.
 
     forget_traces()                     # ranks and sizes may be in graphs: each function is traced again
 
-Where a function is traced, ``hvd.size()`` is a number of Python's and stays in its graph, and so does the number of a
-process set. ``size_op()`` is asked in every call, but nobody who writes ``lr * hvd.size()`` thinks of that.
+At trace time, ``hvd.size()`` is a Python number and becomes a constant of the graph, and so does the number of a
+process set. ``size_op()`` is evaluated in every call, but scripts use ``lr * hvd.size()``.
 """
 
-# TensorFlow has no list of its functions, so the garbage collector's is searched: some tens of milliseconds, once for
-# each session. The class of what is looked for has no public name; without it, graphs stay as they are.
+# TensorFlow has no list of its functions, so this module searches the garbage collector's list: some tens of
+# milliseconds, once per session. The class of the searched objects is not public; without it, graphs stay unchanged.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MODULE = "tensorflow.core.function.polymorphism.function_cache"
 
 
 def forget_traces() -> None:
-    """Have every ``tf.function`` traced again in its next call. Functions that are concrete stay as they are."""
+    """Let every ``tf.function`` be traced again at its next call. Concrete functions are unchanged."""
     kind = getattr(sys.modules.get(_MODULE), "FunctionCache", None)
     for found in gc.get_objects() if kind is not None else ():
         if type(found) is kind:

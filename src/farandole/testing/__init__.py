@@ -8,6 +8,6 @@
     from farandole.testing.faults import Fault, inject           # faults at chosen steps of an elastic training script
     from farandole.testing.ledger import Ledger, read            # and proof that it lost no step and no sample
 
-Contracts of bindings and of schedulers lie beside the package, in a checkout of its sources. NumPy is needed here, no
-framework is.
+Contract suites of bindings and of schedulers are outside of the package, in a checkout of its sources. These helpers
+need NumPy, but no framework.
 """

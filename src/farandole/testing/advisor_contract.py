@@ -1,8 +1,8 @@
-"""The contract of ``Advisor``, as one suite to run over any implementation.
+"""Contract suite of ``Advisor``, to run on any implementation.
 
     assert not any(run_advisor_contract(lambda: OptunaAdvisor(space, "tpe", seed=1), space).values())
 
-A case gets what makes an advisor, each time the same one anew, and the space.
+A case gets a function that makes a new advisor, always with the same arguments, and the space.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TRIALS = 12
 
 
 def run_advisor_contract(make: Make, space: Space) -> dict[str, str]:
-    """Run all cases; the result maps each to what is wrong ("" for nothing)."""
+    """Run all cases; the result maps each case to its error ("" for none)."""
     found = {}
     for name, case in CASES.items():
         try:
             case(make, space)
-        except Exception:  # also what the advisor raises is a finding
+        except Exception:  # an exception of the advisor is a finding, too
             found[name] = traceback.format_exc()
         else:
             found[name] = ""
@@ -35,7 +35,7 @@ def run_advisor_contract(make: Make, space: Space) -> dict[str, str]:
 
 
 def proposals_are_in_the_space(make: Make, space: Space) -> None:
-    """Every proposal has a legal value for each hyper-parameter, and for nothing else."""
+    """Every proposal has a legal value for each hyper-parameter, and no other value."""
     advisor, asked = make(), 0
     for number in range(TRIALS):
         proposed = advisor.ask(number)
@@ -48,7 +48,7 @@ def proposals_are_in_the_space(make: Make, space: Space) -> None:
 
 
 def a_proposal_is_the_callers(make: Make, _: Space) -> None:
-    """Changing what was proposed changes nothing in the advisor."""
+    """A change of a proposal by the caller changes nothing in the advisor."""
     first = make()
     proposed = first.ask(0)
     assert proposed
@@ -58,7 +58,7 @@ def a_proposal_is_the_callers(make: Make, _: Space) -> None:
 
 
 def a_crash_changes_no_proposal(make: Make, _: Space) -> None:
-    """An advisor that is made anew and told what was known proposes what the one before would have."""
+    """A new advisor with the same results proposes the same as the previous advisor would have."""
     advisor, told = make(), list[TrialResult]()
     for number in range(TRIALS):
         proposed = advisor.ask(number)
@@ -70,7 +70,7 @@ def a_crash_changes_no_proposal(make: Make, _: Space) -> None:
 
 
 def later_news_replace_earlier(make: Make, _: Space) -> None:
-    """A trial that is told of again counts once, as it is then: it ran, paused, went on and ended."""
+    """A trial that is reported several times counts once, with its last report: it ran, paused, went on and ended."""
     history, told = list[TrialResult](), list[TrialResult]()
     advisor = make()
     for number in range(TRIALS):
@@ -89,7 +89,7 @@ def later_news_replace_earlier(make: Make, _: Space) -> None:
 
 
 def trials_without_a_number_do_no_harm(make: Make, space: Space) -> None:
-    """Failed and diverged trials, and those that have told nothing yet, are taken in."""
+    """Advisors accept failed and diverged trials, and trials without a value."""
     advisor = make()
     ends = (
         TrialResult(0, {}, {}, "failed"),

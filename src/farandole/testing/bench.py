@@ -41,9 +41,9 @@ class Buffer:
 @final
 @dataclass(slots=True)
 class Bench:
-    """One engine under test and what was found so far.
+    """One engine under test and the findings so far.
 
-    Findings are collected instead of raised, so that ranks which disagree about a result stay at the same call.
+    Findings are collected instead of raised, so that ranks that disagree about a result stay at the same call.
     """
 
     create: Create
@@ -71,7 +71,7 @@ class Bench:
     def buffer(self, values: Values, dtype: DType, inside: bool = False, shift: int | None = None) -> Buffer:
         """Memory holding ``values``, ``shift`` elements (default: the rank) beyond a 64-byte boundary.
 
-        ``inside`` puts it in the engine's own memory, at the start, where only one buffer at a time can be.
+        ``inside`` puts it at the start of the engine's own memory, which has room for one buffer at a time.
         """
         skip = _GUARD_BYTES + (self.rank if shift is None else shift) * dtype.itemsize
         if inside:
@@ -89,7 +89,7 @@ class Bench:
 
     @contextmanager
     def fresh(self, ranks: tuple[int, ...] | None = None, deadline_s: float = 20.0) -> Iterator[Engine]:
-        """Another engine among ``ranks``, closed at the end; every one of ``ranks`` makes as many of them."""
+        """Another engine among ``ranks``, closed at the end; all of ``ranks`` must make the same number of engines."""
         self._engines += 1
         members = tuple(range(self.size)) if ranks is None else ranks
         label = f"fresh-{'.'.join(map(str, members))}-{self._engines}"
@@ -116,7 +116,7 @@ class Bench:
         return buffer.values.copy()
 
     def compare(self, text: str, dtype: DType, buffer: Buffer, expected: Values, slack: Values | float = 0.0) -> None:
-        """Note what differs from ``expected``, and writes outside the array."""
+        """Note differences from ``expected``, and writes outside the array."""
         self.expect(buffer.intact(), f"{text}: wrote outside the array")
         if not reference.same(dtype, buffer.values, expected, slack):
             found, wanted = reference.decode(dtype, buffer.values), reference.decode(dtype, expected)
@@ -170,7 +170,7 @@ class Bench:
         self.expect(np.array_equal(_bytes(send.values), _bytes(said[self.rank])), f"{text}: changed what was sent")
 
     def _slack(self, dtype: DType, op: ReduceOp, said: Sequence[Values], scales: tuple[float, float]) -> Values | float:
-        """Tolerance of a comparison: between hosts, partial results may travel in the type itself."""
+        """Tolerance of a comparison: between hosts, partial results may be sent in the dtype of the array."""
         several = len(set(self.engine.group.hosts)) > 1
         return reference.partial_rounding(dtype, op, said, *scales) if several else 0.0
 

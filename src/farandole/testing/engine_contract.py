@@ -1,4 +1,4 @@
-"""The contract of ``Engine``, as one suite to run over any implementation.
+"""Contract suite of ``Engine``, to run on any implementation.
 
     def program(member: RankContext) -> dict[str, str]:
         return run_contract(member, lambda group, exchange: MyEngine(group, exchange))
@@ -6,19 +6,19 @@
     for failures in run_ranks(program, 3, timeout_s=120):
         assert not any(failures.values()), failures
 
-All cases share one launch, and one engine as long as nothing fails: starting processes costs far more than checking. A
-case is a function of a ``Bench``; every rank runs all cases in the same order.
+All cases share one launch, and one engine as long as no case fails, because starting processes costs far more than
+checking. A case is a function of a ``Bench``; every rank runs all cases in the same order.
 """
 
 # Processes and threads: every rank is a process of ``run_ranks`` (or, with the fake, a thread of ``run_threads``) and
-# runs each case in one thread. Two cases use a second one on purpose: ``subgroups_and_two_threads``, one thread for
-# each of two engines, and ``abort_wakes_waiters``, a timer that calls ``abort``, which may come from any thread.
+# runs each case in one thread. Two cases use a second thread on purpose: ``subgroups_and_two_threads``, one thread for
+# each of two engines, and ``abort_wakes_waiters``, a timer that calls ``abort``, which any thread may call.
 #
-# The ranks are kept at the same call by two means beside the engine under test. Findings are collected and not raised,
-# or the rank that finds something would leave its peers waiting in the next collective. And where members do different
-# things (one aborts, one never comes), ``member.exchange``, which goes through the harness, holds each of them in its
-# ``with`` block until all are through: closing an engine ends the waits of its peers, so a member that closed early
-# would end the very wait whose end by ``abort`` or by the deadline is to be seen.
+# Two means keep the ranks at the same call, without the engine under test. Findings are collected and not raised:
+# otherwise peers of a rank with a finding would wait in the next collective. And where members do different things (one
+# aborts, one never calls), ``member.exchange``, which uses the harness, holds each member in its ``with`` block until
+# all have finished: closing an engine ends the waits of its peers, so a member that closes early would end the very
+# wait that ``abort`` or the deadline must end in this test.
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ Case: TypeAlias = Callable[[Bench], None]
 
 OPS = tuple(op for op in ReduceOp if op is not ReduceOp.ADASUM)
 WAKE_S = 8.0
-"""How soon a wait must have ended that would otherwise last for the 20 s of a group's deadline; machines are busy."""
+"""Longest time until an aborted wait ends, which would else last 20 s, the group's deadline; machines are busy."""
 INTERRUPTED_S = 0.3
-"""Deadline of calls that wait for one that was interrupted, of which not every engine can tell its peers."""
+"""Deadline of calls that wait for an interrupted member: not every engine can report an interruption to its peers."""
 BORDERS = (4096, 65536, 262144)
-"""Byte sizes at which engines like to change their way of working; each is tried one element below, at and above."""
+"""Byte sizes at which engines may change their algorithm; each is tested one element below, at and above."""
 _SCALED = tuple((op, factors) for op in OPS if op is not ReduceOp.AVERAGE for factors in ((3.0, 1.0), (1.0, 0.7)))
 
 
 def run_contract(member: RankContext, create: Create, cases: Mapping[str, Case] | None = None) -> dict[str, str]:
-    """Run ``cases`` (default: all); the result maps each to what is wrong on this rank ("" for nothing)."""
+    """Run ``cases`` (default: all); the result maps each case to its findings on this rank ("" for none)."""
     found: dict[str, str] = {}
     bench = _bench(member, create, "contract")
     for name, case in (CASES if cases is None else cases).items():
         found[name] = _run(bench, case)
-        # By the test's sockets, not the engine: a failed engine cannot be trusted to tell the others that it failed.
+        # Over the harness's sockets, not the engine: a failed engine cannot be trusted to report its failure.
         if any(member.exchange(b"failed" if found[name] else b"")):
             bench.engine.close()  # after a failure the members may be at different calls
             bench = _bench(member, create, f"contract after {name}")
@@ -78,7 +78,7 @@ def _run(bench: Bench, case: Case) -> str:
     bench.findings.clear()
     try:
         case(bench)
-    except Exception:  # not BaseException: what ends the whole rank is for the harness to report
+    except Exception:  # not BaseException: the harness reports what ends the whole rank
         bench.findings.append(traceback.format_exc())
     return "\n".join(bench.findings)
 
@@ -125,7 +125,7 @@ def exact_integers(bench: Bench) -> None:
 
 
 def memory_may_differ_between_members(bench: Bench) -> None:
-    """One member's array in engine memory, the others' not; different offsets inside."""
+    """Arrays of one member, of the others, or of all members are in engine memory, at different offsets."""
     for count in (5, 3000, 300_000):
         said = [reference.sample(DType.FLOAT32, count, r) for r in range(bench.size)]
         for inside in (bench.rank == 0, bench.rank > 0, True):
@@ -195,7 +195,7 @@ def reducescatter(bench: Bench) -> None:
 
 
 def parts_in_their_own_place(bench: Bench) -> None:
-    """All-gather from its own place in what is received, reduce-scatter to its own place in what is sent."""
+    """All-gather from this member's place in ``recv``, reduce-scatter to this member's place in ``send``."""
     for count in (5, 3000, 200_000):
         counts, mine = [count] * bench.size, slice(bench.rank * count, (bench.rank + 1) * count)
         said = [reference.sample(DType.FLOAT32, count * bench.size, r) for r in range(bench.size)]
@@ -209,7 +209,7 @@ def parts_in_their_own_place(bench: Bench) -> None:
 
 
 def barrier_waits_for_all(bench: Bench) -> None:
-    """Nobody leaves before the last has come; the monotonic clock is the same for all processes of a host."""
+    """No member returns before the last has called; the monotonic clock is the same for all processes of a host."""
     for _ in range(20):
         came = time.monotonic()
         bench.engine.barrier()
@@ -219,7 +219,7 @@ def barrier_waits_for_all(bench: Bench) -> None:
 
 
 def many_in_random_order(bench: Bench) -> None:
-    """A long program of everything, the same on every member."""
+    """A long sequence of all collectives, the same on every member."""
     random = np.random.default_rng(7)
     members = range(bench.size)
     for seed in range(150):
@@ -243,7 +243,7 @@ def many_in_random_order(bench: Bench) -> None:
 
 
 def same_bits_everywhere_and_again(bench: Bench) -> None:
-    """The order of reduction is fixed: equal bytes on all members, and when run again."""
+    """The order of reduction is fixed: equal bytes on all members, and in repeated runs."""
     for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64):
         for count in (13, 5000, 400_000):
             runs = [bench.allreduce(dtype, ReduceOp.AVERAGE, count, seed=9, inside=i == 1) for i in range(3)]
@@ -255,7 +255,7 @@ def same_bits_everywhere_and_again(bench: Bench) -> None:
 
 
 def gather_small(bench: Bench) -> None:
-    """Every member gets all payloads, by member; one that is too long raises, and the next call works."""
+    """Every member gets all payloads, by member; a payload that is too long raises, and the next call works."""
     for nbytes in (0, PAYLOAD_BYTES):
         everything = [(b"x%d" % r).ljust(nbytes, b".") for r in range(bench.size)]
         bench.expect(bench.engine.gather_small(everything[bench.rank]) == everything, f"gather_small of {everything}")
@@ -270,7 +270,7 @@ def gather_small(bench: Bench) -> None:
 
 
 def memory_is_zeroed_and_outlives_the_engine(bench: Bench) -> None:
-    """``allocate`` gives zeros, also for odd sizes; the memory stays readable after ``close``."""
+    """``allocate`` returns zeroed memory, also for odd sizes; it stays readable after ``close``."""
     with bench.fresh() as engine:
         made = [engine.allocate(n) for n in (1, 63, 4097, 3 * 2**20, 0)]
         arrays = [reference.view(m.array(DType.UINT8)) for m in made]
@@ -283,14 +283,14 @@ def memory_is_zeroed_and_outlives_the_engine(bench: Bench) -> None:
 
 
 def subgroups_and_two_threads(bench: Bench) -> None:
-    """Engines over different groups do not disturb each other, nor do two over one group in two threads."""
+    """Engines over different groups do not disturb each other, nor do two engines over one group in two threads."""
     half = tuple(r for r in range(bench.size) if r % 2 == bench.rank % 2)
     with bench.fresh() as whole, bench.fresh(half) as mine:
         for _ in range(5):
             bench.expect(_count(mine) == len(half), "wrong sum in a subgroup")
             bench.expect(_count(whole) == bench.size, "wrong sum in the whole group")
     with bench.fresh() as left, bench.fresh() as right:
-        sums: list[float] = []  # of both threads: only the number of right sums counts, not whose they are
+        sums: list[float] = []  # of both threads: only the number of right sums counts, not their thread
         # A thread that raises loses its error, but leaves fewer than 60 sums, which is found below.
         other = threading.Thread(target=lambda: sums.extend(_count(left, 30_000) for _ in range(30)))
         other.start()
@@ -300,7 +300,7 @@ def subgroups_and_two_threads(bench: Bench) -> None:
 
 
 def abort_wakes_waiters(bench: Bench) -> None:
-    """A member that waits for one that never comes is woken at once; from then on every call raises."""
+    """``abort`` wakes a member that waits for one that never calls; from then on every call raises."""
     for name, call in _CALLS.items():
         with bench.fresh() as engine:
             aborted_at = [0.0]
@@ -312,21 +312,21 @@ def abort_wakes_waiters(bench: Bench) -> None:
             timer = threading.Timer(0.1, abort)
             timer.start()
             if bench.rank == 0:
-                timer.join()  # this is the member that never comes: its calls begin after its own abort
+                timer.join()  # this member never calls in time: its calls begin after its own abort
             for attempt in ("while it waited", "afterwards"):
                 _expect_error(bench, engine, call, AbortError, f"{name}, {attempt}")
             woken_at = time.monotonic()
-            timer.join()  # another member's abort may have come before this one's
+            timer.join()  # another member's abort may have been earlier
             bench.expect(woken_at - aborted_at[0] < WAKE_S, f"{name}: woken late")
-            bench.member.exchange(b"")  # nobody closes before all are awake: a close would wake them, too
+            bench.member.exchange(b"")  # no member closes before all are awake: a close would wake them, too
 
 
 def an_interrupted_call_is_mixed_with_no_other(bench: Bench) -> None:
-    """Whatever raises in the middle of a member's call: everybody's calls give right numbers, or collective errors."""
+    """If an exception interrupts a member's call, calls of all members return right numbers or collective errors."""
     for name, call in TELLING_CALLS.items():
         with bench.fresh() as engine:
             points = points_of(engine, lambda call=call, engine=engine: call(engine, 1))  # type: ignore[misc]
-        # The first member's, as members may come to different ones.
+        # The points of the first member, because members may reach different ones.
         points = msgspec.json.decode(bench.member.exchange(msgspec.json.encode(points))[0], type=list[Point])
         for point in points if name == "allreduce" else points[-1:]:  # an interruption costs half a second
             with bench.fresh(deadline_s=INTERRUPTED_S) as engine:
@@ -340,13 +340,13 @@ def an_interrupted_call_is_mixed_with_no_other(bench: Bench) -> None:
 
 
 def deadline_ends_a_wait(bench: Bench) -> None:
-    """A wait that nobody aborts ends at ``deadline_s``."""
+    """A wait that no member aborts ends at ``deadline_s``."""
     with bench.fresh(deadline_s=0.4) as engine:
         started = ended = time.monotonic()
         if bench.rank > 0:
             _expect_error(bench, engine, _count, StallError, "deadline")
             ended = time.monotonic()
-        # Rank 0 stays silent and open: had it closed, its close would end the wait. That of the first may end all.
+        # Rank 0 stays silent and open: its close would end the wait. The end of the first wait may end all.
         _, *others = map(float, bench.member.exchange(str(started).encode()))
         if bench.rank > 0:
             took = ended - min(others)
@@ -354,7 +354,7 @@ def deadline_ends_a_wait(bench: Bench) -> None:
 
 
 def close_needs_no_peer_and_leaves_nothing(bench: Bench) -> None:
-    """Closing twice is fine; a second engine leaves no thread, descriptor, child or shared memory."""
+    """A second ``close`` does nothing; a second engine leaves no thread, descriptor, child or shared memory."""
     for attempt in range(2):
         bench.member.exchange(b"")
         try:
@@ -369,7 +369,7 @@ def close_needs_no_peer_and_leaves_nothing(bench: Bench) -> None:
 
 
 def made_is_made(bench: Bench) -> None:
-    """Every member gets its engine as soon as one has its own, whatever that one does next."""
+    """If one member gets its engine, every member gets one, whatever the first member does next."""
     for _ in range(5):
         with bench.fresh() as engine:
             engine.abort("changed my mind")
@@ -425,7 +425,7 @@ _CALLS: dict[str, Callable[[Engine], object]] = {
         for kind in (Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
     },
 }
-"""Every way to wait for a member that does not come."""
+"""All calls in which a member may wait for a member that does not call."""
 
 
 def _expect_told(bench: Bench, told: Told, text: str) -> None:

@@ -5,8 +5,8 @@
 
 A fault is keyed by rank, step and phase, not by a clock: it happens at the same place on every machine.
 
-A fault runs in the thread that emits the milestone, the one that trains, between two lines of it: that makes the place
-exact. A thread or timer that did it from beside would hit another line each time.
+A fault runs in the thread that emits the milestone, the training thread, between two of its lines: so the place is
+exact. Another thread or a timer would hit another line each time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Action: TypeAlias = Literal["kill", "stop", "hang", "loop", "segv", "exit", "rai
 
 @final
 class Fault(msgspec.Struct, frozen=True):
-    """Fault of the worker that is ``rank`` when it comes to ``phase`` (of ``events.Milestone``) of ``step``.
+    """Fault of the worker with this ``rank`` when it reaches ``phase`` (of ``events.Milestone``) of ``step``.
 
-    It happens once in a job, and in ``generation`` only, if one is given. ``hang`` waits in C with the interpreter's
-    lock held, ``loop`` computes for ever; the others are signals, or what their names say.
+    It happens once in a job, and only in ``generation``, if one is given. ``hang`` waits in C with the interpreter's
+    lock held, ``loop`` computes for ever; the other actions are signals, or have plain names.
     """
 
     rank: int
@@ -41,12 +41,12 @@ class Fault(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> str:
-        """Name of the file that says that it has happened."""
+        """Name of the file that marks a fault that has happened."""
         return f"fault-{self.rank}-{self.step}-{self.phase}-{self.action}-{self.generation}"
 
 
 def inject(folder: Path | str, faults: Sequence[Fault]) -> Callable[[], None]:
-    """Inject these faults into this worker when they are due; the returned function ends that."""
+    """Inject these faults into this worker when they are due; the returned function ends the injection."""
 
     def watch(event: events.Event) -> None:
         if not isinstance(event, events.Milestone):
@@ -54,7 +54,7 @@ def inject(folder: Path | str, faults: Sequence[Fault]) -> Callable[[], None]:
         for fault in faults:
             is_due = (fault.rank, fault.step, fault.phase) == (event.rank, event.step, event.phase)
             # The mark is made first: most actions leave no time for it afterwards, and the worker that replaces a
-            # killed one comes to the same rank, step and phase again.
+            # killed worker reaches the same rank, step and phase again.
             if is_due and fault.generation in (-1, event.generation) and _is_first(Path(folder) / fault.mark):
                 inject_now(fault.action)
 
@@ -63,12 +63,12 @@ def inject(folder: Path | str, faults: Sequence[Fault]) -> Callable[[], None]:
 
 @final
 class InjectedError(BaseException):
-    """Raised by the action ``raise``; no ``Exception``, as subscribers' exceptions are only logged."""
+    """Raised by the action ``raise``; no ``Exception``, because exceptions of subscribers are only logged."""
 
 
 def _is_first(mark: Path) -> bool:
     try:
-        mark.touch(exist_ok=False)  # O_EXCL: of several processes that come here at once, one is the first
+        mark.touch(exist_ok=False)  # O_EXCL: of several processes at once, one is the first
     except FileExistsError:
         return False
     return True
@@ -90,8 +90,8 @@ def inject_now(action: Action) -> None:
 
 
 def _hang() -> None:
-    """Wait in C for a lock that we hold ourselves: unlike a sleep, no signal ends that, so Python never runs again."""
-    # PyDLL and not CDLL, which would give the interpreter's lock away: the other threads would run on, and answer.
+    """Wait in C for a lock that this thread holds: unlike a sleep, no signal ends it, so Python never runs again."""
+    # PyDLL and not CDLL, which would release the interpreter's lock: other threads would run, and answer.
     libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_init(mutex, None)
     libc.pthread_mutex_lock(mutex)

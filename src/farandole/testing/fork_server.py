@@ -3,21 +3,21 @@
     with fork_server():                       # once for a whole test run
         assert run_ranks(program, 3) == ...   # its ranks are forks of one process that has imported NumPy and Farandole
 
-Without the block ``run_ranks`` starts an interpreter for each rank, as it does where a rank needs variables that an
-interpreter reads when it starts (``PYTHON*``, ``LD_*``).
+Without the block, and for ranks with variables that an interpreter reads at its start (``PYTHON*``, ``LD_*``),
+``run_ranks`` starts an interpreter for each rank.
 
-What forked ranks share and processes of their own do not: the order of sets of strings, as they have one hash seed, and
-the state of ``numpy.random``.
+Unlike separate processes, forked ranks share the order of sets of strings, because they have one hash seed, and the
+state of ``numpy.random``.
 """
 
-# Processes: the server has no threads, and ends with the socket that it was started with. It is no child of the process
-# that tests: tests look at all children of theirs, and end them. A request is one message on that socket, with the
-# sockets and files of the rank as descriptors; so nothing but the process that started the server can ask. A forked
-# rank returns from ``_serve`` and ends as any interpreter does: with its threads joined, its exit handlers run and its
-# modules cleared.
+# Processes: the server has no threads, and exits at the end of the socket that it was started with. It is no child of
+# the testing process, because tests check and end all their children. A request is one message on that socket, with the
+# sockets and files of the rank as descriptors; so only the process that started the server can send requests. A forked
+# rank returns from ``_serve`` and exits like any interpreter: it joins its threads, runs its exit handlers and clears
+# its modules.
 #
-# The one who asked holds a socket per rank (``status``): on it come a pidfd, which names the process even after its
-# number has gone to another one, and at its end the exit status.
+# The requesting process holds a socket per rank (``status``): it receives a pidfd, which identifies the process even
+# after its pid was reused, and finally the exit status.
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FIRST_S = 60.0
 
 @final
 class _Request(msgspec.Struct, frozen=True):
-    """Request for a process; its descriptors are those of ``_DESCRIPTORS``."""
+    """Request for a process; ``_DESCRIPTORS`` names the descriptors that are sent with it."""
 
     environment: dict[str, str]
     cwd: str
@@ -92,7 +92,7 @@ class ForkedProcess:
 
 @final
 class ForkServer:
-    """The server's process, as seen from the one that started it."""
+    """The server's process, in the process that started it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -104,7 +104,7 @@ class ForkServer:
             subprocess.run(command, pass_fds=[theirs.fileno()], env=variables, check=True)
 
     def start(self, connection: Connection, output: IO[bytes], environment: Mapping[str, str]) -> ForkedProcess:
-        """Fork a rank that talks over ``connection`` and writes to ``output``."""
+        """Fork a rank that communicates over ``connection`` and writes to ``output``."""
         request = msgspec.msgpack.encode(_Request(dict(environment), os.getcwd()))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -129,7 +129,7 @@ _running: list[ForkServer] = []
 
 @contextlib.contextmanager
 def fork_server(environment: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Let ``run_ranks`` fork its ranks while the block runs; ``environment`` is the server's when it starts."""
+    """Let ``run_ranks`` fork its ranks while the block runs; ``environment``: variables of the server."""
     server = ForkServer(environment or {})
     _running.append(server)
     try:
@@ -147,7 +147,7 @@ def server_for(environment: Mapping[str, str]) -> ForkServer | None:
 
 
 def _main() -> None:
-    """Import what ranks need, then fork one per request; returns in each forked process, when its rank is done."""
+    """Import the modules of ranks, then fork one rank per request; returns in each rank's process when it is done."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -192,7 +192,7 @@ def _serve(requests: socket.socket) -> Connection | None:
 
 
 def _tell_end(pidfd: int, pid: int, status: socket.socket) -> None:
-    """Send the exit status of a process that has ended to whoever asked for it."""
+    """Send the exit status of a process that has exited to the process that requested it."""
     _, code = os.waitpid(pid, 0)
     os.close(pidfd)
     with status, contextlib.suppress(OSError):
@@ -200,7 +200,7 @@ def _tell_end(pidfd: int, pid: int, status: socket.socket) -> None:
 
 
 def _become(request: _Request, connection: int, output: int, status: int) -> Connection:
-    """Turn a fork of the server into the process that was asked for."""
+    """Turn a fork of the server into the requested process."""
     os.close(status)
     os.dup2(output, 1)
     os.dup2(output, 2)

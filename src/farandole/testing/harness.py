@@ -1,4 +1,4 @@
-"""Run a function on N real processes that can talk, without a launcher.
+"""Run a function in N real processes that can exchange data, without a launcher.
 
     from farandole.testing.harness import run_ranks
     from farandole.testing.rank import RankContext
@@ -8,15 +8,15 @@
 
     assert run_ranks(program, 3, "hello") == [3, 3, 3]
 
-What a rank raises comes back with its traceback; a rank that hangs is ended at the time-out, with the stacks of all.
+An exception of a rank is raised with its traceback; a rank that hangs is killed at the time-out, with stacks of all.
 """
 
-# One thread here serves all ranks: ``_Hub`` waits for all of them at once, and answers an exchange when all ranks that
-# it names have asked. Ranks get the harness's deadline as it is, ``until_s``: CLOCK_MONOTONIC is one clock for all
-# processes of a machine, on the hosts of a ``Cluster`` too, which have no time namespaces.
+# One thread here serves all ranks: ``_Hub`` waits for all of them at once, and answers an exchange when all its ranks
+# have requested it. Ranks get the harness's own deadline, ``until_s``: CLOCK_MONOTONIC is one clock for all processes
+# of a machine, also on the hosts of a ``Cluster``, which have no time namespaces.
 #
-# A result is no end: a rank that has one waits for ``leave``, which all get together. One that ended at once would look
-# to its peers' engines like a rank that died.
+# A rank does not exit with its result: it waits for ``leave``, which is sent to all ranks together. To its peers'
+# engines, a rank that exits at once would look like a rank that died.
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _EXIT_S = 60.0
 _START_S = 60.0
 
 Start: TypeAlias = Callable[[int, list[str], Mapping[str, str], IO[bytes]], Sequence["subprocess.Popen[Any]"]]
-"""Starts that many processes that run a command, with an environment and a file for their output.
+"""Function that starts a number of processes with a command, an environment and a file for their output.
 
-Returns one process per rank, to whose command the rank was added, or one that stands for all.
+It returns one process per rank, to whose command it adds the rank, or one process for all ranks.
 """
 
 
 Process: TypeAlias = "subprocess.Popen[Any] | ForkedProcess"
-"""Of a rank, or of the launcher that has it."""
+"""Process of a rank, or of the launcher that started the rank."""
 
 
 @final
@@ -62,7 +62,7 @@ class RanksFailedError(AssertionError):
 
 @final
 class Died:
-    """Stands for the result of a rank that was allowed to die; ``code`` is as in ``subprocess``."""
+    """Replaces the result of a rank that was allowed to die; ``code`` is as in ``subprocess``."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -81,12 +81,12 @@ def run_ranks(
     start: Start | None = None,
     hosts: Sequence[str] = (),
 ) -> list[Any]:
-    """Call ``program(member, *args)`` in ``size`` new processes and return what they returned, by rank.
+    """Call ``program(member, *args)`` in ``size`` new processes and return the results, by rank.
 
-    Arguments and results are pickled; ``program`` may be any function that cloudpickle can carry, from a test's module
-    too. ``start`` starts the processes in another way, ``hosts`` says where that puts them, by rank. Raises
-    ``RanksFailedError`` if a rank raises, ends without a result (ranks in ``may_die`` yield ``Died`` instead), or
-    exceeds ``timeout_s``.
+    Arguments and results are pickled; ``program`` may be any function that cloudpickle can pickle, also from a test's
+    module. ``start``: another function to start the processes. ``hosts``: the hosts on which it starts them, by rank.
+    Raises ``RanksFailedError`` if a rank raises, exits without a result (ranks in ``may_die`` return ``Died`` instead),
+    or exceeds ``timeout_s``.
     """
     sys.audit("farandole.testing.ranks", size)
     with tempfile.TemporaryDirectory(prefix="farandole-ranks-") as directory, contextlib.ExitStack() as held:
@@ -103,7 +103,7 @@ def run_ranks(
 
 
 def _pickle(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Pickle by value, as the module of a test cannot be imported by name in another process."""
+    """Pickle by value, because other processes cannot import the module of a test by name."""
     module = inspect.getmodule(program)
     if module is None or module.__name__.partition(".")[0] in ("farandole", "__main__"):
         return bytes(cloudpickle.dumps((program, args)))
@@ -115,11 +115,11 @@ def _pickle(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def _start(rank: int, directory: str, environment: Mapping[str, str], held: contextlib.ExitStack) -> _Rank:
-    """Start the process of one rank, which inherits a socket and ends with ``held``."""
+    """Start the process of one rank, which inherits a socket and is ended with ``held``."""
     ours, theirs = map(held.enter_context, Pipe())
     output = held.enter_context(open(f"{directory}/rank-{rank}.txt", "w+b"))  # noqa: SIM115 (held)
     process: Process
-    with theirs:  # closed here once the rank has it: else its end would never be read as the end of the connection
+    with theirs:  # closed here after the rank has it: else the rank's exit would not close the connection
         if server := server_for(environment):
             process = held.enter_context(
                 contextlib.closing(server.start(theirs, output, {**_environment(), **environment}))
@@ -140,7 +140,7 @@ def _start(rank: int, directory: str, environment: Mapping[str, str], held: cont
 def _start_elsewhere(
     start: Start, size: int, directory: str, environment: Mapping[str, str], held: contextlib.ExitStack
 ) -> list[_Rank]:
-    """Let ``start`` start the processes, which connect to a socket in ``directory`` and end with ``held``."""
+    """Let ``start`` start the processes, which connect to a socket in ``directory`` and are ended with ``held``."""
     address = f"{directory}/socket"
     output = held.enter_context(open(f"{directory}/output.txt", "w+b"))  # noqa: SIM115 (held)
     connections: dict[int, Connection] = {}
@@ -165,7 +165,7 @@ def _start_elsewhere(
 
 
 def _connected(listener: socket.socket, held: contextlib.ExitStack) -> Connection:
-    """The next rank that connects; it has said who it is, or has ended."""
+    """Connection of the next rank that connects; it has sent its rank, or has exited."""
     connected, _ = listener.accept()
     connected.setblocking(True)  # ``Connection`` reads the bare descriptor, which has to block
     connection = held.enter_context(Connection(connected.detach()))
@@ -175,8 +175,8 @@ def _connected(listener: socket.socket, held: contextlib.ExitStack) -> Connectio
 
 
 def _end(process: Process) -> None:
-    """Kill a process if it still runs; where it is a launcher, its children end with it."""
-    process.kill()  # which spares one that has ended
+    """Kill a process if it still runs; children of a launcher end with it."""
+    process.kill()  # does nothing if it has exited
     process.wait()
 
 
@@ -190,7 +190,7 @@ def _environment() -> dict[str, str]:
 
 @final
 class _Rank:
-    """One rank: the socket to it, what it has said so far, and its process or the launcher that has it."""
+    """One rank: the socket to it, its result, if it has sent one, and its process or its launcher's."""
 
     def __init__(self, rank: int, connection: Connection, process: Process, output: IO[bytes]) -> None:
         self.rank, self.connection, self.process, self._output = rank, connection, process, output
@@ -198,12 +198,12 @@ class _Rank:
         self.hung_up = False
 
     def send(self, frame: bytes) -> None:
-        """Tell the rank something; one that is gone shows in its exit code instead."""
+        """Send a message to the rank; if the rank has exited, its exit code shows that."""
         with contextlib.suppress(OSError):
             self.connection.send_bytes(frame)
 
     def tail(self) -> str:
-        """The end of what the rank wrote."""
+        """The end of the output of the rank."""
         self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, self._output.tell() - _TAIL_BYTES))
         return self._output.read().decode(errors="replace")
@@ -211,7 +211,7 @@ class _Rank:
 
 @final
 class _Hub:
-    """Answers the exchanges of all ranks until each has a result, is gone, or the time is over."""
+    """Answers the exchanges of all ranks until each rank has a result or has exited, or until the deadline."""
 
     def __init__(self, ranks: Sequence[_Rank], deadline: float) -> None:
         self._ranks, self._deadline = ranks, deadline
@@ -220,7 +220,7 @@ class _Hub:
         self._gone: set[int] = set()
 
     def serve(self) -> None:
-        """Run until each rank has a result or is gone, or the time is over."""
+        """Run until each rank has a result or has exited, or until the deadline."""
         while self._open and (left := self._deadline - time.monotonic()) > 0:
             for connection in wait(list(self._open), left):
                 self._read(self._open[connection])  # type: ignore[index]
@@ -251,7 +251,7 @@ class _Hub:
                 continue
             reply: Message = messages.Exchanged(1, key, [came[r] for r in members if r in came])
             if missing:
-                # Who asked must hear that it is in vain: it would wait for somebody who has ended.
+                # Ranks in this exchange get an abort: they would wait for a rank that has exited.
                 reply = messages.Abort(1, f"the exchange {key!r} cannot complete: ranks {missing} have ended")
             for rank in came:
                 self._ranks[rank].send(messages.encode(reply))
@@ -259,7 +259,7 @@ class _Hub:
 
 
 def _results(ranks: Sequence[_Rank], may_die: Collection[int], timeout_s: float) -> list[Any]:
-    """Let all ranks leave, then collect their results; raises for those that failed."""
+    """Send ``leave`` to all ranks, then collect their results; raises if a rank failed."""
     values: list[Any] = []
     failed: list[str] = []
     for rank in ranks:

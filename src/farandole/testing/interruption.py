@@ -1,4 +1,4 @@
-"""Interruptions at chosen points of an engine's own Python code, as Ctrl-C or a lack of memory would be.
+"""Interruptions at chosen points of an engine's own Python code, like Ctrl-C or a lack of memory.
 
 points = points_of(engine, lambda: engine.barrier())        # [("_begin", 1), ("_gather", 1), ...]
 with interrupted_at(engine, points[1]):
@@ -22,14 +22,14 @@ from farandole.collective import Array, DType, Kind, ReduceOp, Reduction
 from farandole.engines.engine import Engine
 
 Point: TypeAlias = tuple[str, int]
-"""A function that an engine calls in a collective, and the how manieth call of it."""
+"""A function that an engine calls in a collective, and the number of the call, from 1."""
 
 MOST_OF_ONE = 2
-"""Calls of one function that are points: loops that wait call theirs as often as they must."""
+"""Most calls of one function that count as points: waiting loops call a function any number of times."""
 
 
 Told: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any]]
-"""What a collective gave, and what it must give."""
+"""Result of a collective, and the expected result."""
 
 
 @final
@@ -38,7 +38,7 @@ class Interruption(BaseException):
 
 
 def points_of(engine: Engine, call: Callable[[], object]) -> list[Point]:
-    """Call, and return the points that it comes to, in their order; the call itself is none."""
+    """Run ``call``, and return the points that it reaches, in order; the call itself is no point."""
     points: list[Point] = []
     with _profiled(_watch(engine, points.append)):
         call()
@@ -47,7 +47,7 @@ def points_of(engine: Engine, call: Callable[[], object]) -> list[Point]:
 
 @contextmanager
 def interrupted_at(engine: Engine, point: Point) -> Iterator[None]:
-    """Context in which ``Interruption`` is raised once, where the thread comes to ``point``."""
+    """Context in which ``Interruption`` is raised once, when the thread reaches ``point``."""
 
     def see(reached: Point) -> None:
         if reached == point:
@@ -68,7 +68,7 @@ def _profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
 
 
 def _watch(engine: Engine, see: Callable[[Point], None]) -> Callable[[FrameType, str, Any], None]:
-    """Profile function that shows ``see`` the calls of the engine's methods, and of functions within them."""
+    """Profile function that passes calls of the engine's methods within a collective to ``see``."""
     counts: Counter[str] = Counter()
     is_inside = False
 
@@ -76,7 +76,7 @@ def _watch(engine: Engine, see: Callable[[Point], None]) -> Callable[[FrameType,
         nonlocal is_inside
         if event != "call" or frame.f_locals.get("self") is not engine:
             return
-        if not is_inside:  # who is interrupted here has not begun
+        if not is_inside:  # an interruption here is before the collective begins
             is_inside = True
             return
         name = frame.f_code.co_name
@@ -88,7 +88,7 @@ def _watch(engine: Engine, see: Callable[[Point], None]) -> Callable[[FrameType,
 
 
 def _told(kind: Kind, count: int, engine: Engine, factor: int) -> Told:
-    """A collective of ``factor * (member + 1)``: what it gives, and what that must be."""
+    """A collective of ``factor * (member + 1)``: its result, and the expected result."""
     rank, size = engine.group.rank, engine.group.size
     said = [factor * (member + 1.0) for member in range(size)]
     send, recv = np.full(count * size, said[rank], np.float32), np.zeros(count * size, np.float32)
@@ -122,4 +122,4 @@ TELLING_CALLS: dict[str, Callable[[Engine, int], Told]] = {
         for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER)
     },
 }
-"""Calls whose results show which call of each member they were made of."""
+"""Calls whose results show which call of each member contributed to them."""

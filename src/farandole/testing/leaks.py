@@ -16,7 +16,7 @@ from typing import final
 from farandole.control import process
 
 OURS = ("farandole", "torch_", "psm_", "sem.mp-")
-"""How shared memory begins that Farandole, PyTorch or Python may leave; other programs of this machine have theirs."""
+"""Prefixes of the shared memory that Farandole, PyTorch or Python may leave; other programs have other names."""
 
 
 @final
@@ -40,7 +40,7 @@ class ResourceSnapshot:
         )
 
     def since(self, before: ResourceSnapshot) -> list[str]:
-        """List what is here and was not ``before``, one line each."""
+        """List resources that exist now and not ``before``, one line each."""
         return [
             f"{what}: {name}"
             for what in ("threads", "descriptors", "children", "shared_memory")
@@ -50,13 +50,13 @@ class ResourceSnapshot:
 
 @contextmanager
 def no_leaks(settle_s: float = 10.0, allowed: Callable[[str], bool] = lambda _: False) -> Iterator[None]:
-    """Raise ``AssertionError`` if the body leaves something; ended threads are given ``settle_s`` to disappear.
+    """Raise ``AssertionError`` if the body leaves resources; ended threads have ``settle_s`` to disappear.
 
-    ``allowed`` is asked about each line (``"descriptors: 7 -> socket:[123]"``) and returns true for what may stay.
-    Shared memory that a process maps which the body has not started is none of its own.
+    ``allowed`` is called with each line (``"descriptors: 7 -> socket:[123]"``) and returns true for allowed ones.
+    Shared memory that is mapped by a process not started in the body does not count.
     """
     before = ResourceSnapshot.take()
-    yield  # not in a ``try``: what the body raises says more than what it leaves behind
+    yield  # not in a ``try``: an exception of the body says more than its leaks
     deadline = time.monotonic() + settle_s
     while left := [x for x in ResourceSnapshot.take().since(before) if not allowed(x) and not _of_others(x)]:
         if time.monotonic() > deadline:
@@ -65,13 +65,13 @@ def no_leaks(settle_s: float = 10.0, allowed: Callable[[str], bool] = lambda _: 
 
 
 def _of_others(line: str) -> bool:
-    """True for shared memory that other jobs of this machine use: a process maps it that does not descend from us."""
+    """True for shared memory of other jobs: a process maps it that is no descendant of this process."""
     what, _, name = line.partition(": ")
     if what != "shared_memory":
         return False
     try:
         inode = os.stat(f"/dev/shm/{name}").st_ino  # noqa: S108 (only looked at)
-    except OSError:  # it is gone meanwhile
+    except OSError:  # it was removed meanwhile
         return True
     own = {os.getpid(), *process.descendants()}
     others = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and int(pid) not in own]

@@ -1,11 +1,11 @@
-"""Record of what the workers of an elastic job did, and proof that it lost no step, no sample and no bit.
+"""Record of the work of an elastic job's workers, and proof that the job lost no step, no sample and no bit.
 
     Ledger(folder, state)                           # in the training script, before the training function is called
 
     history = read(folder)                          # afterwards
     assert not history.problems(length=len(dataset), epochs=2)
 
-Every worker writes what it does to a file of its own, as it happens, so that what a killed one has done is known too.
+Every worker writes its work to a file of its own at once, so that the work of a killed worker is known, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from farandole.runtime.session.init import current
 
 @final
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """Record: a worker has the state of a new generation; ``digest`` is of the tensors that all ranks share."""
+    """Record: a worker has the state of a new generation; ``digest``: of the tensors that are equal on all ranks."""
 
     generation: int
     rank: int
@@ -42,7 +42,7 @@ class Begun(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Brought(msgspec.Struct, frozen=True, tag=True):
-    """Record: a worker votes for ``step``, for which it computed ``indices`` of the ``epoch`` of a sampler."""
+    """Record: a worker votes for ``step``, for which it has computed ``indices`` of the ``epoch`` of a sampler."""
 
     generation: int
     rank: int
@@ -54,7 +54,7 @@ class Brought(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Voted(msgspec.Struct, frozen=True, tag=True):
-    """Record: a worker knows that all have voted for ``step``; without a vote, it has committed it."""
+    """Record: a worker knows that all have voted for ``step``; without a vote, it has committed the step."""
 
     generation: int
     rank: int
@@ -69,13 +69,13 @@ _IMPORTED_MS = time.monotonic_ns() // 1_000_000
 
 
 def who() -> str:
-    """Name of this process among all that there ever were; hosts that boot give the same numbers again."""
+    """Name of this process, unique over all time; after a reboot, a host uses the same pids again."""
     return f"{socket.gethostname()}-{os.getpid()}at{_IMPORTED_MS}"
 
 
 @final
 class Ledger:
-    """Writes down what this worker does with ``state``, until ``close``."""
+    """Records the work of this worker on ``state``, until ``close``."""
 
     def __init__(self, folder: Path | str, state: ObjectState) -> None:
         self._state = state
@@ -84,21 +84,21 @@ class Ledger:
         self._cancel = events.subscribe(self._note)
 
     def close(self) -> None:
-        """Write no more."""
+        """End the record."""
         self._cancel()
         os.close(self._fd)
 
     def brought(self, sampler: str, epoch: int, indices: Sequence[int]) -> None:
-        """Write down that this worker computes ``indices`` for the step under way, in a training without a vote.
+        """Record that this worker computes ``indices`` for the step under way, in a training without a vote.
 
-        Call it before their gradients are reduced: from then on another rank can commit them.
+        Call it before the gradients are reduced: after that another rank can commit these indices.
         """
         here = current()
         step, rank = self._state._step_vote.step, here.topology.rank
         self._write(Brought(here.generation, rank, step, sampler, epoch, [int(index) for index in indices]))
 
     def digest(self) -> str:
-        """Checksum of the tensors that all ranks share."""
+        """Checksum of the tensors that are equal on all ranks."""
         leaves = self._state._leaves
         return f"{FlatState(leaves.memory(Inventory(self._state._parts, leaves).common())).checksum():08x}"
 
@@ -125,16 +125,16 @@ class Ledger:
         return sizes[0] if sizes else 0
 
     def _write(self, record: Record) -> None:
-        # One write for each line, without a buffer: what a worker did before it was killed must be in the file.
+        # One write for each line, without a buffer: the work of a worker before it was killed must be in the file.
         os.write(self._fd, msgspec.json.encode(record) + b"\n")
 
 
-# -- what it comes to --------------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------------------------
 
 
 @final
 class History:
-    """Records of all workers of a job, and which of its steps count."""
+    """Records of all workers of a job, and the steps that count."""
 
     def __init__(self, workers: dict[str, list[Record]]) -> None:
         self.workers = workers
@@ -148,7 +148,7 @@ class History:
             for generation, step in sorted(voted)
             if not any(later > generation and start <= step for later, start in starts.items())
         }
-        """The steps that count, and the generation that made each: what a later one did not know of is void."""
+        """Steps that count, with their generation; a step is void if a later generation began at it or before it."""
 
     def samples(self, sampler: str = "sampler") -> dict[int, Counter[int]]:
         """Count how often each index was committed, by epoch."""
@@ -171,7 +171,7 @@ class History:
         return [sorted(indices) for indices in found.values()]
 
     def problems(self, length: int, epochs: int, sampler: str = "sampler") -> list[str]:
-        """List what is wrong: samples that were lost or came twice, missing steps, ranks that differ; [] for nothing.
+        """List problems: samples that were lost or repeated, missing steps, ranks that differ; [] if there are none.
 
         For a job that has trained ``epochs`` whole epochs of ``length`` samples.
         """
@@ -194,7 +194,7 @@ class History:
 
 
 def read(folder: Path | str) -> History:
-    """Read the ledgers in ``folder``; a line that its writer's end has cut off does not count."""
+    """Read the ledgers in ``folder``; an incomplete last line, of a writer that was killed, does not count."""
     decode = msgspec.json.Decoder(Record).decode
     workers = {}
     for path in sorted(Path(folder).glob("worker-*.jsonl")):

@@ -1,16 +1,16 @@
-"""One rank of a test: who it is, and how it talks to the others before there is an engine.
+"""One rank of a test: its context, and exchanges with other ranks before there is an engine.
 
     def program(member: RankContext) -> list[bytes]:
         return member.exchange(b"hello from %d" % member.rank)
 
-``python -m farandole.testing.rank SOCKET [RANK]`` is the process that ``harness.run_ranks`` starts for each rank; it is
-told what to do over the inherited socket with the number ``SOCKET``, or the socket at that path.
+``python -m farandole.testing.rank SOCKET [RANK]`` is the process that ``harness.run_ranks`` starts for each rank; it
+gets its program over the inherited socket with the number ``SOCKET``, or the socket at that path.
 
-Threads. The main one runs the program; that may start others, and each of these may exchange. ``_Wire._lock`` is held
-from the question until its answer has come, as nobody hands answers to the thread that asked: one that read beside
-another would take its answer. So threads of a rank must come to their exchanges in the same order on all ranks. The
-main thread reads the first message and writes the last one without the lock: before it returns, a program ends what
-threads it has in an exchange.
+Threads. The main thread runs the program, which may start others, and each thread may exchange. ``_Wire._lock`` is held
+from the request until its answer has arrived, because answers are not dispatched to threads: a second reader would take
+the answer of the first. So threads of a rank must call their exchanges in the same order on all ranks. The main thread
+reads the first message and writes the last one without the lock: before it returns, a program must end threads that
+exchange.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 @final
 @dataclass(slots=True)
 class RankContext:
-    """Context of a rank's program. ``exchange`` is the all-gather among all ranks that engines start with."""
+    """Context of a rank's program. ``exchange``: the all-gather among all ranks with which engines start."""
 
     rank: int
     size: int
@@ -50,7 +50,7 @@ class RankContext:
     _used: int = 0
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """All-gather among all ranks; blocks until everyone has called it."""
+        """All-gather among all ranks; blocks until all ranks have called it."""
         self._used += 1
         return self.share(f"all.{self._used}", tuple(range(self.size)), payload)
 
@@ -59,7 +59,7 @@ class RankContext:
         return Rendezvous(self.share, label, tuple(range(self.size)) if ranks is None else ranks)
 
     def group(self, label: str = "test", ranks: tuple[int, ...] | None = None, deadline_s: float = 20.0) -> Group:
-        """Group of ``ranks`` (default: all) as an engine wants it."""
+        """Group of ``ranks`` (default: all) for an engine."""
         members = tuple(range(self.size)) if ranks is None else ranks
         hosts = tuple(self.hosts[rank] if self.hosts else "localhost" for rank in members)
         return Group(members.index(self.rank), members, hosts, generation=1, label=label, deadline_s=deadline_s)
@@ -93,13 +93,13 @@ class _Wire:
 
 
 def main() -> None:
-    """Be one rank in a process of its own."""
+    """Run one rank in a process of its own."""
     serve(_connect(*sys.argv[1:]))
 
 
 def serve(connection: Connection) -> None:
-    """Be one rank: read the job, run it, report what it returned or raised."""
-    # Where the parent has died before this line nothing is sent; then the end of the socket ends this process.
+    """Run one rank: read the job, run it, report its result or its exception."""
+    # If the parent has died before this line, no signal is sent; then the end of the socket ends this process.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     job = msgspec.msgpack.decode(connection.recv_bytes(), type=RankConfig)
     faulthandler.enable()
@@ -109,7 +109,7 @@ def serve(connection: Connection) -> None:
     try:
         program, args = pickle.loads(job.program)  # noqa: S301 (from the parent, over an inherited socket)
         result = task_messages.TaskResult(job.rank, True, pickle.dumps(program(member, *args)))
-    except BaseException:  # ``sys.exit`` and what pytest raises to fail or skip are results as well
+    except BaseException:  # ``sys.exit`` and pytest's exceptions for failures and skips are results as well
         result = task_messages.TaskResult(job.rank, False, traceback.format_exc().encode())
     connection.send_bytes(messages.encode(result))
     connection.recv_bytes()  # leave together: a rank that exits early must not look like a lost peer to an engine
@@ -120,7 +120,7 @@ def serve(connection: Connection) -> None:
 
 
 def _connect(place: str, rank: str = "-1") -> Connection:
-    """Connect over an inherited socket, by number, or to one at a path, where the rank has to be said, or -1."""
+    """Connect over an inherited socket, by number, or to a socket at a path, to which it sends the rank, or -1."""
     if place.isdecimal():
         return Connection(int(place))
     connection = Client(place, "AF_UNIX")
@@ -138,7 +138,7 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def outcome(result: task_messages.TaskResult) -> Any:
-    """Unpickle what the program returned; only for results of processes that this process started."""
+    """Unpickle the result of the program; only for results of processes that this process started."""
     return pickle.loads(result.payload)  # noqa: S301 (from a child, over an inherited socket)
 
 

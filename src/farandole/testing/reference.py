@@ -1,10 +1,10 @@
-"""Reference reductions, computed by NumPy: the arithmetic with which engines are compared.
+"""Reference reductions, computed by NumPy, with which engines are compared.
 
     >>> values = [encode(DType.BFLOAT16, [1.5]), encode(DType.BFLOAT16, [2.0])]
     >>> decode(DType.BFLOAT16, reduce(DType.BFLOAT16, ReduceOp.SUM, values))
     array([3.5], dtype=float32)
 
-Arrays are kept as they lie in memory; bfloat16, which NumPy lacks, lies in uint16.
+Arrays have their memory representation; bfloat16, which NumPy lacks, is stored as uint16.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _OF_INTEGERS: dict[ReduceOp, Callable[[int, int], int]] = {
     ReduceOp.MAX: max,
     ReduceOp.PRODUCT: lambda a, b: _limit(a * b, 64),
 }
-"""Integers of Python, which have no limit."""
+"""Operations on integers of Python, which have no limit."""
 
 
 def storage(dtype: DType) -> np.dtype[Any]:
-    """The NumPy type of the same size that an array of ``dtype`` is kept in."""
+    """The NumPy type, of the same size, in which an array of ``dtype`` is stored."""
     return np.dtype(np.uint16 if dtype is DType.BFLOAT16 else dtype.label)
 
 
@@ -75,21 +75,21 @@ def encode(dtype: DType, values: npt.ArrayLike) -> Values:
 
 
 def decode(dtype: DType, array: Values) -> Values:
-    """Convert memory to numbers one can compute with."""
+    """Convert memory to numbers for computations."""
     if dtype is DType.BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(_ACCUMULATE.get(dtype, array.dtype))
 
 
 def legal(dtype: DType, op: ReduceOp) -> bool:
-    """True if engines know ``op`` on ``dtype``."""
+    """True if engines support ``op`` on ``dtype``."""
     return op is not ReduceOp.ADASUM and not (dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX))
 
 
 def reduce(
     dtype: DType, op: ReduceOp, contributions: Sequence[Values], prescale: float = 1.0, postscale: float = 1.0
 ) -> Values:
-    """Combine what each rank contributed, in rank order."""
+    """Combine the contributions of all ranks, in rank order."""
     if op not in _OF_NUMBERS:
         known = ", ".join(known.label for known in _OF_NUMBERS)
         raise UnsupportedError(f"{op.label} is no operation of the reference reductions: these are {known}")
@@ -106,7 +106,7 @@ def reduce(
 
 
 def same(dtype: DType, found: Values, expected: Values, slack: Values | float = 0.0) -> bool:
-    """True if equal (integers, booleans), or as near as one rounding of the result and ``slack`` allow (all others)."""
+    """True if equal (integers, booleans), or equal within one rounding of the result and ``slack`` (all others)."""
     if dtype not in _TOLERANCE:
         return bool(np.array_equal(found, expected))
     tolerance = _TOLERANCE[dtype]
@@ -117,7 +117,7 @@ def same(dtype: DType, found: Values, expected: Values, slack: Values | float = 
 def partial_rounding(
     dtype: DType, op: ReduceOp, contributions: Sequence[Values], prescale: float = 1.0, postscale: float = 1.0
 ) -> Values | float:
-    """The slack of an engine that rounds partial results: a sum may be far smaller than what it is made of."""
+    """The slack of an engine that rounds partial results: a sum may be far smaller than its terms."""
     if dtype not in _TOLERANCE or op in (ReduceOp.MIN, ReduceOp.MAX):
         return 0.0
     sizes = [encode(dtype, np.abs(decode(dtype, values))) for values in contributions]
@@ -126,7 +126,7 @@ def partial_rounding(
 
 
 def sample(dtype: DType, count: int, seed: int) -> Values:
-    """Reproducible values, small enough that no sum or product of a few overflows where that would be undefined."""
+    """Reproducible values, so small that no sum or product of a few of them has an undefined overflow."""
     random = np.random.default_rng(seed)
     if dtype is DType.BOOL:
         return random.integers(0, 2, count).astype(np.bool_)
@@ -139,7 +139,7 @@ def sample(dtype: DType, count: int, seed: int) -> Values:
 
 
 def sample_range(dtype: DType, count: int, seed: int) -> Values:
-    """Reproducible integers of the whole range, both limits and their neighbours among them."""
+    """Reproducible integers of the whole range, with both limits and their neighbours."""
     limits, random = np.iinfo(storage(dtype)), np.random.default_rng(seed)
     values = random.integers(limits.min, limits.max, count, storage(dtype), endpoint=True)
     ends = np.array([limits.max, limits.min, limits.max - 1, limits.min + 1], storage(dtype))
@@ -163,7 +163,7 @@ def _is_exact(dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> 
 def _reduce_exactly(
     dtype: DType, op: ReduceOp, contributions: Sequence[Values], prescale: float, postscale: float
 ) -> Values:
-    """Reduce integers with a factor or divisor, by Python's unlimited ones."""
+    """Reduce integers with a factor or divisor, with Python's unlimited integers."""
     results = []
     for values in zip(*(c.tolist() for c in contributions), strict=True):
         scaled = [_scale_integer(value, prescale) for value in values]

@@ -1,4 +1,4 @@
-"""A fake for tests of what lies above engines: the members are threads of one process.
+"""A fake engine for tests of the layers above engines: its members are threads of one process.
 
     world = ThreadWorld()
 
@@ -11,16 +11,16 @@
 It is slow and plain (NumPy, one lock), and passes the contract suite.
 """
 
-# Threads: ``run_threads`` has one for each rank, and all that they share are meetings. ``_Meetings._lock`` guards the
-# table of them, ``_Meeting._changed`` the fields of one meeting. All else is of one thread: an engine is used by its
-# member alone, but for ``abort``, which only takes the meeting's lock. ``results`` and ``errors`` of ``run_threads``
-# need none: each thread writes the key that is its rank, and the starter reads them once it has waited for all.
+# Threads: ``run_threads`` has one for each rank, and they share only meetings. ``_Meetings._lock`` guards the table of
+# meetings, ``_Meeting._changed`` the fields of one meeting. Everything else belongs to one thread: only its member uses
+# an engine, except for ``abort``, which only takes the meeting's lock. ``results`` and ``errors`` of ``run_threads``
+# need no lock: each thread writes the key of its rank, and the starter reads them after it has waited for all threads.
 #
-# Shared items are copies. A member goes on as soon as all have come, and writes its result into the array that it
-# contributed from, while slower members are still about to read its contribution: hence ``copy()`` in every collective.
+# Shared items are copies. A member goes on as soon as all have called, and writes its result into the array of its own
+# contribution, while slower members have yet to read this contribution: hence ``copy()`` in every collective.
 #
-# Each member counts its rounds for itself, so a fast one can be in round n + 1 while others have yet to wake in round
-# n; what it gives must not get into their round.
+# Each member counts its own rounds, so a fast member can be in round n + 1 while others have yet to wake in round n;
+# its next item must not get into their round.
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def run_threads(program: Callable[[RankContext], T], size: int, timeout_s: float = 60.0) -> list[T]:
-    """Call ``program(member)`` in ``size`` threads; return the results by rank, or raise what the first rank raised."""
+    """Call ``program(member)`` in ``size`` threads; return the results by rank, or raise the first rank's exception."""
     meetings = _Meetings()
     results: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
@@ -53,10 +53,10 @@ def run_threads(program: Callable[[RankContext], T], size: int, timeout_s: float
     def run(rank: int) -> None:
         try:
             results[rank] = program(RankContext(rank, size, share(rank)))
-        except BaseException as error:  # pytest's own are none of Exception, and would be lost with the thread
+        except BaseException as error:  # pytest's own are no Exceptions, and would be lost with the thread
             errors[rank] = error
 
-    # Daemons: one that hangs is reported below, and must not keep the interpreter from ending after that.
+    # Daemons: a thread that hangs is reported below, and must not keep the interpreter from exiting after that.
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
@@ -71,14 +71,14 @@ def run_threads(program: Callable[[RankContext], T], size: int, timeout_s: float
 
 @final
 class ThreadWorld:
-    """Meeting point of threads that make engines over equal groups."""
+    """Meeting point of threads that create engines over equal groups."""
 
     def __init__(self) -> None:
         self._meetings = _Meetings()
 
     def create(self, group: Group, exchange: Exchange) -> ThreadEngine:
-        """Make one member's engine; as with real engines, all members make the same ones in the same order."""
-        exchange(b"")  # as with real engines, nobody has one before all members are making theirs
+        """Create one member's engine; as with real engines, all members create the same ones in the same order."""
+        exchange(b"")  # as with real engines, no member has one before all members create theirs
         return ThreadEngine(group, self._meetings.at(f"{group.label} {group.generation} {group.ranks}", group.size))
 
 
@@ -103,18 +103,18 @@ class ThreadEngine(Engine):
 
     @ends_when_interrupted
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
-        """Concatenate; ``counts`` are those of the copies."""
+        """Concatenate; ``counts``: lengths of the copies."""
         assert recv.count == sum(counts)
         reference.view(recv)[:] = np.concatenate(self._share(reference.view(send).copy()))
 
     @ends_when_interrupted
     def broadcast(self, array: Array, root: int) -> None:
-        """Take the copy of the root."""
+        """Use the copy of the root."""
         reference.view(array)[:] = self._share(reference.view(array).copy())[root]
 
     @ends_when_interrupted
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
-        """Take this member's slice of each copy."""
+        """Use this member's slice of each copy."""
         assert recv.count == sum(recv_counts)
         slices = np.split(reference.view(send).copy(), np.cumsum(send_counts)[:-1])
         reference.view(recv)[:] = np.concatenate([said[self.group.rank] for said in self._share(slices)])
@@ -132,19 +132,19 @@ class ThreadEngine(Engine):
 
     @ends_when_interrupted
     def gather_small(self, payload: bytes) -> list[bytes]:
-        """Gather as arrays are gathered."""
+        """Gather in the same way as arrays."""
         return super().gather_small(payload)
 
     def interrupted(self, error: BaseException) -> None:
-        """Fail from now on; the others wait in vain."""
+        """Fail from now on; the others wait until their deadline."""
         self._meeting.abort(self.group.rank, said_of(self.group.label, error))
 
     def abort(self, reason: str) -> None:
-        """Wake this member, from any thread; the others have engines of their own to abort."""
+        """Wake this member, from any thread; other members abort their own engines."""
         self._meeting.abort(self.group.rank, reason)
 
     def close(self) -> None:
-        """Do nothing, as nothing is held."""
+        """Do nothing: the engine holds no resources."""
 
     def _reduce(self, array: Array, how: Reduction) -> Values:
         if not reference.legal(array.dtype, how.op):
@@ -159,7 +159,7 @@ class ThreadEngine(Engine):
 
 @final
 class _Meetings:
-    """Meetings by name, made by whoever comes first."""
+    """Meetings by name; the first thread creates a meeting."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -172,7 +172,7 @@ class _Meetings:
 
 @final
 class _Meeting:
-    """An all-gather of Python objects among ``size`` threads, as often as they like."""
+    """An all-gather of Python objects among ``size`` threads, for any number of rounds."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -182,7 +182,7 @@ class _Meeting:
         self._aborted: dict[int, str] = {}
 
     def share(self, member: int, item: Any, deadline_s: float) -> list[Any]:
-        """Give ``item`` and wait for those of all others."""
+        """Contribute ``item`` and wait for the items of all others."""
         with self._changed:
             self._check(member)
             number = self._count[member]
@@ -191,11 +191,11 @@ class _Meeting:
             came[member] = item
             self._changed.notify_all()
             full = self._changed.wait_for(lambda: len(came) == self._size or member in self._aborted, deadline_s)
-            self._check(member)  # the wait also ends, with others missing, when this member is aborted
+            self._check(member)  # the wait also ends, without the others, when this member is aborted
             if not full:
                 missing = sorted(set(range(self._size)) - set(came))
                 raise StallError(f"members {missing} did not come in {deadline_s} s")
-            self._rounds.pop(number - 1, None)  # everyone has left the round before this one, being in this
+            self._rounds.pop(number - 1, None)  # all members are in this round, so none is in the previous one
             return [came[i] for i in range(self._size)]
 
     def _check(self, member: int) -> None:

@@ -1,4 +1,4 @@
-"""Farandole for PyTorch: what a training script imports.
+"""Farandole for PyTorch: the module that a training script imports.
 
 import farandole.torch as hvd
 
@@ -8,7 +8,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 """
 
-# ruff: noqa: E402 (the garbage collector rests meanwhile)
+# ruff: noqa: E402 (the garbage collector is off during the imports)
 from __future__ import annotations
 
 import gc as _gc
@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
         "farandole.torch needs PyTorch, which is not installed here: pip install 'farandole[torch]'", name="torch"
     ) from error
 else:
-    _gc.disable()  # until the end of this file: it would go through all that torch has made, for 0.1 s, to find nothing
+    _gc.disable()  # until the end of this file: a collection would scan all objects of torch for 0.1 s and free nothing
 
 from farandole.runtime.collectives.ops import PUBLIC as _PUBLIC
 from farandole.torch.functions import broadcast_optimizer_state as broadcast_optimizer_state
@@ -46,7 +46,7 @@ _LATER = {
     "data": "farandole.data",
     "elastic": "farandole.torch.elastic",
 }
-"""Names that not every script uses, imported at their first use."""
+"""Names that few scripts use; imported at first use."""
 
 
 def __getattr__(name: str) -> object:
@@ -61,6 +61,6 @@ def __getattr__(name: str) -> object:
 if _collects:
     _gc.enable()
 
-if not _TYPE_CHECKING:  # type checkers and editors take what is imported by name above
+if not _TYPE_CHECKING:  # type checkers and editors use the names imported above
     _own = ("DistributedOptimizer", "SyncBatchNorm", "VirtualWorkers", "broadcast_optimizer_state")
     __all__ = sorted([*_PUBLIC, *_own, *_LATER, "sparse_allreduce_async"])  # noqa: PLE0605

@@ -1,6 +1,6 @@
-"""``DistributedOptimizer(op=Adasum)``: every rank steps on its own gradients, and the changes are combined.
+"""``DistributedOptimizer(op=Adasum)``: every rank steps with its own gradients, and the weight changes are combined.
 
-Adasum adds two changes less their common part (Maleki et al., "Scaling Distributed Training with Adaptive Summation",
+Adasum adds two changes minus their common part (Maleki et al., "Scaling Distributed Training with Adaptive Summation",
 MLSys 2021, equation 1): parallel changes are averaged, orthogonal ones are summed.
 """
 
@@ -34,7 +34,7 @@ class AdasumOptimizer(FrontOptimizer):
     _comparison: ParameterComparison[torch.Tensor]
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
-        """Step as the user's class does, then replace the change of every parameter by all ranks' changes combined."""
+        """Run the user's step, then replace each parameter's change by the combined changes of all ranks."""
         named = self._changing()
         process_set = self._terms.process_set
         if not named or not takes_part(process_set, "an optimizer's step") or len(process_set.ranks) == 1:
@@ -52,7 +52,7 @@ class AdasumOptimizer(FrontOptimizer):
 
     __reduce_ex__ = refuse_copies
 
-    step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
+    step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; not twice
 
     def _begin(self, names: Names, terms: ReductionOptions, passes: int) -> None:
         self.backward_passes_per_step, self._names, self._trained = passes, names, set()
@@ -62,10 +62,10 @@ class AdasumOptimizer(FrontOptimizer):
         self._comparison = ParameterComparison(tensors, terms.process_set, "Adasum")
 
     def _changing(self) -> list[tuple[str, torch.Tensor]]:
-        """Parameters that a step may change, by name, in one order on all ranks; those that came later are the last.
+        """Named parameters that a step may change, in one order on all ranks; parameters added later are last.
 
-        Also what was trained once: a frozen parameter with momentum moves while it has a gradient, on each rank by its
-        own.
+        Includes parameters that were trainable once: a frozen parameter with momentum still moves while it has a
+        gradient, which differs between ranks.
         """
         every = [param for group in self.param_groups for param in group["params"]]
         self._trained.update(param for param in every if param.requires_grad)
@@ -80,9 +80,9 @@ class AdasumOptimizer(FrontOptimizer):
         """Nothing to do: gradients are not reduced."""
 
     def skip_synchronize(self) -> NoReturn:
-        """Not possible: raises ``UnsupportedError``, as there is no reduction that ``step`` could leave out."""
+        """Raise ``UnsupportedError``, because ``step`` has no reduction to leave out."""
         raise UnsupportedError("skip_synchronize() with op=Adasum: step() itself combines the ranks; call it alone")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Gradients accumulate until ``step()`` in any case."""
+        """Set the number only: gradients accumulate until ``step()`` in any case."""
         self.backward_passes_per_step = passes

@@ -24,26 +24,26 @@ __all__ = ["GradScaler"]
 
 @final
 class GradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler``, by one small collective per step the same on every rank.
+    """``torch.amp.GradScaler`` that agrees on every rank, by one small collective per step.
 
     >>> scaler = GradScaler("cpu")
 
-    A gradient that is not finite on one rank skips the step on all, and the scale is the same everywhere (Jia et al.
-    2018, arXiv 1807.11205, section 4.1). PyTorch's own does that too where every gradient has been reduced, as a sum or
-    average carries infinities to all ranks; this one also where gradients are local (``op=Adasum``, ``Min``, ``Max``,
-    ``skip_synchronize``), where a rank had no backward pass, and with ``GradientLag``, whose gradients are divided by
-    what they had been multiplied with. Arguments are those of PyTorch's, and ``process_set``: the ranks that step
-    together. All of them call ``unscale_`` and ``step`` equally often. Raises ``MismatchError`` if their scales differ.
+    A gradient that is not finite on one rank skips the step on all ranks, and all ranks have the same scale (Jia et al.
+    2018, arXiv 1807.11205, section 4.1). PyTorch's scaler does this only if every gradient was reduced, because a sum
+    or average carries infinities to all ranks. This scaler also covers local gradients (``op=Adasum``, ``Min``,
+    ``Max``, ``skip_synchronize``), ranks without a backward pass, and ``GradientLag``, whose gradients it divides by
+    the scale of their own step. Arguments: PyTorch's, and ``process_set``, the ranks that step together. All of them
+    must call ``unscale_`` and ``step`` equally often. Raises ``MismatchError`` if their scales differ.
     """
 
     def __init__(self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._agreement = LossScaleAgreement(process_set)
         self._lagging: dict[int, Lagging[torch.Tensor]] = defaultdict(Lagging)
-        """Inverse scales, by the ``id`` of an optimizer."""
+        """Inverse scales by ``id`` of the optimizer."""
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the loss scale. Collective: all ranks learn of an infinity or NaN on any of them."""
+        """Divide the gradients by the loss scale. Collective: all ranks get the overflow of any rank."""
         self._begin()
         super().unscale_(optimizer)
 
@@ -52,11 +52,11 @@ class GradScaler(torch.amp.GradScaler):
         self._begin()
         lag = getattr(optimizer, "gradient_lag", 0)
         if self._enabled and lag and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
-            self.unscale_(optimizer)  # optimizers that unscale by themselves know today's scale only
+            self.unscale_(optimizer)  # an optimizer that unscales by itself would use the current scale
         return super().step(optimizer, *args, **kwargs)
 
     def _begin(self) -> None:
-        if self._enabled and self._scale is None:  # this rank has had no loss to scale
+        if self._enabled and self._scale is None:  # this rank has scaled no loss yet
             self._lazy_init_scale_growth_tracker(torch.device(self._device))
 
     def _unscale_grads_(
@@ -69,7 +69,7 @@ class GradScaler(torch.amp.GradScaler):
         return self._agreed(found or {found_inf.device: found_inf})
 
     def _agreed(self, found: dict[torch.device, torch.Tensor]) -> dict[torch.device, torch.Tensor]:
-        """The same with what any rank has found."""
+        """Replace the overflow flags by the flags of all ranks together."""
         overflow = self._agreement.reach(any(map(float, found.values())), self.get_scale())
         for each in found.values():
             each.fill_(float(overflow))

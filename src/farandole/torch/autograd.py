@@ -1,8 +1,8 @@
-"""The collectives as differentiable functions.
+"""Collectives as differentiable functions.
 
-The gradient of each is that of the sum, over ranks, of what each rank computes from its result: with a loss L(r) on
-rank r, ``x.grad`` is the derivative of L(0) + L(1) + ... by this rank's ``x``. A backward pass therefore runs
-collectives too, and every member must run it. Horovod has other factors; the package ``horovod`` asks for them.
+With a loss L(r) on rank r, ``x.grad`` is the derivative of L(0) + L(1) + ... with respect to this rank's ``x``. So a
+backward pass runs collectives too, and every member must run it. Horovod's gradients have other factors, which the
+compatibility package ``horovod`` selects.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _SUM = Reduction(ReduceOp.SUM)
 
 
 def wanted(*tensors: torch.Tensor) -> bool:
-    """True if a call with these has to be recorded for a backward pass."""
+    """True if autograd must record a call with these tensors."""
     return any(getattr(t, "requires_grad", False) for t in tensors) and torch.is_grad_enabled()
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Run ``function`` and record it for a backward pass."""
+    """Run ``function`` and let autograd record it."""
     return function.apply(*arguments)
 
 
@@ -38,7 +38,7 @@ def _factor(power: int, process_set: ProcessSet) -> float:
 
 
 class Allreduce(torch.autograd.Function):
-    """Differentiable (grouped) allreduce; the gradients are the same reduction of the incoming ones."""
+    """Differentiable (grouped) allreduce; its backward pass applies the same reduction to the incoming gradients."""
 
     @staticmethod
     def forward(ctx: Any, name: str | None, how: Reduction, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
@@ -54,7 +54,7 @@ class Allreduce(torch.autograd.Function):
 
 
 class Allgather(torch.autograd.Function):
-    """Differentiable (grouped) allgather; each rank gets back the sum of the gradients of its own rows."""
+    """Differentiable (grouped) allgather; each rank gets the sum over ranks of the gradients of its own rows."""
 
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, factors: Factors, *tensors: torch.Tensor) -> Any:
@@ -66,7 +66,7 @@ class Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        """Send every rank the gradients of its rows, and add up what came."""
+        """Send every rank the gradients of its rows, and add up the received ones."""
         by = _factor(ctx.factors.allgather, ctx.process_set)
         results = []
         for i, (grad, shape, rows) in enumerate(zip(grads, ctx.shapes, ctx.rows, strict=True)):
@@ -90,14 +90,14 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        """Add up for the root."""
+        """Sum the gradients for the root."""
         [total] = apply(Allreduce, _grad_name(ctx.name), _SUM, ctx.process_set, grads[0])
         by = _factor(ctx.factors.broadcast, ctx.process_set)
         return _times(by, total) if ctx.is_root else torch.zeros_like(total), None, None, None, None
 
 
 class Alltoall(torch.autograd.Function):
-    """Differentiable alltoall; the gradient takes the way back. Returns the rows and their number per member."""
+    """Differentiable alltoall; gradients return to the senders. Returns the rows and their number per member."""
 
     @staticmethod
     def forward(
@@ -110,7 +110,7 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        """Send the gradients back to where their rows came from."""
+        """Send the gradients back to the senders of their rows."""
         back = apply(Alltoall, grads[0], ctx.rows, _grad_name(ctx.name), ctx.process_set)[0]
         return back, None, None, None
 
@@ -136,7 +136,7 @@ class Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        """Gather what each share's owner has."""
+        """Gather the gradients of all shares."""
         require_linear(ctx.how, "reducescatter")
         scale = ctx.scale * _factor(ctx.factors.reducescatter, ctx.process_set)
         gathered = apply(Allgather, _grad_name(ctx.name), ctx.process_set, ctx.factors, *grads)

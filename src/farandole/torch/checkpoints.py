@@ -1,4 +1,4 @@
-"""Checkpoints of what PyTorch training has: ``farandole.checkpoint`` with torch's tensors.
+"""Checkpoints of PyTorch tensors: ``farandole.checkpoint`` with files of ``torch.save``.
 
 with hvd.Checkpoints("runs/a") as checkpoints:
     checkpoints.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
@@ -19,7 +19,7 @@ from farandole.checkpoint.codec import Codec
 
 @final
 class TorchCodec(Codec):
-    """Files as ``torch.save`` writes them, read with ``weights_only``: no code in them runs."""
+    """Files of ``torch.save``, read with ``weights_only``: loading runs no code from the file."""
 
     def __init__(self) -> None:
         super().__init__(adapter)
@@ -34,10 +34,10 @@ class TorchCodec(Codec):
         return content
 
 
-def Checkpoints(  # noqa: N802 (it stands for a class)
+def Checkpoints(  # noqa: N802 (used like a class)
     root: str | os.PathLike[str], *, keep: int = 3, sharded: bool = False, on_error: OnError = "raise"
 ) -> _Checkpoints:
-    """Durable checkpoints in the folder ``root``; the arguments are those of ``farandole.checkpoint.Checkpoints``.
+    """Durable checkpoints in the folder ``root``; for the arguments see ``farandole.checkpoint.Checkpoints``.
 
     >>> with hvd.Checkpoints("runs/a", keep=3) as checkpoints:
     ...     found = checkpoints.restore()

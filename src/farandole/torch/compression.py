@@ -1,9 +1,9 @@
-"""Smaller gradients on the wire.
+"""Compression of gradients for the transfer.
 
     optimizer = DistributedOptimizer(optimizer, compression=Compression.fp16)
 
-A compressor of your own is a class with the two static methods of ``Compressor``; what ``compress`` returns is reduced,
-so it must have the same shape and dtype on every rank.
+To write your own compressor, define a class with the two static methods of ``Compressor``. The result of ``compress``
+is reduced, so it must have the same shape and dtype on every rank.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BF16Compressor(_TorchCast):
 
 @final
 class Compression:
-    """The compressors that come with Farandole.
+    """Farandole's compressors.
 
     >>> mean = hvd.allreduce(gradient, compression=hvd.Compression.fp16)
     """

@@ -1,4 +1,4 @@
-"""Loading the state of an optimizer as it is.
+"""Loading of optimizer state without a change of dtypes.
 
 load_exactly(optimizer, state)              # a ``state_dict()`` of the same optimizer on another rank
 """
@@ -14,12 +14,12 @@ from farandole.torch.subclass import loaded_in_place
 
 
 def load_exactly(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load ``state`` as the optimizer does, but leave every tensor of a parameter's state the dtype that it has.
+    """Load ``state`` by the optimizer's own method, but keep the dtype of every tensor in it.
 
-    PyTorch gives them the parameter's. Ranks whose state is loaded would then go on with other numbers than the rank
-    that it comes from: NAdam's ``mu_product`` is float32, also for weights of bfloat16.
+    PyTorch casts them to the parameter's dtype. A rank that loads the state would then have other values than the rank
+    that saved it: NAdam's ``mu_product`` is float32, even for bfloat16 weights.
     """
-    with loaded_in_place(optimizer):  # scripts and schedulers may hold the groups
+    with loaded_in_place(optimizer):  # scripts and schedulers may refer to the groups
         optimizer.load_state_dict(state)
     by_number = state.get("state", {})
     numbers = chain.from_iterable(group["params"] for group in state.get("param_groups", []))
@@ -30,7 +30,7 @@ def load_exactly(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Non
 
 
 def _as_given(loaded: Any, given: Any) -> Any:
-    """``loaded`` with the dtypes of ``given``, from which it was loaded; dicts are changed in place."""
+    """``loaded`` with the dtypes of ``given``, its source; dicts are changed in place."""
     if isinstance(loaded, torch.Tensor) and isinstance(given, torch.Tensor):
         is_cast = loaded.dtype is not given.dtype and loaded.shape == given.shape
         return given.to(loaded.device) if is_cast else loaded

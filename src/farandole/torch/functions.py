@@ -1,4 +1,4 @@
-"""Broadcasts of what a training script has: parameters, optimizer state, objects.
+"""Broadcasts of a training script's parameters, optimizer state and objects.
 
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -28,16 +28,16 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,  # noqa: ARG001 (Horovod needs it to find sparse parameters)
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank the optimizer state and the hyper-parameters of the rank ``root_rank``.
+    """Broadcast the optimizer state and hyper-parameters of the rank ``root_rank`` to every rank.
 
     >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    Nothing is stepped: a fresh optimizer at the root makes all of them fresh. ``model`` is accepted for compatibility.
-    Raises ``ValueError`` for LBFGS, whose state is no set of tensors per parameter.
+    No step is run: if the root's optimizer is new and without state, so are all after the call. ``model`` is accepted
+    for compatibility. Raises ``ValueError`` for LBFGS, whose state is not a set of tensors per parameter.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UnsupportedError(
             "the state of torch.optim.LBFGS cannot be broadcast: broadcast the parameters and begin anew"
         )
     state = broadcast_tree(ops, _leaves, optimizer.state_dict, root_rank, "optimizer_state", process_set)
-    load_exactly(optimizer, state)  # on the root as well: what a load begins anew begins anew on all ranks
+    load_exactly(optimizer, state)  # on the root, too: if a load resets something, it resets it on all ranks

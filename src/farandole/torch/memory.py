@@ -1,16 +1,16 @@
-"""Memory of gradients while they are reduced: side by side in engine memory, or where autograd put a large one.
+"""Memory of gradients during the reduction: side by side in engine memory, or in place for a large gradient.
 
-A bucket takes the values of gradients and gives the reduced values back. Engine memory is for staging alone, no tensor
-that a user gets is a view of it. So it does not matter where a gradient lies, whether it is the tensor that it was in
-the last step, whether that has got other memory meanwhile, and who else has kept it.
+A bucket copies the values of gradients in and the reduced values out. Engine memory is only for staging: no tensor that
+a user gets is a view of it. So gradients may lie anywhere, be new tensors in each step, change their memory, or be kept
+by the script.
 """
 
-# Engine memory is shared with peers, and with a forked child (a data loader's worker), as its pages are not copied on
-# write. A view of it in ``param.grad`` would let the child change the parent's gradients, and the next reduction change
-# what a script has kept. A lone gradient is in private memory, for which neither holds: so it may stay where it is.
+# Engine memory is shared with peers, and with forked children (a data loader's workers), because its pages are not
+# copied on write. With a view of it in ``param.grad``, a child could change the parent's gradients, and the next
+# reduction would overwrite gradients that a script keeps. A lone gradient is in private memory and may stay there.
 #
-# A bucket is used by one thread at a time: in an overlapped pass the background thread fills, weighs and reduces it,
-# and the script's thread publishes it after that has ended.
+# One thread at a time uses a bucket: in an overlapped pass the background thread fills, weighs and reduces it, and the
+# script's thread publishes it after the background thread has ended.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from farandole.torch.compression import CompressorLike
 
 
 class TorchBucket(GradientBucket[torch.Tensor]):
-    """The gradients of some parameters: ``pieces`` are their indices in ``params`` and ``specs``."""
+    """Gradients of some parameters: ``pieces`` are their indices in ``params`` and ``specs``."""
 
     _is_ordinary = False
 
@@ -61,11 +61,11 @@ class TorchBucket(GradientBucket[torch.Tensor]):
 
     @abstractmethod
     def _reduced(self) -> list[torch.Tensor]:
-        """The reduced gradients, in memory that may be overwritten later."""
+        """Reduced gradients, in memory that later steps may overwrite."""
 
     def publish(self, agreed: Agreed) -> None:
         """See ``GradientBucket``."""
-        possible, self._targets = self._targets, []  # a bucket must not keep the memory of gradients after zero_grad()
+        possible, self._targets = self._targets, []  # so that zero_grad() can free the memory of gradients
         values = self._reduced()
         if self._is_ordinary and agreed.is_dense:
             try:
@@ -91,14 +91,14 @@ class TorchBucket(GradientBucket[torch.Tensor]):
 
     @staticmethod
     def _replace(params: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-        """Give the parameters new gradients, as the memory of theirs cannot be written: that of inference tensors."""
+        """Set new gradients, because the old ones are inference tensors, whose memory cannot be written."""
         for param, value in zip(params, values, strict=True):
             param.grad = new_gradient(param, value)
 
 
 @final
 class LoneGradient(TorchBucket):
-    """One large gradient that is reduced where it lies, if its elements lie there as they do on the other members."""
+    """One large gradient, reduced in place if its memory layout is the one agreed on, else in a copy."""
 
     def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor], specs: Sequence[GradientSpec]) -> None:
         super().__init__(bucket, params, specs)
@@ -119,27 +119,27 @@ class LoneGradient(TorchBucket):
 
     def weigh(self, weight: float) -> None:
         """See ``GradientBucket``."""
-        self.array.owner.data.mul_(weight)  # past the version, by which an overlapped pass knows others' changes
+        self.array.owner.data.mul_(weight)  # ``.data``: keep the version, by which an overlapped pass detects changes
 
     def publish(self, agreed: Agreed) -> None:
         """See ``GradientBucket``."""
         [target], [param], [piece] = self._targets, self.params, self.pieces
         if self._lies and agreed.kinds[piece] == 1 and target is not None and target.data_ptr() == self.array.address:
-            adapter.written(target)  # past PyTorch, which counts how often a tensor was written
+            adapter.written(target)  # the engine wrote without PyTorch's knowledge: advance the version
         elif agreed.kinds[piece] == 1 and target is None:
             value = self.array.owner
             param.grad = value if value.stride() == param.stride() else new_gradient(param, value)
         else:
             super().publish(agreed)
         self._targets = []
-        del self.array  # it would keep the memory of the gradient
+        del self.array  # otherwise it would keep the gradient's memory
 
     def _reduced(self) -> list[torch.Tensor]:
         return [self.array.owner]
 
     def _travel(self, tensor: torch.Tensor) -> None:
-        # The memory must outlive what users do to their tensor in the meantime, in hooks and after a pass that failed:
-        # ``grad.set_()`` and ``grad.data =`` exchange the memory of that tensor, and leave an alias what it has.
+        # The memory must stay valid if users change the tensor meanwhile, in hooks or after a failed pass:
+        # ``grad.set_()`` and ``grad.data =`` replace the memory of that tensor, but not of an alias.
         alias = tensor.detach()
         self.array = Array(alias.data_ptr(), alias.numel(), self._dtype, alias)
 
@@ -165,7 +165,7 @@ class EngineBucket(TorchBucket):
 
 @final
 class DirectBucket(EngineBucket):
-    """Gradients travel as they are."""
+    """Gradients without compression."""
 
     def __init__(
         self, bucket: Bucket, params: Sequence[torch.Tensor], specs: Sequence[GradientSpec], memory: Memory
@@ -198,7 +198,7 @@ class DirectBucket(EngineBucket):
 
 @final
 class CompressedBucket(EngineBucket):
-    """Gradients are compressed into the bucket, and what comes back is decompressed."""
+    """Gradients compressed into the bucket; results are decompressed."""
 
     def __init__(
         self,
@@ -228,6 +228,6 @@ class CompressedBucket(EngineBucket):
 
 
 def travelling(spec: GradientSpec, compression: CompressorLike | None) -> torch.Tensor:
-    """A tensor of the shape and dtype in which such a gradient travels."""
+    """Tensor with the shape and dtype of such a gradient during the transfer."""
     empty = spec.empty()
     return empty if compression is None else compression.compress(empty.zero_())[0]

@@ -1,4 +1,4 @@
-"""Everything that is not the optimizer, under the name that Horovod's scripts and tests import it by.
+"""Collectives and process functions, under the module name that Horovod's scripts and tests import.
 
 from farandole.torch.mpi_ops import allreduce, poll, synchronize
 """
@@ -47,6 +47,6 @@ alltoall = ops.alltoall
 alltoall_async = ops.alltoall_async
 broadcast_parameters = ops.broadcast_parameters
 
-if not TYPE_CHECKING:  # type checkers and editors take what is defined and imported by name above
+if not TYPE_CHECKING:  # type checkers and editors use the names defined and imported above
     _horovods = tuple(name for name in globals() if name.startswith("Horovod"))
     __all__ = [*PUBLIC, "sparse_allreduce_async", *_horovods]  # noqa: PLE0604

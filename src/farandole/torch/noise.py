@@ -1,4 +1,4 @@
-"""``NoiseScale``: the gradient noise scale of a training, from what it computes anyway.
+"""``NoiseScale``: the gradient noise scale of a training, from values that the training computes anyway.
 
 noise = hvd.NoiseScale(optimizer)               # a DistributedOptimizer
 for x, y in loader:
@@ -33,13 +33,13 @@ class _Scaler(Protocol):
 
 @final
 class NoiseScale(GradientNoise):
-    """Estimates S, |G|^2 and B_simple of what ``optimizer``, a ``DistributedOptimizer``, trains.
+    """Estimator of S, |G|^2 and B_simple for the gradients of ``optimizer``, a ``DistributedOptimizer``.
 
     >>> noise = hvd.NoiseScale(optimizer)
     >>> noise.saw(len(x))                           # before every backward pass
     >>> noise.estimate().b_simple
 
-    ``every``: measure every so many steps; by default as often as costs less than 1 % of a step. ``horizon_samples``
+    ``every``: measure every that many steps; by default as often as costs less than 1 % of a step. ``horizon_samples``
     and ``dataset_size``: see ``farandole.largebatch.NoiseEstimator``. ``scaler``: the ``GradScaler`` of the loss, if
     there is one. ``summed_passes``: the losses of an accumulation are not divided by the number of its passes. Raises
     ``UsageError`` for an optimizer that is not distributed, or neither averages nor sums.
@@ -74,9 +74,9 @@ class NoiseScale(GradientNoise):
 
 
 def _preconditioned(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients divided by sqrt(v) + eps, with v as the optimizer's last step left it, its bias corrected.
+    """Gradients divided by sqrt(v) + eps, with the bias-corrected v of the optimizer's last step.
 
-    Empty where that is not known: before the first step, or if the optimizer has no second moment.
+    Empty if v is unknown: before the first step, or for an optimizer without a second moment.
     """
     groups = {id(param): group for group in optimizer.param_groups for param in group["params"]}
     found: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""Collectives on PyTorch's tensors, differentiable where gradients are recorded.
+"""Collectives on PyTorch tensors, differentiable if autograd records.
 
 ops = TorchOps(__name__)
 loss = ops.allreduce(loss, name="loss")
@@ -21,7 +21,7 @@ from farandole.torch import autograd
 
 @final
 class TorchOps(Ops[torch.Tensor]):
-    """The functions of ``farandole.torch``. Those that are neither in place nor asynchronous have gradients."""
+    """Functions of ``farandole.torch``. All that are neither in place nor asynchronous are differentiable."""
 
     def __init__(self, module: str, factors: Factors = DERIVATIVE) -> None:
         super().__init__(verbs, torch.Tensor, module)

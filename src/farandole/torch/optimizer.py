@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: the user's optimizer, fed with the gradients of all ranks.
+"""``DistributedOptimizer``: the user's optimizer, stepping with the gradients of all ranks.
 
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 loss.backward()             # afterwards every p.grad is the average over the ranks
@@ -30,7 +30,7 @@ Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 Groups: TypeAlias = int | list[list[torch.Tensor]]
 
 
-def DistributedOptimizer(  # noqa: N802 (it stands for a class)
+def DistributedOptimizer(  # noqa: N802 (used like a class)
     optimizer: torch.optim.Optimizer,
     named_parameters: Named | None = None,
     compression: CompressorLike = Compression.none,
@@ -48,20 +48,20 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
 
     >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    It is an instance of the class of ``optimizer`` and shares its state. Gradients are reduced when a backward pass
-    ends, so they may be clipped, unscaled or replaced before ``step()``, without ritual. A rank without a backward pass
-    since the last step, or without a gradient for some parameter, contributes zeros; where no rank has one, ``grad``
-    stays ``None``. Parameters put into ``param_groups`` by hand are watched from the next reduction on; until then,
-    they are reduced in ``step()``.
+    The result is an instance of the class of ``optimizer`` and shares its state. Gradients are reduced at the end of a
+    backward pass, so they may be clipped, unscaled or replaced before ``step()`` without further calls. A rank without
+    a backward pass since the last step, or without a gradient for some parameter, contributes zeros; if no rank has a
+    gradient, ``grad`` stays ``None``. Parameters added to ``param_groups`` by hand get hooks at the next reduction;
+    until then, they are reduced in ``step()``.
 
     ``backward_passes_per_step``: sum the gradients of that many passes on each rank before reducing (divide the loss by
-    it for a mean). ``op``: ``Average``, ``Sum``, ``Min``, ``Max``, ``Product``, or ``Adasum``, which lets every rank
-    step on its own gradients and combines the changes of the parameters. ``gradient_predivide_factor`` *f*: divide by
-    *f* before the sum and by *size / f* after it. ``groups``: parameters that travel together, as lists or as a number
+    it for a mean). ``op``: ``Average``, ``Sum``, ``Min``, ``Max``, ``Product``, or ``Adasum``: every rank steps with
+    its own gradients, and the parameter changes are combined. ``gradient_predivide_factor`` *f*: divide by *f*
+    before the sum and by *size / f* after it. ``groups``: parameters that are reduced together, as lists or as a number
     of lists to make (``num_groups`` is its older name). ``sparse_as_dense``: reduce sparse gradients as dense ones;
     they are sparse again afterwards. ``process_set``: the ranks that share gradients. ``virtual_workers``: the same
     bits for any number of workers, see ``VirtualWorkers``. ``shard_state``: each rank keeps 1/N of the optimizer's
-    state, see ``ShardedOptimizer``. Raises ``ValueError`` for arguments that cannot be.
+    state, see ``ShardedOptimizer``. Raises ``ValueError`` for invalid arguments.
     """
     if isinstance(optimizer, ReducingOptimizer | AdasumOptimizer):
         raise UsageError("the optimizer is distributed already: wrap the original, once")

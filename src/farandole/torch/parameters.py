@@ -1,4 +1,4 @@
-"""PyTorch's parameters, whose gradients are in ``param.grad``."""
+"""PyTorch parameters, with their gradients in ``param.grad``."""
 
 from __future__ import annotations
 

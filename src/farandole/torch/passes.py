@@ -1,19 +1,19 @@
-"""Backward passes, as those who watch parameters see them: each gradient that is complete, and the end.
+"""Hooks for backward passes: called for each complete gradient, and at the end of the pass.
 
 hooks = ArrivalHooks()
 hooks.add(params, arrived)
 ongoing = PassEnd.queued(weakref.ref(self))             # in the first ``arrived`` of a pass
 """
 
-# PyTorch has hooks for gradients, and none for a pass that fails. The one trace is what autograd keeps alive: a queued
-# callback lives as long as the task of its pass. So the callback is owned by autograd alone, and whoever watches has a
-# weak reference: while it is alive, the pass runs; when it is dead without having been called, the pass has failed, and
-# the next gradient begins a new one. Every strong reference elsewhere would make a failed pass look as if it ran for
-# ever, and the gradients of the next would be taken for parts of it.
+# PyTorch has hooks for gradients, but none for a pass that fails. The only sign of a failure: a queued callback lives
+# as long as the graph task of its pass. So only autograd owns the callback, and the watcher has a weak reference: while
+# the callback is alive, the pass runs; if it is dead without a call, the pass has failed, and the next gradient begins
+# a new pass. With a strong reference elsewhere, a failed pass would seem to run for ever, and the gradients of the next
+# pass would count as parts of it.
 #
-# Callbacks and hooks run on a thread of autograd (for host memory, the caller's). A pass within a pass is run by a node
-# of the outer one; "inner" and "outer" below are these. An outer graph that fails and is kept (``retain_graph``) keeps
-# the callback as well, on the node: ``GradientReducer.zeroed`` and ``pass_ended`` are for that.
+# Callbacks and hooks run on a thread of autograd (for host memory, the caller's). Passes nest: a node of the *outer*
+# pass runs the *inner* pass. An outer graph that fails and is kept (``retain_graph``) keeps the callback alive on its
+# node: ``GradientReducer.zeroed`` and ``pass_ended`` handle this case.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import torch
 
 Arrived: TypeAlias = Callable[[torch.Tensor], object]
 Arriving: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
-"""From a parameter and what a pass is about to add to its gradient to what it adds instead; ``None``: the same."""
+"""Function of a parameter and the gradient that a pass will add; returns a replacement, or ``None`` for no change."""
 
 
 _is_trained = attrgetter("requires_grad")
@@ -39,31 +39,31 @@ class _Removable(Protocol):
 
 
 class Watcher(Protocol):
-    """Watcher of passes."""
+    """Watcher of backward passes."""
 
     def pass_ended(self) -> None:
-        """The outermost backward pass is over."""
+        """Called at the end of the outermost backward pass."""
 
 
 @final
 class ArrivalHooks:
     """Hooks on parameters, called when a backward pass has completed a gradient.
 
-    Frozen parameters have one, too: a pass may complete nothing but what has been thawed since, and must not go unseen.
+    Frozen parameters have hooks, too: a pass must be noticed even if it completes only parameters unfrozen since.
     """
 
     def __init__(self) -> None:
         self._hooks: dict[int, tuple[torch.Tensor, _Removable]] = {}  # by id: hashing a tensor is slow
         self._early: dict[int, tuple[torch.Tensor, _Removable]] = {}
         self._trained: set[int] = set()
-        self._last: list[torch.Tensor] = []  # of ``add``, when all were trained
-        self._arriving: Arriving | None = None  # of the same
+        self._last: list[torch.Tensor] = []  # parameters of the last ``add``, if all were trainable
+        self._arriving: Arriving | None = None  # argument of the last ``add``
 
     def __len__(self) -> int:
         return len(self._hooks)
 
     def has_seen_trained(self, param: torch.Tensor) -> bool:
-        """True if ``param`` was not frozen in one of the calls of ``add``."""
+        """True if ``param`` was trainable in any call of ``add``."""
         return id(param) in self._trained
 
     def is_early(self, param: torch.Tensor) -> bool:
@@ -71,16 +71,16 @@ class ArrivalHooks:
         return id(param) in self._early
 
     def those_on(self, params: Sequence[torch.Tensor], arriving: Arriving | None) -> list[torch.Tensor] | None:
-        """The parameters of the last ``add`` if these are ``params``, all trained then and now: it has nothing to do.
+        """Parameters of the last ``add``, if equal to ``params`` and all trainable then and now: ``add`` is a no-op.
 
-        One and the same list each time.
+        Returns the same list object each time.
         """
         last = self._last
         is_same = arriving is self._arriving and len(last) == len(params) and all(map(is_, last, params))
         return last if is_same and all(map(_is_trained, last)) else None
 
     def add(self, params: Sequence[torch.Tensor], arrived: Arrived, arriving: Arriving | None = None) -> None:
-        """Call ``arrived``, and ``arriving`` before it; they must keep nobody alive. Once for each of ``params``."""
+        """Hook ``arrived``, and ``arriving`` before it, to each of ``params``, once. Both must hold weak references."""
         self._last, self._arriving = list(params) if all(map(_is_trained, params)) else [], arriving
         for param in params:
             if param.requires_grad:
@@ -94,7 +94,7 @@ class ArrivalHooks:
                 self._early[id(param)] = param, hook
 
     def remove(self) -> None:
-        """Take all of them away."""
+        """Remove all hooks."""
         for _, hook in [*self._hooks.values(), *self._early.values()]:
             hook.remove()
         self._hooks, self._early, self._trained, self._last = {}, {}, set(), []
@@ -105,7 +105,7 @@ def _after(param: torch.Tensor, arrived: Arrived) -> Callable[[], _Removable]:
 
 
 def _before(param: torch.Tensor, arriving: Arriving) -> Callable[[], _Removable]:
-    there = weakref.ref(param)  # which holds the hook
+    there = weakref.ref(param)  # weak: the parameter holds the hook
 
     def hook(grad: torch.Tensor) -> torch.Tensor | None:
         held = there()
@@ -115,10 +115,10 @@ def _before(param: torch.Tensor, arriving: Arriving) -> Callable[[], _Removable]
 
 
 def _is_added_to(param: torch.Tensor) -> bool:
-    """True in a hook of ``param`` if the pass adds to its gradient, and does not return it, as ``autograd.grad``."""
+    """True in a hook of ``param`` if the pass adds to ``param.grad``; false under ``autograd.grad``."""
     try:
         return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node)
-    except RuntimeError:  # it is no node of the pass: ``autograd.grad`` was asked for it, or it is frozen by now
+    except RuntimeError:  # no node of the pass: an input of ``autograd.grad``, or a parameter frozen since
         return False
 
 
@@ -126,8 +126,8 @@ def _hook(param: torch.Tensor, register: Callable[[], _Removable]) -> _Removable
     if param.requires_grad:
         return register()
     if param.is_inference() or not (param.is_floating_point() or param.is_complex()):
-        return None  # has no gradient as it is
-    param.requires_grad_(True)  # PyTorch hooks no other; the hook outlives the change
+        return None  # cannot have a gradient
+    param.requires_grad_(True)  # PyTorch allows hooks only then; the hook stays after the change back
     try:
         return register()
     finally:
@@ -135,27 +135,27 @@ def _hook(param: torch.Tensor, register: Callable[[], _Removable]) -> _Removable
 
 
 running_pass: Callable[[], int] = torch._C._current_graph_task_id
-"""Number of the backward pass that runs on this thread, which no other one has; ``OUTSIDE`` if there is none."""
+"""Unique number of the backward pass that runs on this thread; ``OUTSIDE`` if there is none."""
 
 OUTSIDE = -1
 
 
 def is_compiled() -> bool:
-    """True in a backward pass that ``torch._dynamo.compiled_autograd`` runs: callbacks for its end are never called."""
+    """True in a pass of ``torch._dynamo.compiled_autograd``, which never calls callbacks for the end of the pass."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")  # importing it takes seconds
     return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
 no_pass: Callable[[], None] = type(None)
-"""Stand-in for the reference to a ``PassEnd`` while no backward pass runs."""
+"""Placeholder for the reference to a ``PassEnd`` while no backward pass runs."""
 
 
 @final
 class PassEnd:
-    """Callback for the end of a backward pass. Autograd owns it: when a pass fails, it is gone.
+    """Callback for the end of a backward pass. Autograd owns it and frees it if the pass fails.
 
-    Passes nest, as reentrant checkpointing runs one for each block. At the end of an inner one, it is handed on to the
-    pass around that.
+    Passes nest: reentrant checkpointing runs an inner pass for each block. At the end of an inner pass, the callback
+    moves to the outer pass.
     """
 
     def __init__(self, watcher: Callable[[], Watcher | None]) -> None:
@@ -163,9 +163,9 @@ class PassEnd:
 
     @staticmethod
     def queued(watcher: Callable[[], Watcher | None]) -> weakref.ref[PassEnd]:
-        """Queue a callback for the pass that runs, and return a weak reference to it.
+        """Queue a callback for the running pass, and return a weak reference to the callback.
 
-        Here and not in the caller, whose local variables the traceback of an error in the pass would keep alive.
+        A function of its own: a traceback of an error in the pass would keep the caller's local variables alive.
         """
         end = PassEnd(watcher)
         _queue(end)
@@ -174,15 +174,15 @@ class PassEnd:
     def __call__(self) -> None:
         node: Any = torch._C._current_autograd_node()
         watcher = self._watcher()
-        if node is not None:  # which has run the pass that is over, and belongs to another one
-            # Queued here, it would be called again at the end of the same inner pass: callbacks may add callbacks.
-            # When the node has run, the innermost pass is the one around it. Its hook is for once, as it may run again.
+        if node is not None:  # the node of the outer pass that ran the inner pass, which is over
+            # If queued here, the callback would run again at the end of the same inner pass: callbacks may add
+            # callbacks. After the node has run, the outer pass is the innermost. The node may run again: hook it once.
             handles: list[_Removable] = []
 
             def after(*_: object) -> None:
                 handles.pop().remove()
-                _queue(self)  # for the end of what is the innermost pass by then
+                _queue(self)  # for the end of the pass that is the innermost then
 
             handles.append(node.register_hook(after))
-        elif watcher is not None:  # else it has gone during its pass
+        elif watcher is not None:  # ``None`` if the watcher was freed during its pass
             watcher.pass_ended()

@@ -1,6 +1,6 @@
-"""Reduction of PyTorch's gradients: hooks on parameters tell which are complete, and the end of a pass.
+"""Reduction of PyTorch gradients, triggered by hooks for complete gradients and for the end of a pass.
 
-reducer = TorchReducer(lambda: params, identity, ReductionOptions(), passes_per_step=1)
+reducer = TorchReducer(lambda: params, key, ReductionOptions(), passes_per_step=1)
 loss.backward()             # its last act is the reduction
 reducer.settle()            # nothing left to do
 reducer.stepped()
@@ -8,8 +8,8 @@ reducer.stepped()
 
 # Threads: see ``gradients/step_reducer``; ``_first_arrived`` and ``pass_ended`` run on a thread of autograd.
 #
-# References. Parameters hold hooks, and a model outlives its optimizers; autograd holds the end of a pass, and the
-# graph of one that failed may be kept for ever. Both refer to the reducer weakly.
+# References. Parameters hold hooks, and a model outlives its optimizers. Autograd holds the ``PassEnd``, and the script
+# may keep the graph of a failed pass for ever. Both refer to the reducer weakly.
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Closure: TypeAlias = Callable[[], Any]
 
 @final
 class TorchReducer(GradientReducer[torch.Tensor]):
-    """Watches the parameters of one optimizer, which ``params`` lists."""
+    """Reducer with hooks on the parameters of one optimizer, which ``params`` lists."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class TorchReducer(GradientReducer[torch.Tensor]):
     ) -> None:
         self._hooks = ArrivalHooks()
         self._ongoing: Callable[[], PassEnd | None] = no_pass
-        # Bound methods would be strong: one kept here a cycle, one kept by a parameter an optimizer that never goes.
+        # No bound methods, which are strong references: here they make a cycle, on a parameter they leak the optimizer.
         self._reference = weakref.ref(self)
         self._hook, self._early_hook = _hook_of(self._reference), _early_hook_of(self._reference)
         self._first_weight = self._share = 1.0
         self._reduced_in = OUTSIDE
         self.adds_in_order = False
-        """True if the optimizer adds over all parameters, as LBFGS does: in another order, to other bits."""
+        """True if the optimizer sums over all parameters, like LBFGS: another order of parameters gives other bits."""
         super().__init__(tensors, params, identity, terms, passes_per_step, self._hooks.remove)
 
     def belongs_to(self, optimizer: torch.optim.Optimizer) -> None:
-        """End the hooks with ``optimizer``, also where the traceback of an error keeps this reducer."""
+        """Remove the hooks when ``optimizer`` is freed, even if the traceback of an error keeps this reducer alive."""
         weakref.finalize(optimizer, self._hooks.remove).atexit = False
 
     def rejoin(self, label: str) -> None:
@@ -74,15 +74,15 @@ class TorchReducer(GradientReducer[torch.Tensor]):
     def zeroed(self) -> None:
         """See ``Reducer``."""
         self._reduced = False
-        if self._rests:  # before a pass, which is to be seen
+        if self._rests:  # wake up before the next pass, which needs the hooks
             self._take_part()
-        self._ongoing = no_pass  # the end of a nested pass that failed may be kept alive by the graph around it
+        self._ongoing = no_pass  # the outer graph may keep the ``PassEnd`` of a failed nested pass alive
 
     def wrap(self, closure: Closure) -> Closure:
-        """A closure for ``Optimizer.step`` that leaves reduced gradients, and returns the loss that they are of.
+        """Wrap a closure for ``Optimizer.step``: it reduces the gradients and returns the reduced loss.
 
-        Line searches then decide alike on every rank. The loss is reduced as the gradients are; raises ``UsageError``
-        for operations of which no loss can be that of the gradients.
+        Line searches then decide alike on every rank. The loss is reduced like the gradients; raises ``UsageError`` for
+        operations whose gradients belong to no reduced loss (other than Average and Sum).
         """
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise UsageError(
@@ -96,7 +96,7 @@ class TorchReducer(GradientReducer[torch.Tensor]):
             loss = closure()
             self.settle()
             reduced = self._reduce_loss(loss)
-            if votes:  # the optimizer changes parameters from the first evaluation on
+            if votes:  # vote once, after the first evaluation, because the optimizer then begins to change parameters
                 votes.pop()()
             return reduced
 
@@ -109,14 +109,14 @@ class TorchReducer(GradientReducer[torch.Tensor]):
             self._watch()
 
     def _watch(self) -> list[torch.Tensor]:
-        """Watch what is trained now; returns that, what was trained earlier, and what has a gradient.
+        """Hook all parameters; return those that are or were trainable, or have a gradient.
 
-        Optimizers step with any gradient that is there, also with one that somebody has given to a frozen parameter.
+        Optimizers apply every gradient that is set, also one that the script has set on a frozen parameter.
         """
         hooks = self._hooks
         params = self.params()
         arriving = self._early_hook if self.passes_per_step > 1 and self._weighs_passes else None
-        if known := hooks.those_on(params, arriving):  # the rule, asked in every step
+        if known := hooks.those_on(params, arriving):  # the usual case, in every step
             return known
         hooks.add(params, self._hook, arriving)
         return [p for p in params if p.requires_grad or hooks.has_seen_trained(p) or p.grad is not None]
@@ -138,8 +138,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
 
     # -- the weights of the passes of an accumulation -----------------------------------------------------------------
     #
-    # Ranks may have other shares of the samples in each pass. What the first adds is weighed when the sum is reduced,
-    # and so are those like it; what another pass adds is multiplied, before it is added, by how much more it weighs.
+    # A rank's share of the samples may change from pass to pass. The weight of the first pass is applied when the sum
+    # is reduced. The gradients of another pass are multiplied by (its weight / first weight) before they are added.
 
     @property
     def _weighs_passes(self) -> bool:
@@ -152,10 +152,10 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         return self._first_weight if self._weighs_passes else super()._weigh()
 
     def _arriving(self, param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
-        """The part of a gradient that a pass is about to add, weighed as the other passes are; once for a gradient."""
+        """Weigh the gradient that a pass will add, relative to the first pass; ``None`` for no change."""
         if not self._weighs_passes:
             return None
-        if self._ongoing() is None:  # the pass begins when the first is added
+        if self._ongoing() is None:  # first gradient of the pass
             weight = super()._weigh()
             if not self._passes:
                 self._first_weight = weight or 1.0
@@ -163,7 +163,7 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         return None if self._share == 1.0 or self._is_weighed_by_another(param) else grad * self._share
 
     def _is_weighed_by_another(self, param: torch.Tensor) -> bool:
-        """True if an older optimizer with this parameter weighs what is added to its gradient."""
+        """True if an older optimizer with this parameter weighs its gradients already."""
         older = (each for each in self._siblings.find() if isinstance(each, TorchReducer) and each.number < self.number)
         return any(each._weighs_passes and each._hooks.is_early(param) for each in older)
 
@@ -174,18 +174,18 @@ class TorchReducer(GradientReducer[torch.Tensor]):
             self._refuse_compiled()
         if torch.is_grad_enabled() and self._passes + 1 >= self.passes_per_step:
             self._refuse_graph()
-        self.begin_pass()  # may raise, and the pass with it: so no end is queued before
+        self.begin_pass()  # before ``queued``: if it raises, the pass fails, and must have no queued end
         self._ongoing = PassEnd.queued(self._reference)
 
     def pass_ended(self) -> None:
-        """The outermost backward pass is over."""
+        """See ``Watcher``."""
         if self._ongoing() is None:
-            return  # this is the end of one that failed, whose graph was gone through again
-        self._ongoing = no_pass  # before anything that may raise: the pass is over in any case
+            return  # the end of an earlier failed pass, whose graph was traversed again
+        self._ongoing = no_pass  # first, because the rest may raise: the pass is over in any case
         self.end_pass()
 
     def _may_be_new(self) -> bool:
-        """See ``GradientReducer``; in a hook, which may be before this reducer's own."""
+        """See ``GradientReducer``; true if ``step()`` is called in a hook, which may run before this reducer's hook."""
         return running_pass() not in (OUTSIDE, self._reduced_in)
 
     def _reduce(self) -> None:
@@ -204,7 +204,7 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         )
 
     def _refuse_graph(self) -> None:
-        """Reduced values have no graph: what is computed from them would lack terms, and nobody would notice."""
+        """Refuse ``create_graph``: reduced gradients have no graph, so their derivatives would silently lack terms."""
         session = current("backward()")
         if not self._is_needed(session):
             return
@@ -220,20 +220,20 @@ class TorchReducer(GradientReducer[torch.Tensor]):
             return loss
         value = torch.as_tensor(loss, dtype=None if isinstance(loss, torch.Tensor) else torch.float64)
         if (weight := self._weigh()) != 1.0:
-            value = value * weight if weight else torch.zeros_like(value)  # the mean over no samples is no number
+            value = value * weight if weight else torch.zeros_like(value)  # the mean over no samples is NaN
         how, process_set = Reduction(self.op), self._terms.process_set
         [reduced] = verbs.allreduce([value], f"{self.label}.loss", how, process_set).run()
         return reduced if isinstance(loss, torch.Tensor) else reduced.item()
 
 
 def _hook_of(reference: weakref.ref[TorchReducer]) -> Arrived:
-    """A hook for parameters: a model must not keep its optimizer alive."""
+    """Hook for complete gradients, with a weak reference: a model must not keep its optimizer alive."""
 
-    def arrived(param: torch.Tensor) -> None:  # every parameter comes here in every step
+    def arrived(param: torch.Tensor) -> None:  # called for every parameter in every step
         reducer = reference()
         if reducer is None:
             return
-        if reducer._ongoing() is None:  # the first gradient of this pass; one that failed half-way has left no trace
+        if reducer._ongoing() is None:  # first gradient of this pass; the reference of a failed pass is dead
             reducer._first_arrived()
         if reducer._overlapped is not None:
             reducer.completed(param)
@@ -242,7 +242,7 @@ def _hook_of(reference: weakref.ref[TorchReducer]) -> Arrived:
 
 
 def _early_hook_of(reference: weakref.ref[TorchReducer]) -> Arriving:
-    """A hook for what is about to be added to a gradient; it keeps no optimizer alive either."""
+    """Hook for gradients before they are added, with a weak reference, too."""
 
     def arriving(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
         reducer = reference()

@@ -1,6 +1,6 @@
-"""The mixin of optimizers that step with the gradients of all ranks; see ``farandole.torch.optimizer``.
+"""Mixin of optimizers that step with the gradients of all ranks; see ``farandole.torch.optimizer``.
 
-optimizer._begin(names, terms, passes, virtual)     # once it stands before the user's class
+optimizer._begin(names, terms, passes, virtual)     # after ``put_before``
 loss.backward()             # afterwards every p.grad is the average over the ranks
 optimizer.step()
 """
@@ -28,7 +28,7 @@ _PARAMS = itemgetter("params")
 
 
 class ReducingOptimizer(FrontOptimizer):
-    """Mixin that ``DistributedOptimizer`` puts before the user's class: gradients are reduced before they are used."""
+    """Mixin that ``DistributedOptimizer`` puts before the user's class: reduces gradients before the step."""
 
     backward_passes_per_step: int
     gradient_lag: int = 0
@@ -38,7 +38,7 @@ class ReducingOptimizer(FrontOptimizer):
     _should_synchronize: bool
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
-        """One step of the user's optimizer; reduces first where no backward pass has done so (no loss on this rank)."""
+        """Run the user's step; reduce first if no backward pass has done so (no loss on this rank)."""
         if closure is not None:
             loss = super().step(self._reducer.wrap(closure), **others)
         else:
@@ -50,18 +50,18 @@ class ReducingOptimizer(FrontOptimizer):
 
     __reduce_ex__ = refuse_copies
 
-    step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
+    step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; not twice
 
     def _begin(self, names: Names, terms: ReductionOptions, passes: int, virtual: VirtualWorkers | None) -> None:
         self.backward_passes_per_step, self._should_synchronize = passes, True
         self._parameter_names, self._handles = {param: name for name, param in names.pairs()}, {}
-        reference = weakref.ref(self)  # the optimizer owns its reducer, not the other way round
+        reference = weakref.ref(self)  # weak: the optimizer owns its reducer, not vice versa
 
         def groups() -> list[dict[str, Any]]:
             found = reference()
             return [] if found is None else found.param_groups
 
-        def params() -> list[torch.Tensor]:  # every step asks
+        def params() -> list[torch.Tensor]:  # called in every step
             found = reference()
             return [] if found is None else list(chain.from_iterable(map(_PARAMS, found.param_groups)))
 
@@ -81,20 +81,20 @@ class ReducingOptimizer(FrontOptimizer):
         ...     loss_of(model(x[shard.rows]), y[shard.rows]).backward()
         >>> optimizer.step()
 
-        A loss is the mean over its shard's rows. Inside the loop the global random generators are the shard's.
-        Gradients are those of the global batch when the loop is over; they may be clipped before ``step()``.
+        Each loss is the mean over its shard's rows. Inside the loop the global random generators are the shard's. After
+        the loop, the gradients are those of the global batch; they may be clipped before ``step()``.
         """
         if not isinstance(self._reducer, TorchShardReducer):
             raise UsageError("shards() needs virtual workers: DistributedOptimizer(..., virtual_workers=8)")
         return self._reducer.shards(rows)
 
     def synchronize(self) -> None:
-        """Reduce now if no backward pass has; afterwards gradients may be looked at and changed."""
+        """Reduce now if no backward pass has done so; then the script may read and change gradients."""
         self._reducer.settle()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Inside, ``step`` uses the gradients as they are; for scripts that call ``synchronize`` themselves."""
+        """Context in which ``step`` does not reduce; for scripts that call ``synchronize`` themselves."""
         self._should_synchronize = False
         try:
             yield
@@ -102,7 +102,7 @@ class ReducingOptimizer(FrontOptimizer):
             self._should_synchronize = True
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Zero the gradients as the user's class does; allowed at any time."""
+        """Zero the gradients like the user's class; allowed at any time."""
         super().zero_grad(*args, **kwargs)
         self._reducer.zeroed()
 
@@ -110,10 +110,10 @@ class ReducingOptimizer(FrontOptimizer):
         """Reduce after every ``passes`` backward passes from now on."""
         self.backward_passes_per_step = self._reducer.passes_per_step = checked_passes(passes)
         self._reducer.restart()
-        self._reducer.watch_again()  # passes that are summed are weighed one by one
+        self._reducer.watch_again()  # with several passes, each pass needs its weight
 
     def prepare(self) -> None:
-        """Reduce what has not been reduced, as ``step`` does first; nothing inside ``skip_synchronize``."""
+        """Reduce gradients not yet reduced, like the begin of ``step``; nothing inside ``skip_synchronize``."""
         if self._should_synchronize:
             self._reducer.settle()
 
@@ -125,11 +125,11 @@ class ReducingOptimizer(FrontOptimizer):
         self.gradient_lag = lag
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load a state as the user's class does; an accumulation that had begun is forgotten."""
+        """Load a state like the user's class, and drop an unfinished accumulation."""
         super().load_state_dict(*args, **kwargs)
         self._reducer.restart()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group as the user's class does; its parameters are reduced too."""
+        """Add a group like the user's class; its parameters are reduced, too."""
         super().add_param_group(param_group)
         self._reducer.watch_again()

@@ -1,4 +1,4 @@
-"""Reductions of sparse tensors, which only PyTorch has.
+"""Reductions of sparse tensors; only for PyTorch.
 
 done = hvd.sparse_allreduce_async(embedding.weight.grad, name="embedding", op=hvd.Average)
 """
@@ -19,13 +19,13 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Begin to add up (or average) sparse COO tensors; call what is returned to get the result.
+    """Begin to sum (or average) sparse COO tensors; call the returned function to get the result.
 
     >>> done = hvd.sparse_allreduce_async(embedding.weight.grad, name="embedding", op=hvd.Average)
     >>> gradient = done()
 
-    Ranks may have different numbers of values. Indices and values are gathered, so an index may occur several times
-    in the result: call ``coalesce`` on it where that matters.
+    Ranks may have different numbers of values. Indices and values are gathered, so an index may occur several times in
+    the result: call ``coalesce`` on the result if that matters.
     """
     name = f"{name}.sparse"
     with verbs.telling(Kind.ALLGATHER, name, process_set):

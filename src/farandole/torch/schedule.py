@@ -1,4 +1,4 @@
-"""``SamplesLR``: a schedule of ``farandole.largebatch`` as one of PyTorch's.
+"""``SamplesLR``: a schedule of ``farandole.largebatch`` as a PyTorch learning-rate scheduler.
 
 found = recipe(optimizer="lars", base_lr=0.2, base_batch=512, global_batch=8192, epochs=90)
 optimizer = hvd.DistributedOptimizer(LARS(model.parameters(), **found.settings))
@@ -26,15 +26,15 @@ from farandole.torch.subclass import outermost
 
 @final
 class SamplesLR(ScheduleProgress, LRScheduler):
-    """Sets the learning rate by the samples seen, so ranks agree and a resize makes no jump.
+    """Learning rate by the number of samples seen: all ranks agree, and a resize makes no jump.
 
     >>> schedule = hvd.SamplesLR(optimizer, recipe(...).schedule, epoch_samples=len(dataset))
     >>> schedule.step()                             # after every optimizer.step()
 
-    ``optimizer`` is made with the base rate, which the schedule multiplies; parameter groups with other rates keep
-    their ratio. ``epoch_samples``: how many samples all ranks together see in an epoch. ``noise``: what AdaScale's
-    rules measure with. Buffers that hold the rate (``momentum_holds_rate`` of the optimizer's class, as in LARS) are
-    corrected when it changes. Raises ``UsageError`` for an optimizer with another rate, or where ``noise`` is missing.
+    ``optimizer`` must have the base rate, which the schedule multiplies; parameter groups with other rates keep their
+    ratio. ``epoch_samples``: samples of an epoch over all ranks. ``noise``: the estimator for AdaScale's rules. Buffers
+    that contain the rate (``momentum_holds_rate`` of the optimizer's class, as in LARS) are corrected when the
+    rate changes. Raises ``UsageError`` for an optimizer with another rate, or if ``noise`` is missing.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class SamplesLR(ScheduleProgress, LRScheduler):
         return [base * factor for base in self.base_lrs]
 
     def step(self, samples: int | None = None) -> None:
-        """Advance by a step with so many samples, all ranks together.
+        """Advance by a step of ``samples`` samples over all ranks; the same number on all ranks.
 
-        By default with those that the step had, where a sampler of an elastic state has handed them out, and else with
-        ``batch``. A number must be the same on all ranks.
+        Default: the samples of the step as counted by a sampler of an elastic state; without such a sampler, the
+        schedule's ``batch``.
         """
         if self._begun:
             stepping = outermost(self.optimizer)
@@ -75,7 +75,7 @@ class SamplesLR(ScheduleProgress, LRScheduler):
         return {"position": self.position.state(), "last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there; if the schedule is for another global batch, that is a resize."""
+        """Continue from ``state_dict``; a schedule for another global batch makes this a resize."""
         self.load_position(state_dict["position"])
         self.last_epoch, self._last_lr = state_dict["last_epoch"], self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):

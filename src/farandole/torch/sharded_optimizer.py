@@ -2,7 +2,7 @@
 
 optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters()), shard_state=True)
 loss.backward()
-optimizer.step()                    # of this rank's part; then everybody has the parameters of all
+optimizer.step()                    # of this rank's part; then every rank has all parameters
 optimizer.consolidate_state_dict()  # on all ranks, before rank 0 saves state_dict()
 """
 
@@ -38,20 +38,20 @@ BY_ELEMENT = {
     getattr(torch.optim, name)
     for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 }
-"""Optimizers that treat each element by itself, so that a tensor may be cut."""
+"""Optimizers whose step treats each element independently, so that a tensor may be cut."""
 
 BY_TENSOR = {optim.LAMB, optim.LARS, optim.RMSpropWarmupSGD} | {
     getattr(torch.optim, name) for name in ("Adafactor", "Muon", "SparseAdam") if hasattr(torch.optim, name)
 }
-"""Optimizers that treat each tensor by itself."""
+"""Optimizers whose step treats each tensor independently."""
 
 DIVISION = "_division"
-"""Attribute of the user's optimizer and of what stands before it, which share their state: who has which part of it."""
+"""Attribute of the user's optimizer and of its front object, which share their state: the assignment of its parts."""
 
 
 @final
 class StateDivision:
-    """Parts of an optimizer's state: ``shards`` where this rank has one alone, ``consolidated`` the gathered whole."""
+    """Parts of an optimizer's state: ``shards`` if this rank has only its part, ``consolidated`` if gathered here."""
 
     def __init__(self) -> None:
         self.shards: StateShards | None = None
@@ -59,7 +59,7 @@ class StateDivision:
         self.is_everywhere = False
 
     def take_back(self, state: dict[Any, State]) -> None:
-        """Make ``state`` the whole again that was gathered. Raises ``UsageError`` where it was not."""
+        """Make ``state`` the gathered whole again. Raises ``UsageError`` if it was not gathered here."""
         if self.shards is None:
             return
         if self.consolidated is None:
@@ -74,25 +74,25 @@ class StateDivision:
         self.let_go(state)
 
     def let_go(self, state: dict[Any, State]) -> None:
-        """Note that ``state`` is whole."""
+        """Forget the parts, because ``state`` is whole again."""
         self.shards, self.consolidated, self.is_everywhere = None, None, False
         _answer(state, dict)
 
 
 class ShardedOptimizer(ReducingOptimizer):
-    """Mixin that ``DistributedOptimizer`` puts before the user's class: ranks share out its state.
+    """Mixin that ``DistributedOptimizer`` puts before the user's class: the ranks shard its state.
 
-    Gradients are reduced whole on every rank, so what is done with them before ``step()`` (clipping, unscaling) is done
-    as ever; each rank then steps with its part, and all exchange the parameters.
+    Every rank reduces all gradients, so clipping or unscaling before ``step()`` works as usual. Each rank then steps
+    its part of the parameters, and the ranks exchange the parameters.
     """
 
     _division: StateDivision
     _cuts: bool
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
-        """One step of the user's optimizer on this rank's part of the parameters, which all then exchange.
+        """Run the user's step on this rank's part of the parameters, then exchange the parameters.
 
-        Raises ``UsageError`` for a closure: an optimizer that evaluates losses needs all of its state.
+        Raises ``UsageError`` for a closure: an optimizer that evaluates losses needs its whole state.
         """
         if not self._is_shared():
             self._division.take_back(self.state)
@@ -102,7 +102,7 @@ class ShardedOptimizer(ReducingOptimizer):
         self.prepare()
         self._reducer.vote()
         shards, reducer = self._divided(), self._gradient_reducer
-        # Before the step: an optimizer may drop the gradients that it has used, and those are of its own part alone.
+        # Before the step: an optimizer may drop the gradients that it has used, which are only those of its part.
         stepped = [param for _, param in reducer.named() if param.requires_grad or param.grad is not None]
         shards.require_steady(stepped)
         self._division.consolidated, self._division.is_everywhere = None, False
@@ -114,17 +114,17 @@ class ShardedOptimizer(ReducingOptimizer):
         self._reducer.stepped()
         return result
 
-    step.hooked = True  # type: ignore[attr-defined] # ``_alone`` sees to the hooks, when all parameters are there
+    step.hooked = True  # type: ignore[attr-defined] # ``_alone`` runs the pre-hooks, ``step`` the post-hooks
 
     def consolidate_state_dict(self, to: int | None = 0) -> None:
-        """Gather the whole state on the rank ``to``, whose ``state_dict()`` then has it; ``None``: on every rank.
+        """Gather the whole state on the rank ``to``, for its ``state_dict()``; ``None``: on every rank.
 
         >>> optimizer.consolidate_state_dict()
         >>> if hvd.rank() == 0:
         ...     torch.save(optimizer.state_dict(), "optimizer.pt")
 
-        Collective. The rank ``to`` needs memory for all of it, until the next step. What it has then is the state of
-        the optimizer as it is without ``shard_state``, to be loaded by either, on any number of ranks.
+        Collective. The rank ``to`` needs memory for the whole state until the next step. The result is the same state
+        as without ``shard_state``: it can be loaded with or without it, on any number of ranks.
         """
         division = self._division
         if not self._is_shared() or division.shards is None or division.is_everywhere:
@@ -137,7 +137,7 @@ class ShardedOptimizer(ReducingOptimizer):
             name: {piece.begin: self.state[view] for piece, view in shards.own(param) if view in self.state}
             for name, param in named.items()
         }
-        mine = copy.deepcopy(mine)  # what is gathered stays as it is, whatever becomes of the parts
+        mine = copy.deepcopy(mine)  # later steps must not change the gathered state
         wanted = to is None or process_set.rank() == process_set.ranks.index(to)
         parts: dict[str, dict[int, State]] = defaultdict(dict)
         label = f"{self._gradient_reducer.label}.state"
@@ -149,9 +149,9 @@ class ShardedOptimizer(ReducingOptimizer):
         division.consolidated, division.is_everywhere = whole if wanted else None, to is None
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as the user's class gives it, where ``consolidate_state_dict`` has gathered it.
+        """Whole state in the format of the user's class, on ranks where ``consolidate_state_dict`` has gathered it.
 
-        Raises ``UsageError`` elsewhere, and after a step: this rank has a part alone.
+        Raises ``UsageError`` on other ranks, and after a step: there the rank has only its part.
         """
         if self._division.shards is None:
             return super().state_dict()
@@ -168,13 +168,13 @@ class ShardedOptimizer(ReducingOptimizer):
             self.state = own
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load a whole state, of which this rank keeps its part from the next step on; an error changes nothing."""
+        """Load a whole state; from the next step on this rank keeps only its part. An error changes nothing."""
         super().load_state_dict(*args, **kwargs)
         self._division.let_go(self.state)
 
     def _begin_sharing(self, optimizer: torch.optim.Optimizer) -> None:
         self._cuts, self._division = type(optimizer) in BY_ELEMENT, StateDivision()
-        optimizer.__dict__[DIVISION] = self._division  # whoever wraps it again has to know
+        optimizer.__dict__[DIVISION] = self._division  # for ``require_undivided``, if the optimizer is wrapped again
         self._gradient_reducer.steps_together = True
 
     @property
@@ -190,7 +190,7 @@ class ShardedOptimizer(ReducingOptimizer):
         return takes_part(self._process_set, "an optimizer's step") and len(self._process_set.ranks) > 1
 
     def _divided(self) -> StateShards:
-        """Return the assignment of elements; the first time, drop the state of those that others keep."""
+        """Return the assignment of elements; the first call drops the state of other ranks' elements."""
         reducer, division = self._gradient_reducer, self._division
         lane = reducer.lane(current("step()"), ".parameters")
         if division.shards is not None and (division.shards.rank, division.shards.size) != (lane.rank, lane.size):
@@ -207,7 +207,7 @@ class ShardedOptimizer(ReducingOptimizer):
 def require_shareable(
     optimizer: torch.optim.Optimizer, op: ReduceOp, has_virtual_workers: bool, shard_state: bool | str
 ) -> None:
-    """Raise ``UsageError`` for what cannot step with parts of the parameters, as far as that is known."""
+    """Raise ``UsageError`` for an optimizer that cannot, or may not be able to, step a part of the parameters."""
     if shard_state is False:
         return
     if shard_state not in (True, "by tensor"):
@@ -227,7 +227,7 @@ def require_shareable(
 
 
 def require_undivided(optimizer: torch.optim.Optimizer) -> None:
-    """Take back the whole state of an optimizer that was wrapped before; raises ``UsageError`` where it is in parts."""
+    """Restore the whole state of an optimizer that was wrapped before; raises ``UsageError`` if it is in parts."""
     division: StateDivision | None = optimizer.__dict__.pop(DIVISION, None)
     if division is not None:
         division.take_back(optimizer.state)
@@ -235,9 +235,9 @@ def require_undivided(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def _alone(optimizer: torch.optim.Optimizer, others: dict[str, Any]) -> Iterator[None]:
-    """Context of the step of a part, in which no hook runs: those before it have run, on all parameters.
+    """Context for the step of a part: runs the pre-hooks on all parameters first, and no hook inside.
 
-    A fused optimizer whose gradients are scaled would unscale those of its part alone: here all are, before.
+    A fused optimizer with scaled gradients would unscale only its part, so all gradients are unscaled first.
     """
     before = chain(optimizer._optimizer_step_pre_hooks.values(), hooks._global_optimizer_pre_hooks.values())
     for hook in before:
@@ -267,7 +267,7 @@ def _alone(optimizer: torch.optim.Optimizer, others: dict[str, Any]) -> Iterator
 
 
 def _answer(state: dict[Any, State], missing: Callable[[], Any]) -> None:
-    """Let lookups of what is not in ``state`` be answered by ``missing``."""
+    """Set ``missing`` as the default factory of ``state``."""
     if isinstance(state, defaultdict):
         state.default_factory = missing
 
@@ -280,5 +280,5 @@ def _refuse_lookup() -> State:
 
 
 def _of_no_tensor(state: dict[Any, State]) -> dict[Any, State]:
-    """The entries of an optimizer's state that are of no parameter."""
+    """Entries of an optimizer's state whose key is not a parameter."""
     return {key: value for key, value in state.items() if not isinstance(key, torch.Tensor)}

@@ -1,10 +1,10 @@
-"""Assignment of parameters' elements to ranks, each of which keeps the optimizer's state of its own (ZeRO-1).
+"""Assignment of parameter elements to ranks; each rank keeps the optimizer state of its elements (ZeRO-1).
 
     shards = StateShards(rank=0, size=2, splits=True)
     shards.cover(params)                        # the same in the same order on every rank
     with shards.in_place_of(optimizer.param_groups):
         step()                                  # of this rank's part
-    shards.exchange(lane, params)               # everybody has the parts of all
+    shards.exchange(lane, params)               # every rank has all parts
 
 Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, section 5.1: with N
 ranks, each keeps 1/N of the state, steps with that part, and gathers the other ranks' parameters.
@@ -25,17 +25,17 @@ from farandole.runtime.collectives.adapter import TensorSpec
 from farandole.runtime.collectives.planned import PlannedLane
 
 State: TypeAlias = dict[str, Any]
-"""State of one parameter, or of a part of it, as an optimizer keeps it: tensors and numbers by name."""
+"""Optimizer state of one parameter, or of a part of it: tensors and numbers by name."""
 
 ALIGNED = 64
-"""Elements: a tensor is cut at multiples of this, where no vector of the processor's has begun another way."""
+"""Tensors are cut at multiples of this many elements: SIMD loops then group elements as in the whole tensor."""
 
 CHUNK_BYTES = 2**24
-"""Memory through which parameters travel, whatever their size: state that is shared out must not be paid for twice."""
+"""Size of the memory for the exchange, for parameters of any size: sharding must not cost what it saves."""
 
 
 class ShardPiece(NamedTuple):
-    """Elements ``begin`` to ``end`` of a flat parameter, whose state ``owner`` keeps."""
+    """Elements ``begin`` to ``end - 1`` of a flat parameter; the rank ``owner`` keeps their state."""
 
     owner: int
     begin: int
@@ -43,7 +43,7 @@ class ShardPiece(NamedTuple):
 
 
 class _Travelling(NamedTuple):
-    """A piece of a parameter and where it lies in the memory of its round."""
+    """A piece of a parameter, and its offset in the memory of its round."""
 
     param: torch.Tensor
     piece: ShardPiece
@@ -52,7 +52,7 @@ class _Travelling(NamedTuple):
 
 @final
 class StateShards:
-    """Parts of parameters among ``size`` ranks. ``splits``: a tensor may be cut, as no element knows of another."""
+    """Parts of parameters among ``size`` ranks. ``splits``: a tensor may be cut, because elements are independent."""
 
     def __init__(self, rank: int, size: int, splits: bool) -> None:
         self.rank, self.size = rank, size
@@ -65,7 +65,7 @@ class StateShards:
         self._lane: PlannedLane | None = None
 
     def cover(self, params: Iterable[torch.Tensor]) -> None:
-        """Share out those that are new: in even parts, or whole, the largest first to who has least."""
+        """Assign new parameters: in even parts, or whole, the largest first to the rank with the fewest elements."""
         new = [param for param in params if param not in self._pieces]
         if self._splits:
             self._cut(new)
@@ -76,13 +76,13 @@ class StateShards:
             self._loads[owner] += param.numel()
 
     def own(self, param: torch.Tensor) -> Iterator[tuple[ShardPiece, torch.Tensor]]:
-        """This rank's parts of a parameter, each with the tensor that the optimizer has in its place."""
+        """This rank's parts of a parameter, each with the tensor that the optimizer steps instead of the parameter."""
         for piece in self._pieces[param]:
             if piece.owner == self.rank:
                 yield piece, self._view(param, piece)
 
     def require_steady(self, params: Iterable[torch.Tensor]) -> None:
-        """Raise on every rank, before anything is stepped, for a parameter that cannot be stepped in parts."""
+        """Raise on every rank, before the step, for a parameter that cannot be stepped in parts."""
         for param in params:
             is_cut = len(self._pieces[param]) > 1
             if is_cut and param.grad is not None and param.grad.layout is not torch.strided:
@@ -99,7 +99,7 @@ class StateShards:
 
     @contextmanager
     def in_place_of(self, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
-        """Context in which the groups of an optimizer list this rank's parts alone, each with its gradient."""
+        """Context in which the groups of an optimizer list only this rank's parts, each with its gradient."""
         whole = [group["params"] for group in groups]
         parts = [[self._graded(param, *own) for param in params for own in self.own(param)] for params in whole]
         try:
@@ -113,7 +113,7 @@ class StateShards:
                 view.grad = None
 
     def exchange(self, lane: PlannedLane, params: Sequence[torch.Tensor]) -> None:
-        """Give every rank the parts of ``params`` that others have stepped."""
+        """Exchange the stepped parts of ``params`` between all ranks."""
         if self._lane is not lane:
             self._lane, self._memory, self._rounds = lane, {}, {}
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -131,14 +131,14 @@ class StateShards:
     # -- states -------------------------------------------------------------------------------------------------------
 
     def keep_own(self, states: dict[torch.Tensor, State]) -> None:
-        """Keep this rank's part of the ``states`` of whole parameters, and of each what belongs to all elements."""
+        """Reduce ``states`` of whole parameters to this rank's parts; values for all elements are kept in each part."""
         for param in [param for param in states if param in self._pieces]:
             state = states.pop(param)
             for piece, view in self.own(param):
                 states[view] = state if view is param else {k: _part(v, param, piece) for k, v in state.items()}
 
     def joined(self, param: torch.Tensor, parts: dict[int, State]) -> State:
-        """The state of a whole parameter, of that of its parts by their first element."""
+        """Join the states of a parameter's parts, given by their first element, into the state of the whole."""
         pieces = self._pieces[param]
         states = [parts[piece.begin] for piece in pieces if piece.begin in parts]
         if len(pieces) == 1 or len(states) < len(pieces):
@@ -152,20 +152,20 @@ class StateShards:
         for param in params:
             numel = param.numel()
             ends = [min(max(total * (rank + 1) // self.size - first, 0), numel) for rank in range(self.size)]
-            if not param.is_contiguous():  # its gradient may lie in another order
+            if not param.is_contiguous():  # not cut: its gradient may have another memory layout
                 ends = [numel if end * 2 >= numel else 0 for end in ends]
             ends = [end if end == numel else end - end % ALIGNED for end in ends]
             bounds = zip(range(self.size), [0, *ends], ends, strict=False)
             pieces = [ShardPiece(*bound) for bound in bounds if bound[1] < bound[2]]
-            self._pieces[param] = pieces or [ShardPiece(0, 0, 0)]  # it has no elements, but a state
+            self._pieces[param] = pieces or [ShardPiece(0, 0, 0)]  # a parameter without elements still has a state
             first += numel
 
     def _view(self, param: torch.Tensor, piece: ShardPiece) -> torch.Tensor:
         if piece.end - piece.begin == param.numel():
             return param
         flat = param.detach().view(-1)[piece.begin : piece.end]
-        view = self._views.setdefault((param, piece.begin), flat)  # the same object in every step: it has the state
-        if view.data_ptr() != flat.data_ptr():  # somebody has given the parameter other memory
+        view = self._views.setdefault((param, piece.begin), flat)  # one object for all steps: it is the state's key
+        if view.data_ptr() != flat.data_ptr():  # the script has replaced the parameter's memory
             view.data = flat
         return view
 
@@ -175,12 +175,12 @@ class StateShards:
         return view
 
     def _memory_of(self, lane: PlannedLane, dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the lane's engine, of which each rank has an equal part."""
+        """Memory of the lane's engine, with an equal share for each rank."""
         if dtype not in self._memory:
             width = torch.empty((), dtype=dtype).element_size()
             share = CHUNK_BYTES // width // self.size
             name = str(dtype).removeprefix("torch.")
-            array = adapter.array(torch.empty(0, dtype=dtype))  # refuses what does not travel
+            array = adapter.array(torch.empty(0, dtype=dtype))  # raises for a dtype that engines do not support
             found = lane.allocate(share * self.size * width).array(array.dtype)
             view = adapter.view(found, TensorSpec((share * self.size,), name, width))
             assert view is not None
@@ -188,7 +188,7 @@ class StateShards:
         return self._memory[dtype]
 
     def _planned(self, params: Sequence[torch.Tensor], share: int) -> list[_Round]:
-        """Rounds in which each rank gives at most ``share`` elements."""
+        """Rounds in which each rank sends at most ``share`` elements."""
         filled, rounds = [0] * self.size, defaultdict[int, list[tuple[torch.Tensor, ShardPiece, int]]](list)
         for param in params:
             for owner, begin, end in self._pieces[param]:
@@ -212,7 +212,7 @@ class _Round:
         self._given = [_Travelling(param, piece, self._first[piece.owner] + place) for param, piece, place in given]
 
     def run(self, lane: PlannedLane, memory: torch.Tensor, rank: int) -> None:
-        """Put in what this rank owns, gather, and take out the rest."""
+        """Copy this rank's pieces in, gather, and copy the other ranks' pieces out."""
         for param, piece, offset in self._given:
             if piece.owner == rank:
                 memory[offset : offset + piece.end - piece.begin] = flat(param)[piece.begin : piece.end]
@@ -225,7 +225,7 @@ class _Round:
 
 
 def flat(param: torch.Tensor) -> torch.Tensor:
-    """All elements of ``param`` as they lie in memory; they share it."""
+    """View of all elements of ``param`` in memory order."""
     values = param.detach()
     if values.is_contiguous():
         return values.view(-1)
@@ -235,7 +235,7 @@ def flat(param: torch.Tensor) -> torch.Tensor:
 
 
 def _part(value: Any, param: torch.Tensor, piece: ShardPiece) -> Any:
-    """The part of a value of a parameter's state; the value itself where it is none of its elements."""
+    """A piece's part of a value of a parameter's state; the whole value if it is not one value per element."""
     if isinstance(value, torch.Tensor):
         of_elements = value.dim() > 0 and value.shape == param.shape
         return (value.reshape(-1)[piece.begin : piece.end] if of_elements else value).clone()

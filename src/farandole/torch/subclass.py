@@ -1,4 +1,4 @@
-"""Putting a class of ours before the class of a user's optimizer.
+"""Insertion of a mixin class before the class of a user's optimizer.
 
 larc = put_before(LARCOptimizer, torch.optim.SGD(params, lr=0.1))
 isinstance(larc, torch.optim.SGD)                           # True
@@ -17,20 +17,20 @@ from farandole.errors import UsageError
 
 
 class FrontOptimizer(torch.optim.Optimizer):
-    """Base of the mixins that come before the class of a user's optimizer, and share its groups and its state.
+    """Base of the mixins before the class of a user's optimizer, which share its groups and its state.
 
-    These stay the objects that they are: the user's optimizer has them, and with it a scheduler that was made for it.
+    Groups and state keep their identity: the user's optimizer refers to them, and so does a scheduler made for it.
     """
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load a state as the user's class does, into the groups and the state that are there."""
+        """Load a state like the user's class, into the existing group and state objects."""
         with loaded_in_place(self):
             super().load_state_dict(*args, **kwargs)
 
 
 @contextmanager
 def loaded_in_place(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Context of a load, which leaves the groups and the state of ``optimizer`` the objects that they are."""
+    """Context of a load in which the groups and the state of ``optimizer`` keep their identity."""
     groups, state = optimizer.param_groups, optimizer.state
     yield
     for kept, loaded in zip(groups, optimizer.param_groups, strict=True):
@@ -40,25 +40,25 @@ def loaded_in_place(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _fill(kept: dict[Any, Any], loaded: dict[Any, Any]) -> None:
-    items = list(loaded.items())  # a class of the user's may have loaded in place
+    items = list(loaded.items())  # a list: a user's class may load in place, so that ``loaded`` is ``kept``
     kept.clear()
     kept.update(items)
 
 
 def put_before(front: type[FrontOptimizer], optimizer: torch.optim.Optimizer) -> Any:
-    """A new object of both classes, whose state is that of ``optimizer``; ``front`` comes first."""
+    """New object of both classes, ``front`` first, that shares the state of ``optimizer``."""
     cls: Any = type(type(optimizer).__name__, (front, type(optimizer)), {})
     fronted = cls.__new__(cls)
     fronted.__dict__.update(optimizer.__dict__)
-    fronted.__dict__.pop("_front", None)  # of another one, which this one takes the place of
-    if fronted.__dict__.pop("step", None) is not None:  # a scheduler has put its own there, which would bypass ours
-        optimizer.__dict__["_opt_called"] = True  # by which it tells whether there was a step: there will be none
+    fronted.__dict__.pop("_front", None)  # an earlier front object, which this one replaces
+    if fronted.__dict__.pop("step", None) is not None:  # a scheduler's wrapper, which would bypass the mixin's ``step``
+        optimizer.__dict__["_opt_called"] = True  # the scheduler warns without it: this optimizer is not stepped itself
     optimizer.__dict__["_front"] = weakref.ref(fronted)
     return fronted
 
 
 def outermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that steps in the place of ``optimizer``: what was put before it last, if that is still there."""
+    """Optimizer that steps instead of ``optimizer``: the last front object put before it, if that still exists."""
     while (front := optimizer.__dict__.get("_front", _nobody)()) is not None:
         optimizer = front
     return optimizer
@@ -68,9 +68,9 @@ def _nobody() -> None: ...
 
 
 def refuse_copies(self: torch.optim.Optimizer, protocol: object = None) -> NoReturn:  # noqa: ARG001 (of pickle)
-    """Stands for ``__reduce_ex__``: a copy would step without the other ranks, or reduce into the original's gradients.
+    """Replacement of ``__reduce_ex__`` that raises ``UsageError``.
 
-    Raises ``UsageError``.
+    A copy would step without the other ranks, or reduce into the original's gradients.
     """
     raise UsageError(
         f"a distributed {type(self).__name__} cannot be copied or pickled, as it is connected with other ranks: copy "

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks.
+"""Batch normalization over the batches of all ranks.
 
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), hvd.SyncBatchNorm(16), torch.nn.ReLU())
 """
@@ -25,14 +25,14 @@ _numbers = itertools.count()
 
 @final
 class SyncBatchNorm(_BatchNorm):
-    """``BatchNorm`` of any dimension whose statistics are those of all ranks' batches together, in training mode.
+    """``BatchNorm`` of any dimension with statistics over the batches of all ranks, in training mode.
 
     >>> layer = hvd.SyncBatchNorm(16)
     >>> layer(torch.randn(32, 16, 7, 7)).shape
     torch.Size([32, 16, 7, 7])
 
-    Inputs have shape (N, C, ...), where N and the other dimensions may differ between ranks, also be 0. All ranks of
-    ``process_set`` make their layers in the same order and run them equally often, forward and backward.
+    Inputs have shape (N, C, ...); N and the other dimensions may differ between ranks, and may be 0. All ranks of
+    ``process_set`` must make their layers in the same order and run them equally often, forward and backward.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SyncBatchNorm(_BatchNorm):
         self._label = f"sync_batch_norm.{next(_numbers)}"
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (the name in PyTorch)
-        """Normalise; the shape stays."""
+        """Normalize ``input``; the shape is unchanged."""
         self._check_input_dim(input)
         if not self.training or not takes_part(self.process_set, "SyncBatchNorm") or len(self.process_set.ranks) == 1:
             alone: torch.Tensor = super().forward(input)
@@ -83,16 +83,16 @@ class SyncBatchNorm(_BatchNorm):
             self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
 
     def _advance(self) -> float:
-        """Count a batch; returns the weight of its statistics (``momentum=None``: a plain mean over batches)."""
+        """Count a batch; return the weight of its statistics (``momentum=None``: a plain mean over batches)."""
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalise by the statistics of all ranks; returns the output, and the whole batch's mean, variance, number."""
+    """Normalize by the statistics of all ranks; returns the output, and mean, variance and row count of all batches."""
 
-    # The statistics are outputs that ``backward`` uses: where that is differentiated, their gradients come in there.
+    # The statistics are outputs, because ``backward`` uses them: under double backward it gets their gradients.
 
     @staticmethod
     def forward(
@@ -118,7 +118,7 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         """The gradient of batch normalisation (Ioffe & Szegedy 2015, section 3), with sums over all ranks.
 
-        The gradients of weight and bias stay this rank's own: the optimizer reduces them like any other.
+        The gradients of weight and bias are this rank's own; the optimizer reduces them like all others.
         """
         input, mean, variance, weight = ctx.saved_tensors  # noqa: A001 (the name in PyTorch)
         x, scale = _by_channel(input), torch.rsqrt(variance + ctx.eps)
@@ -140,8 +140,8 @@ class _Normalise(torch.autograd.Function):
 def _all_statistics(x: torch.Tensor, label: str, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Mean, biased variance and number of rows over all ranks.
 
-    Every rank's mean and sum of squared deviations are combined (Chan, Golub & LeVeque 1983, equation 2.1 for many
-    parts): differences of large sums of squares, which lose all digits, do not occur.
+    Combines every rank's mean and sum of squared deviations (Chan, Golub & LeVeque 1983, equation 2.1 for many parts):
+    no cancellation between large sums of squares.
     """
     rows, channels = x.shape
     variance, mean = torch.var_mean(x, dim=0, correction=0) if rows else (x.new_zeros(channels), x.new_zeros(channels))
@@ -158,7 +158,7 @@ def _all_statistics(x: torch.Tensor, label: str, process_set: ProcessSet) -> tup
 
 
 def _by_channel(tensor: torch.Tensor) -> torch.Tensor:
-    """(N, C, ...) as (rows, C), in float32 at least."""
+    """(N, C, ...) as (rows, C), in at least float32."""
     flat = tensor.movedim(1, -1).reshape(-1, tensor.shape[1])
     return flat.to(torch.promote_types(tensor.dtype, torch.float32))
 

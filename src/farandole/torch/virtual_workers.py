@@ -1,4 +1,4 @@
-"""Virtual workers: the same bits after every step, whatever the number of workers.
+"""Virtual workers: the same bits after every step, for any number of workers.
 
 optimizer = hvd.DistributedOptimizer(optimizer, virtual_workers=hvd.VirtualWorkers(8, model))
 for x, y in global_batches:
@@ -29,9 +29,9 @@ _holders_of: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", int)
 
 
 def _holders(gradients: list[torch.Tensor | None]) -> list[tuple[int, int, bool] | None]:
-    """Number of those that hold each gradient, and its memory, and whether that is from torch's own allocator.
+    """Reference counts of each gradient and of its memory, and whether the memory is from torch's own allocator.
 
-    To be compared with those of a gradient that nobody else has: how many are the caller's depends on the version.
+    To be compared with ``_ALONE``: the caller's own references are included, and their number depends on the version.
     """
     return [
         None
@@ -42,22 +42,22 @@ def _holders(gradients: list[torch.Tensor | None]) -> list[tuple[int, int, bool]
 
 
 _ALONE = _holders([torch.zeros(1)])[0] if _holders_of is not int else None
-"""Holders of a gradient of the reducer's own. Without torch's count there are none, and each gradient is copied."""
+"""Reference counts of a gradient without other owners; ``None`` if torch has no count: then gradients are copied."""
 
 STEP = "virtual_step"
-"""The key in the optimizer's first parameter group that counts steps: it travels with checkpoints."""
+"""Key of the step counter in the optimizer's first parameter group, which checkpoints include."""
 
 
 @final
 @dataclass(frozen=True)
 class VirtualWorkers:
-    """Number of shards of every global batch, whatever the number of workers (at most as many).
+    """Number of shards of every global batch, for any number of workers up to that number.
 
     >>> hvd.VirtualWorkers(8, model, seed=1)
 
-    ``model``: the module whose floating-point buffers (the running statistics of batch norm) belong to the shards too:
-    after a step they are the mean over the shards, where one has changed them. ``seed`` is that of the shards' random
-    streams (torch's, Python's and, where it is imported, NumPy's global generators).
+    ``model``: module whose floating-point buffers (the running statistics of batch norm) the shards change, too: after
+    a step, a changed buffer is the mean over the shards. ``seed``: seed of the shards' random streams (the global
+    generators of torch, Python and, if imported, NumPy).
     """
 
     count: int
@@ -78,13 +78,13 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
     ) -> None:
         self._groups, self._model = groups, virtual.model
         self._places: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = []
-        """Where the buffers of the model are while a step goes on: a shard may put others there."""
+        """Places of the model's buffers during a step: a shard may replace the buffer objects."""
         super().__init__(tensors, identity, terms, virtual.count, virtual.seed)
 
     def shards(self, rows: int) -> Generator[Shard, None, None]:
-        """See ``ShardReducer``; its last act is the reduction, as that of a backward pass is elsewhere.
+        """See ``ShardReducer``; the end of the loop reduces, like the end of a backward pass in ``TorchReducer``.
 
-        Raises ``UsageError`` where the gradients of an earlier loop are there still: they would be lost.
+        Raises ``UsageError`` if gradients of an earlier loop still exist: they would be lost.
         """
         if self._reduced and any(p.grad is not None and p.grad.any() for p in self.params()):
             raise UsageError(
@@ -100,7 +100,7 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
         return [p for group in self._groups() for p in group["params"]]
 
     def wrap(self, closure: Callable[[], Any]) -> NoReturn:
-        """Raise ``UsageError``: there are no closures with virtual workers."""
+        """Raise ``UsageError``: virtual workers do not support closures."""
         raise UsageError("step(closure) evaluates the loss as it likes: virtual workers need shards(), and step()")
 
     def _buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -127,7 +127,7 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
             if now is None or now.shape != tensor.shape:
                 raise UsageError(f"a shard has given the buffer {name} another shape: do so outside of shards()")
             with torch.no_grad():
-                tensor.copy_(now)  # the next shard begins with what this step began with
+                tensor.copy_(now)  # ``_rewind`` then restores the values for the next shard
             held[name] = tensor
         super()._take(number, weight)
 
@@ -149,15 +149,15 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
         if any(grad.dtype is not param.dtype for param, grad in zip(params, found, strict=True) if grad is not None):
             raise UsageError("virtual workers take gradients of their parameters' dtypes: leave grad_dtype as it is")
         others = any(holders not in (None, _ALONE) for holders in _holders(found))
-        # A buffer of the script's, which it fills anew for the next shard, or views of one as autograd.grad() returns.
+        # Copy the script's buffers, which it may overwrite for the next shard, or views of one as of autograd.grad().
         if others or (not all(grad is None or _is_contiguous(grad) for grad in found) and overlap(found)):
             found = [None if grad is None else grad.clone() for grad in found]
         return [None if grad is None else grad.detach() for grad in found]
 
     def _set_gradient(self, param: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        """See ``ShardReducer``; laid out as the parameter, as fused optimizers walk through the memory of both.
+        """See ``ShardReducer``; in the parameter's memory layout: fused optimizers traverse both as flat memory.
 
-        On its device, too: small sums are made on the host.
+        On the parameter's device, too, because small sums are made on the host.
         """
         if gradient is not None and (gradient.stride(), gradient.device) != (param.stride(), param.device):
             gradient = new_gradient(param, gradient)
@@ -167,6 +167,6 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
     def _generators(self, seed: int) -> Iterator[None]:
         with torch.random.fork_rng():
             torch.default_generator.manual_seed(seed)
-            if torch.cuda.is_initialized():  # otherwise torch.manual_seed would note a stack trace, every time
+            if torch.cuda.is_initialized():  # without it, torch would store a stack trace at each call
                 torch.cuda.manual_seed_all(seed)
             yield

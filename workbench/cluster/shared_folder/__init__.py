@@ -9,9 +9,9 @@
         storage.corrupt("part/0.npy", 1000)                       # one byte is served flipped
         storage.fail("part/1.npy", errno.ESTALE, times=1)         # the next read of it
 
-Each host has a FUSE mount of its own, read-only and without a cache (``direct_io``, but for mapped memory), and one
-process serves them all, so that they share one rate, as hosts share a file system. Needs root and ``/dev/fuse``,
-nothing installed; ``UnavailableError`` says what is missing.
+Each host has its own FUSE mount, read-only and without a cache (``direct_io``, but for mapped memory). One process
+serves all mounts, so that they share one rate, like the hosts of a file system. Needs root and ``/dev/fuse``, nothing
+installed; ``UnavailableError`` says what is missing.
 """
 
 from workbench.cluster.shared_folder.folder import SharedFolder

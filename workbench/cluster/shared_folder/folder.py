@@ -1,4 +1,4 @@
-"""Mounts of a shared folder under test, and the process that serves them; see the package's page."""
+"""Mounts of a shared folder under test, and the process that serves them; see the docstring of the package."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _PROJECT = Path(__file__).parents[3]
 
 @final
 class SharedFolder:
-    """Mounts of ``root``; close it, or use it in a ``with`` block: mounts and process end, whoever still reads.
+    """Mounts of ``root``; close it, or use it in a ``with`` block: this ends mounts and process, even with readers.
 
     ``rate_bytes_s`` is for all hosts together, ``latency_s`` for each request; ``locks=False`` refuses locks with
-    ENOLCK, as file systems do that are mounted without. Paths of faults are relative to ``root``. May be called from
-    several threads.
+    ENOLCK, like file systems that are mounted without locks. Paths of faults are relative to ``root``. May be called
+    from several threads.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SharedFolder:
     def mount(self, host: str, cluster: Cluster | None = None) -> Path:
         """Mount it on a host of a cluster, at a path that is the same on all; or here, at a path of its own.
 
-        A host that was killed and booted needs it again; what it read before still counts.
+        A host that was killed and booted needs a new mount; its earlier reads still count.
         """
         folder = self._folder / ("hosts" if cluster else host)
         folder.mkdir(exist_ok=cluster is not None)
@@ -83,7 +83,7 @@ class SharedFolder:
         return folder
 
     def bytes(self, host: str | None = None) -> int:
-        """Bytes that a host has read, or all of them."""
+        """Bytes that a host has read, or all hosts."""
         return self._count("bytes", host)
 
     def opens(self, host: str | None = None) -> int:
@@ -95,7 +95,7 @@ class SharedFolder:
         return self._count("listings", host)
 
     def lookups(self, host: str | None = None) -> int:
-        """Names that were looked up: a folder's once by each mount, a file's whenever it is opened or looked at."""
+        """Names that were looked up: once by each mount for a folder, at each open and stat for a file."""
         return self._count("lookups", host)
 
     def reset(self) -> None:
@@ -113,7 +113,7 @@ class SharedFolder:
     def stall(self, host: str | None = None, *, killable: bool = True) -> None:
         """Answer nothing until ``heal``, for a host or for all that have a mount.
 
-        A reader that is killed ends; with ``killable=False`` it stays in uninterruptible sleep until ``heal``.
+        A killed reader ends; with ``killable=False`` it stays in uninterruptible sleep until ``heal``.
         """
         self._ask("stall", host=host, is_killable=killable)
 
@@ -138,7 +138,7 @@ class SharedFolder:
         host: str | None = None,
         times: int | None = None,
     ) -> None:
-        """Let reads of a file fail with an errno, or ``open``. The kernel itself tries again where that is ESTALE."""
+        """Let reads, or ``open``, of a file fail with an errno. At ESTALE the kernel itself tries again."""
         self._fault(path, on, host=host, left=times, number=number)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class SharedFolder:
         self._server.wait(PATIENCE_S)
         while self._mounts:
             folder, namespace = self._mounts.pop()
-            unmount(str(folder), namespace)  # if the server was killed, nobody has
+            unmount(str(folder), namespace)  # a server that was killed has not unmounted
         for folder in (*self._folder.glob("*"), self._folder):
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -1,4 +1,4 @@
-"""Mounts of FUSE in this mount namespace or in that of a host."""
+"""FUSE mounts in this mount namespace or in a host's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mount(device: int, folder: str, namespace: str) -> None:
 
 
 def unmount(folder: str, namespace: str) -> None:
-    """Unmount, whoever still uses it; does nothing where nothing is mounted, or the host is gone."""
+    """Unmount, even if it is in use; does nothing if nothing is mounted, or the host no longer exists."""
     with suppress(OSError):
         _inside(namespace, lambda: call("umount2", os.fsencode(folder), _MNT_DETACH | _UMOUNT_NOFOLLOW))
 

@@ -1,4 +1,4 @@
-"""Answers out of a real folder, with the faults that were asked for; counted by host."""
+"""Answers from a real folder, with the requested faults; counted by host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Passthrough:
         self.counts: dict[str, Counter[str]] = {}
         self.faults: list[FolderFault] = []
         self._root = root
-        self._paths: dict[int, str] = {1: ""}  # by node, which a path has for good: FORGET has nothing to do
+        self._paths: dict[int, str] = {1: ""}  # by node, which a path keeps for good: FORGET does nothing
         self._nodes: dict[str, int] = {"": 1}
         self._listings: dict[int, list[bytes]] = {}
         self._number = itertools.count(1)
@@ -69,7 +69,7 @@ class Passthrough:
         return len(answer)
 
     def length(self, request: FuseRequest) -> int:
-        """Bytes that a READ will have, at most."""
+        """Most bytes that a READ will return."""
         descriptor, offset, size = request.read()
         return max(0, min(size, os.fstat(descriptor).st_size - offset))
 
@@ -98,7 +98,7 @@ class Passthrough:
         for fault in faults:
             if offset <= fault.offset < offset + nbytes:
                 room[fault.offset - offset] ^= 0xFF
-        self._count(request, "bytes", nbytes)  # before it is answered: a reader that has its bytes finds them counted
+        self._count(request, "bytes", nbytes)  # before the answer: a reader that has its bytes finds them counted
         return nbytes
 
     def _release(self, request: FuseRequest) -> bytes:

@@ -1,4 +1,4 @@
-"""FUSE as the kernel speaks it: version 7.36 of ``linux/fuse.h``, as far as a read-only file system needs it."""
+"""FUSE protocol of the kernel: version 7.36 of ``linux/fuse.h``, as far as a read-only file system needs it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import final
 
 LOOKUP, FORGET, GETATTR, READLINK, OPEN, READ, STATFS, RELEASE = 1, 2, 3, 5, 14, 15, 17, 18
 INIT, OPENDIR, READDIR, RELEASEDIR, GETLK, SETLK, SETLKW, INTERRUPT, BATCH_FORGET = 26, 27, 28, 29, 31, 32, 33, 36, 42
-"""Operations; all others are answered with ENOSYS, and the kernel does without."""
+"""Operations; all others get ENOSYS, and the kernel does without them."""
 
 UNANSWERED = {FORGET, INTERRUPT, BATCH_FORGET}
 WAITING = {LOOKUP, GETATTR, READLINK, OPEN, READ, OPENDIR, READDIR}
-"""Requests for which a file system asks its storage."""
+"""Requests for which a file system accesses its storage."""
 
 HEADER_BYTES = 16
 REQUEST_BYTES = 8192
@@ -32,7 +32,7 @@ _BACKGROUND, _CONGESTION, _LARGEST_WRITE, _PAGE = 64, 48, 4096, 4096
 @final
 @dataclass(frozen=True)
 class FuseRequest:
-    """Request of the kernel for a host, and the device on which it is to be answered."""
+    """Request of the kernel for a host, and the device for its answer."""
 
     device: int
     host: str
@@ -62,7 +62,7 @@ class FuseRequest:
         return os.fsdecode(self.body.rstrip(b"\0"))
 
     def is_killed(self) -> bool:
-        """Whether SIGKILL waits for the thread that asked. The kernel lets it die only once this is answered."""
+        """True if SIGKILL is pending for the thread that asked. The kernel lets it die only after the answer."""
         if not self.pid:
             return False
         try:
@@ -74,14 +74,14 @@ class FuseRequest:
 
 
 def head(room: memoryview, unique: int, result: int) -> memoryview:
-    """Put ``fuse_out_header`` before an answer of ``result`` bytes; negative: an errno, and no answer."""
+    """Put ``fuse_out_header`` before an answer of ``result`` bytes; negative: an errno, without an answer."""
     length = HEADER_BYTES + max(0, result)
     struct.pack_into("=IiQ", room, 0, length, min(0, result), unique)
     return room[:length]
 
 
 def initialized(request: FuseRequest, own_locks: bool) -> bytes:
-    """Answer to INIT. With ``own_locks`` the kernel asks for each lock; else it has them for one host, by itself."""
+    """Answer to INIT. With ``own_locks`` the kernel requests each lock; else it keeps a host's locks by itself."""
     ahead = struct.unpack_from("=III", request.body)[2]
     flags = _ASYNC_READ | _PARALLEL_LOOKUPS | _MAX_PAGES | _MORE_FLAGS | (own_locks and _POSIX_LOCKS | _FLOCK_LOCKS)
     queues = (_BACKGROUND, _CONGESTION, _LARGEST_WRITE, 1, LARGEST_READ // _PAGE, 0)
@@ -89,7 +89,7 @@ def initialized(request: FuseRequest, own_locks: bool) -> bytes:
 
 
 def entry(node: int, of: os.stat_result) -> bytes:
-    """Answer to LOOKUP. A folder's is kept, but a file's name is asked for again whenever it is used."""
+    """Answer to LOOKUP. The kernel keeps it for a folder, but looks up a file's name at every use."""
     return struct.pack("=QQQQII", node, 0, _KEPT_S * stat.S_ISDIR(of.st_mode), _KEPT_S, 0, 0) + _attributes(of)
 
 
@@ -99,12 +99,12 @@ def attributes(of: os.stat_result) -> bytes:
 
 
 def opened(handle: int) -> bytes:
-    """Answer to OPEN and OPENDIR: reads pass by the page cache, but for those of memory that is mapped."""
+    """Answer to OPEN and OPENDIR: reads bypass the page cache, except those of mapped memory."""
     return struct.pack("=QII", handle, _DIRECT_IO, 0)
 
 
 def listing(entries: Iterable[os.DirEntry[str]]) -> list[bytes]:
-    """``fuse_dirent`` of each entry; each says at what offset the next one is."""
+    """``fuse_dirent`` of each entry; each has the offset of the next one."""
     names = [(".", stat.S_IFDIR), ("..", stat.S_IFDIR), *((each.name, _kind(each)) for each in entries)]
     packed = []
     for place, (name, kind) in enumerate(names, 1):

@@ -1,17 +1,17 @@
-"""Process that serves the mounts of one shared folder, and does what ``SharedFolder`` asks on a socket, in JSON.
+"""Process that serves the mounts of one shared folder, and executes commands of ``SharedFolder``, JSON on a socket.
 
-The protocol is read from ``/dev/fuse`` without a library: one process can serve mounts in many mount namespaces then,
-hold an answer back without holding a thread, and decide what becomes of a reader that is killed.
+The protocol is read from ``/dev/fuse`` without a library: so one process can serve mounts in many mount namespaces,
+delay an answer without blocking a thread, and decide what happens to a killed reader.
 """
 
 # Threads, and why there are three kinds:
 #
-#   control   the main thread: answers the owner; when that has closed its end, or is gone, it unmounts everything
-#   serving   two for each mount: take requests from the kernel, and answer at once those that need not wait
-#   clock     one: answers what must wait, for the rate that all mounts share, for latency, or for the end of a stall
+#   control   the main thread: answers the owner; when the owner closes its end or exits, it unmounts everything
+#   serving   two for each mount: take requests from the kernel, and answer at once requests that need not wait
+#   clock     one: answers requests that must wait, for the rate of all mounts, for latency, or for the end of a stall
 #
-# ``FuseServer.changed`` guards queue, held requests and settings, ``Passthrough.lock`` counts and faults; neither is
-# taken with the other. Bytes move without either. A request is in one place only, so it is answered once.
+# ``FuseServer.changed`` guards queue, held requests and settings, ``Passthrough.lock`` counts and faults; no thread
+# holds both. Bytes are copied without either. A request is in one place only, so it is answered once.
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from workbench.cluster.shared_folder.protocol import FuseRequest
 SERVING_THREADS = 2
 
 SLACK_S = 0.05
-"""Time that readers may lose to a busy machine and make up for: the rate is that of seconds, not of each request."""
+"""Time that readers may lose on a busy machine and make up for: the rate holds over seconds, not for each request."""
 
 LOOK_AGAIN_S = 0.02
-"""How often held requests are looked at: the kernel says only once that a signal came, and not which."""
+"""Interval of checks of held requests: the kernel reports a signal only once, and not which signal."""
 
 
 @final
 @dataclass
 class HostPace:
-    """Pace at which requests of one host are served; it outlives the mounts, which go when the host is killed."""
+    """Pace at which requests of one host are served; it outlives the mounts, which end when the host is killed."""
 
     latency_s: float | None = None
     is_stalled: bool = False
@@ -72,7 +72,7 @@ class FuseServer:
         threading.Thread(target=self._run_clock, daemon=True).start()
 
     def serve(self, device: int, host: str) -> None:
-        """Answer a mount's requests until it is gone."""
+        """Answer a mount's requests until it is unmounted."""
         with self.changed:
             self.hosts.setdefault(host, HostPace())
         for _ in range(SERVING_THREADS):
@@ -80,7 +80,7 @@ class FuseServer:
         os.close(device)
 
     def release(self) -> None:
-        """Answer the held requests of hosts that are stalled no more; ``changed`` is held."""
+        """Answer the held requests of hosts that are no longer stalled; the caller holds ``changed``."""
         held, self.held = self.held, []
         for request in held:
             if self.hosts[request.host].is_stalled:
@@ -96,7 +96,7 @@ class FuseServer:
                 try:
                     request = FuseRequest.of(device, host, os.read(device, protocol.REQUEST_BYTES))
                 except OSError as error:
-                    if error.errno in {errno.ENOENT, errno.EINTR, errno.EAGAIN}:  # taken back meanwhile
+                    if error.errno in {errno.ENOENT, errno.EINTR, errno.EAGAIN}:  # withdrawn by the kernel
                         continue
                     return
                 if request.operation not in protocol.UNANSWERED and not self._must_wait(request):
@@ -157,7 +157,7 @@ class FuseServer:
         return [(each, -errno.EINTR) for each in killed]
 
     def _reply(self, request: FuseRequest, room: memoryview, result: int) -> None:
-        with suppress(OSError):  # nobody waits for it any longer, or the mount is gone
+        with suppress(OSError):  # the reader waits no longer, or the folder is unmounted
             os.write(request.device, protocol.head(room, request.unique, result))
 
 
@@ -170,7 +170,7 @@ class FolderControl:
         self._mounts: list[tuple[str, str]] = []
 
     def answer(self, line: bytes) -> bytes:
-        """Do what ``[name, arguments]`` says; returns result, errno and what went wrong."""
+        """Execute ``[name, arguments]``; returns result, errno and error text."""
         name, words = json.loads(line)
         try:
             return json.dumps([getattr(self, f"on_{name}")(**words), 0, ""]).encode()
@@ -253,10 +253,10 @@ class FolderControl:
 
 
 def main(owner: int, root: str, folder: str, has_locks: bool, control: int) -> None:
-    """Serve until the owner closes its end, or is gone."""
+    """Serve until the owner closes its end, or exits."""
     lifeline = os.pidfd_open(owner)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # what is open on any host is open here
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # files that are open on any host are open here, too
     commands = FolderControl(FuseServer(Passthrough(root, has_locks)))
     with socket.socket(fileno=control) as connection:
         while lifeline not in select.select([connection.fileno(), lifeline], [], [])[0]:

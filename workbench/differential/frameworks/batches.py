@@ -1,8 +1,8 @@
-"""Jobs that carry out many plans each, from the side that starts them.
+"""Jobs that execute many plans each, on the side that starts the jobs.
 
 found = run(plans, size=2, deadline_s=60.0)     # found.results[i][rank], found.ending of plan len(found.results)
 
-A job that shows no result for as long as a plan may take is ended, and so is one that has lost a rank.
+A job without a new result within the deadline of a plan is ended, and so is a job that has lost a rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workbench.differential.frameworks.ranks import Batch
 from workbench.quick_xla import QUICK
 
 START_S = 120.0
-"""For the import of a framework, on a machine that is busy."""
+"""Time for the import of a framework on a busy machine."""
 
 LOOK_EVERY_S, END_S, EVIDENCE = 0.1, 10.0, 8000
 
@@ -42,7 +42,7 @@ ENVIRONMENT = {
 
 @final
 class BatchFindings(msgspec.Struct, frozen=True):
-    """Results of the plans that every rank has ended; what happened in the next one, and what the job had printed."""
+    """Results of the plans that every rank has finished; what happened in the next plan, and the output of the job."""
 
     results: list[list[RankResult]]
     ending: str = ""
@@ -50,7 +50,7 @@ class BatchFindings(msgspec.Struct, frozen=True):
 
 
 def run(plans: Sequence[FrameworkPlan], size: int, deadline_s: float) -> BatchFindings:
-    """Carry out ``plans``, which are of one framework, on one job."""
+    """Execute ``plans`` of one framework in one job."""
     with tempfile.TemporaryDirectory(prefix="farandole-fuzz-") as name:
         folder = Path(name)
         (folder / "plans").write_bytes(msgspec.msgpack.encode(Batch(list(plans), deadline_s)))
@@ -77,7 +77,7 @@ def run(plans: Sequence[FrameworkPlan], size: int, deadline_s: float) -> BatchFi
 
 
 def _watch(job: subprocess.Popen[bytes], folder: Path, plans: int, size: int, deadline_s: float) -> str:
-    """Wait until the job has ended, or has shown nothing new for too long; returns what was wrong, if it was."""
+    """Wait until the job has exited, or has shown nothing new for too long; returns the error, if any."""
     done, patience_s = 0, START_S + deadline_s
     until = time.monotonic() + patience_s
     while job.poll() is None:
@@ -91,7 +91,7 @@ def _watch(job: subprocess.Popen[bytes], folder: Path, plans: int, size: int, de
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """End the launcher, which ends its workers; and what it leaves."""
+    """End the launcher, which ends its workers; kill the rest."""
     if job.poll() is None:
         job.terminate()
         try:

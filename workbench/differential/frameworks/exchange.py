@@ -14,12 +14,12 @@ VERBS = ("mean", "sum", "min", "max", "product", "gather", "copy", "scatter", "e
 
 
 def verbs_of(how: Sequence[str]) -> tuple[str, ...]:
-    """Collectives of an action, without the manner of its metrics."""
+    """Collectives of an action, without the option of infinite numbers."""
     return tuple(each for each in how if each in VERBS)
 
 
 def draw_verbs(rng: random.Random, most: int) -> tuple[str, ...]:
-    """Collectives of an action, at ``most`` so many, and perhaps that some of their numbers are infinite."""
+    """Collectives of an action, at most ``most``, and sometimes the option of infinite numbers."""
     return (*rng.sample(VERBS, rng.randint(1, most)), *rng.choice(((), (INFINITE,))))
 
 

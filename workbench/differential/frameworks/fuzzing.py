@@ -20,7 +20,7 @@ DEADLINE_S = 60.0
 
 
 def check(plans: Sequence[FrameworkPlan], size: int, deadline_s: float = DEADLINE_S) -> list[Judgement]:
-    """Judgements of plans on jobs of so many ranks: a new one goes on behind a plan that ends its job."""
+    """Judgements of plans on jobs of so many ranks: after a plan that ends its job, a new job goes on."""
     found: list[Judgement] = []
     while len(found) < len(plans):
         left = plans[len(found) :]
@@ -105,7 +105,7 @@ def shrink(
 
 
 def candidates(plan: FrameworkPlan) -> Iterator[FrameworkPlan]:
-    """Plans that do one thing less, or train on terms one of which is plainer."""
+    """Plans with one action, special term, setting or step less."""
     for i in range(len(plan.actions)):
         yield msgspec.structs.replace(plan, actions=plan.actions[:i] + plan.actions[i + 1 :])
     for name in (

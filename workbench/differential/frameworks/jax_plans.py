@@ -11,7 +11,7 @@ OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam")
 
 
 def draw_terms(rng: random.Random) -> PlanTerms:
-    """PlanTerms that go together."""
+    """Terms that go together."""
     overlap = rng.choice((0, 0, 0, 0, 0, 0, 16, 100, 4096))
     op = rng.choice(("Average", "Average", "Sum"))
     passes = rng.choice((1, 1, 2, 3)) if not overlap else 1
@@ -43,7 +43,7 @@ def draw_terms(rng: random.Random) -> PlanTerms:
 def draw_actions(rng: random.Random, terms: PlanTerms) -> list[PlanAction]:
     """Some steps, and what happens between them; the last action may be one that must fail."""
     possible = ["train", "train", "train", "metrics", "metrics"]
-    if not terms.lag:  # what is on its way belongs to a session, and to no state
+    if not terms.lag:  # gradients under way belong to a session, and to no state
         possible += ["broadcast", "heal"] + ([] if terms.process_set else ["reinit"])
     actions = [_train(rng, terms, 0)]
     for i in range(1, rng.randint(2, 5)):
@@ -72,4 +72,4 @@ def _end(rng: random.Random, terms: PlanTerms) -> list[PlanAction]:
         return [PlanAction("structure", 50, 2 * terms.passes, rng.randint(0, 2), how)]
     if not terms.passes_params:
         return []
-    return [PlanAction("spoil", 51, (3 + terms.lag) * terms.passes, rng.randint(0, 2))]  # what lags, lags by steps
+    return [PlanAction("spoil", 51, (3 + terms.lag) * terms.passes, rng.randint(0, 2))]  # the lag is in steps

@@ -1,4 +1,4 @@
-"""Judgement of a plan: what its ranks have recorded, beside what the oracle says."""
+"""Judgement of a plan: the records of its ranks, compared with the oracle's."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from workbench.differential.frameworks.plan import FrameworkPlan, RankResult
 EQUAL, REFUSED = "equal", "refused"
 
 ERRORS = {DIVERGENCE: {"DivergenceError"}}
-"""Errors that may come of what a plan has done; of a mismatch, any that Farandole raises.
+"""Errors that a plan may cause; for a mismatch, any error of Farandole.
 
-Where threads of a compiled program may come at any time, ranks that wait for each other are told by a stall.
+If threads of a compiled program may call at any time, ranks that wait for each other get a stall error.
 """
 
 
 @final
 class Judgement(msgspec.Struct, frozen=True):
-    """Judgement of a plan on so many ranks: equal, refused as is due, or a finding."""
+    """Judgement of a plan on so many ranks: equal, refused as expected, or a finding."""
 
     kind: str
     size: int
@@ -30,7 +30,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
     @property
     def is_finding(self) -> bool:
-        """True if this is not as it should be."""
+        """True if this is an error."""
         return self.kind not in (EQUAL, REFUSED)
 
 
@@ -68,7 +68,7 @@ def _judge_errors(expected: Expected, found: Sequence[RankResult]) -> Judgement:
 
 
 def _difference(plan: FrameworkPlan, name: str, expected: Expected, found: Sequence[RankResult]) -> str:
-    """The first number of a record that is too far from the oracle's, in words; empty if there is none."""
+    """The first number of a record that is too far from the oracle's, as text; empty if there is none."""
     for rank, each in enumerate(found):
         if name not in each.records:
             return f"{name} is missing on rank {rank}"

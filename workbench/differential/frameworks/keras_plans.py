@@ -14,11 +14,11 @@ OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam")
 
 
 def draw_terms(rng: random.Random) -> PlanTerms:
-    """PlanTerms that go together."""
+    """Terms that go together."""
     op = rng.choice(("Average", "Average", "Sum"))
     process_set = rng.choice(("", "", "", "", "first", "last", "but last"))
     local = rng.choice(("", "", "", "", "scaled", "unscaled")) if not process_set else ""
-    clips = ("", "", "norm", "value") if local else ("", "", "global", "norm", "value")  # one norm would be each rank's
+    clips = ("", "", "norm", "value") if local else ("", "", "global", "norm", "value")  # one norm would differ by rank
     terms = PlanTerms(
         optimizer=rng.choice(OPTIMIZERS),
         rate=rng.choice((0.02, 0.05)),
@@ -38,10 +38,10 @@ def draw_terms(rng: random.Random) -> PlanTerms:
         eager=rng.random() < 0.15,
         prepares=rng.choice(("", "", "", "", "normalizes", "bins", "draws", "looks up")),
     )
-    # A scaled gradient may be more than float16 has: then the step is left out, which the oracle knows nothing of.
+    # A scaled gradient may exceed float16: then the step is skipped, which the oracle does not model.
     overflows = terms.scaled and terms.compression == "fp16"
     compression = "bf16" if overflows else terms.compression
-    # On PyTorch, Keras has one step in each call. It makes lookups with TensorFlow, so on others no step has any.
+    # On PyTorch, Keras runs one step per call. It implements lookups with TensorFlow, so on others no step has any.
     each = 1 if is_on_torch() else terms.steps_per_execution
     looks_up = terms.prepares == "looks up" and backend() != "tensorflow"
     prepares = "bins" if looks_up else terms.prepares
@@ -97,5 +97,5 @@ def _end(rng: random.Random, terms: PlanTerms, is_compared: bool) -> list[PlanAc
         return []
     if rng.random() < 0.4:
         return [PlanAction("structure", 50, 2, rng.randint(0, 2))]
-    # Weights that nobody trains are compared by nobody.
+    # Weights that are not trained are not compared.
     return [PlanAction("spoil", 51, 4, rng.randint(0, 2))] if is_compared else []

@@ -15,37 +15,37 @@ import numpy.typing as npt
 Values: TypeAlias = npt.NDArray[np.float64]
 INPUTS, HIDDEN, OUTPUTS = 4, 5, 2
 BIN = 0.25
-"""What the number of a bin is multiplied by."""
+"""Factor from the number of a bin to its value."""
 
 INFINITE = "infinite"
-"""Manner of metrics."""
+"""Option of metrics: some numbers are infinite."""
 
 NOISE = 1e-7
-"""Standard deviation of what a layer adds that draws: too small to be seen, while its seeds are."""
+"""Standard deviation of the numbers that a random layer adds: too small to be seen, while its seeds are."""
 
 SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, OUTPUTS), (OUTPUTS,))
 
 
 def initial(seed: int, rank: int = 0) -> list[Values]:
-    """Weights to begin with: matrix and bias of one layer, and those of the other."""
+    """Initial weights: matrix and bias of both layers."""
     source = np.random.default_rng([11, seed, rank])
     return [_exact(source.normal(size=shape) / 2) for shape in SHAPES]
 
 
 def batch(number: int, step: int, rank: int, rows: int) -> tuple[Values, Values]:
-    """Inputs and targets of a rank; the same numbers wherever they are made."""
+    """Inputs and targets of a rank; the same numbers in every process."""
     source = np.random.default_rng([12, number, step, rank])
     return _exact(source.normal(size=(rows, INPUTS))), _exact(source.normal(size=(rows, OUTPUTS)) + rank)
 
 
 def adapted(rank: int) -> Values:
-    """Rows that a rank adapts a layer to: their mean and spread are other ones on each."""
+    """Rows that a rank adapts a layer to: their mean and spread differ by rank."""
     source = np.random.default_rng([14, rank])
     return _exact(source.normal(size=(32, INPUTS)) * (1 + rank) + rank)
 
 
 def bins(rank: int) -> list[float]:
-    """Boundaries into which that layer of a rank sorts numbers, which no batch hits exactly."""
+    """Boundaries of the bins of a rank's layer, which no batch hits exactly."""
     return [float(each) for each in np.quantile(adapted(rank), (0.2, 0.4, 0.6, 0.8)).round(3) + 2.0**-12]
 
 
@@ -55,19 +55,19 @@ def vocabulary(rank: int) -> list[int]:
 
 
 def prepared(x: Values, rank: int, how: str) -> Values:
-    """``x`` as the layer of a rank computes it that prepares it."""
+    """``x`` after the layer of a rank that prepares it."""
     rows = adapted(rank)
     if how == "bins":
         return BIN * np.digitize(x, bins(rank)).astype(np.float64)
-    if how == "looks up":  # 0 is for what a vocabulary has not
+    if how == "looks up":  # 0 is for numbers outside of the vocabulary
         return BIN * (1.0 + np.argsort(vocabulary(rank))[np.digitize(x, bins(0))].astype(np.float64))
     return (x - rows.mean(0)) / rows.std(0) if how == "normalizes" else x
 
 
 def metric(number: int, rank: int, size: int, how: Sequence[str] = ()) -> Values:
-    """Array of a rank for collectives, whose rows the number of ranks divides; with ``INFINITE`` some are no numbers.
+    """Array of a rank for collectives; the number of ranks divides its rows. With ``INFINITE`` some are infinite.
 
-    Each column has infinities of one sign, on each rank in another row.
+    Each column has infinities of one sign, in another row on each rank.
     """
     found = _exact(np.random.default_rng([13, number, rank]).normal(size=(2 * size, 3)))
     if INFINITE in how:
@@ -86,5 +86,5 @@ def loss_and_gradients(weights: Sequence[Any], x: Values, y: Values) -> tuple[fl
 
 
 def _exact(values: npt.NDArray[Any]) -> Values:
-    """Numbers that float32 can have."""
+    """Numbers that float32 represents exactly."""
     return values.astype(np.float32).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Plans carried out by ``farandole.jax`` on one rank."""
+"""Execution of plans by ``farandole.jax`` on one rank."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ jax.config.update("jax_enable_x64", True)
 
 
 def start(plan: FrameworkPlan) -> Callable[[str, PlanAction, Record], None]:
-    """Join the job, and return what carries out an action."""
+    """Join the job, and return the function that executes an action."""
     hvd.init(**plan.arguments)
     return JaxProgram(plan).act
 
 
 def finish() -> None:
-    """Wait for all ranks: who leaves takes from the others what is still under way."""
+    """Wait for all ranks: a rank that leaves would end collectives that are under way on the others."""
     hvd.barrier()
 
 
@@ -44,7 +44,7 @@ def stop() -> None:
 
 
 def cause(error: BaseException) -> BaseException:
-    """The error of Farandole's that JAX has put in its own words, or the error itself."""
+    """The error of Farandole that JAX has wrapped, or the error itself."""
     return original(error)
 
 
@@ -87,7 +87,7 @@ class JaxProgram:
         self._state = self._optimizer.init(self._params)
 
     def act(self, name: str, action: PlanAction, record: Record) -> None:
-        """Carry out one action, and record what it leaves."""
+        """Execute one action, and record its results."""
         if action.kind == "metrics":
             self._exchange(name, action, record)
         elif action.kind == "reinit":
@@ -119,7 +119,7 @@ class JaxProgram:
         terms, op = self._terms, getattr(hvd, self._terms.op)
         self._gradients: Any = plain_gradients
         self._optimizer: Any = transformation(terms)
-        if terms.overlap and not self._set.included():  # where the call would be refused
+        if terms.overlap and not self._set.included():  # the call would be refused there
             return self._compile()
         if terms.overlap:
             self._gradients = hvd.value_and_grad(
@@ -171,7 +171,7 @@ class JaxProgram:
             self._params["out"] = {k: v + jnp.asarray(0.25, v.dtype) for k, v in self._params["out"].items()}
 
     def _change(self, action: PlanAction) -> None:
-        """Give one rank an optimizer of other parameters than the others have."""
+        """Give one rank an optimizer with other parameters than the other ranks have."""
         if hvd.size() == 1:
             return
         if hvd.rank() == action.rank % hvd.size():
@@ -182,7 +182,7 @@ class JaxProgram:
         self._state = self._optimizer.init(self._params)
 
     def _exchange(self, name: str, action: PlanAction, record: Record) -> None:
-        """Collectives, which a compiled program begins in another order on every rank."""
+        """Collectives, which a compiled program starts in another order on every rank."""
         size = hvd.size()
         verbs = verbs_of(action.how)
         first = (hvd.rank() if self._terms.jit else 0) % len(verbs)
@@ -199,7 +199,7 @@ class JaxProgram:
 
 
 def collective(verb: str, x: Any, name: str, size: int) -> Any:
-    """Call of the collective that plans know as ``verb``."""
+    """Call the collective that plans name ``verb``."""
     ops = {"mean": hvd.Average, "sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
     if verb in ops:
         return hvd.allreduce(x, name=name, op=ops[verb])

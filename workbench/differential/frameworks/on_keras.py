@@ -1,4 +1,4 @@
-"""Plans carried out by ``farandole.keras`` on one rank, with the backend of Keras that ``KERAS_BACKEND`` names."""
+"""Execution of plans by ``farandole.keras`` on one rank, with the backend of Keras that ``KERAS_BACKEND`` names."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ CLIPS = {"global": "global_clipnorm", "norm": "clipnorm", "value": "clipvalue"}
 
 
 def start(plan: FrameworkPlan) -> Callable[[str, PlanAction, Record], None]:
-    """Join the job, and return what carries out an action."""
+    """Join the job, and return the function that executes an action."""
     keras.backend.clear_session()
     hvd.init(**plan.arguments)
     return KerasProgram(plan).act
 
 
 def finish() -> None:
-    """Wait for all ranks: who leaves takes from the others what is still under way."""
+    """Wait for all ranks: a rank that leaves would end collectives that are under way on the others."""
     hvd.barrier()
 
 
@@ -59,7 +59,7 @@ def stop() -> None:
 
 
 def cause(error: BaseException) -> BaseException:
-    """The error of Farandole's that a backend has put in its own words, or the error itself."""
+    """The error of Farandole that a backend has wrapped, or the error itself."""
     return original(error)
 
 
@@ -96,7 +96,7 @@ class KerasProgram:
         self._compile()
 
     def act(self, name: str, action: PlanAction, record: Record) -> None:
-        """Carry out one action, and record what it leaves."""
+        """Execute one action, and record its results."""
         if action.kind == "reinit":
             hvd.shutdown()
             hvd.init(**self._plan.arguments)
@@ -183,7 +183,7 @@ class KerasProgram:
         record(f"{name}.loss", loss)
 
     def _apply(self, name: str, action: PlanAction, record: Record) -> None:
-        """Steps of a loop that somebody has written: gradients come from elsewhere."""
+        """Steps of a loop of the user's own, with gradients from elsewhere."""
         absent = action.number % 4 if "absent" in action.how and hvd.rank() == action.rank % hvd.size() else -1
         optimizer, variables = self._model.optimizer, self._model.trainable_variables
         if not optimizer.built:
@@ -197,13 +197,13 @@ class KerasProgram:
             arrays = {
                 path: keras.ops.convert_to_tensor((each * scale).astype(np.float32)) for path, each in found.items()
             }
-            if absent >= 0 and hvd.size() > 1:  # a graph has all of them, or none
+            if absent >= 0 and hvd.size() > 1:  # a graph needs all of them, or none
                 path = list(arrays)[absent]
                 arrays[path] = None if BACKEND == "torch" else arrays[path] * 0
             optimizer.apply([arrays[each.path] for each in variables], variables)
 
     def _prepared(self, x: Any) -> Any:
-        """``x`` behind the layers that prepare it."""
+        """``x`` after the layers that prepare it."""
         found = x.astype(np.float32)
         for layer in self._model.layers[: -len(self._dense)]:
             found = layer(found)
@@ -234,7 +234,7 @@ class KerasProgram:
 
 
 def network(hidden: int, prepares: str = "") -> Any:
-    """The two layers of ``network.py``, behind those that prepare their inputs, on each rank in another way."""
+    """The two layers of ``network.py``, after layers that prepare their inputs, differently on each rank."""
     layers = [keras.layers.Dense(hidden, activation="tanh"), keras.layers.Dense(OUTPUTS)]
     first: list[Any] = []
     if prepares == "normalizes":
@@ -251,7 +251,7 @@ def network(hidden: int, prepares: str = "") -> Any:
 
 
 def collective(verb: str, x: Any, name: str, size: int) -> Any:
-    """Call of the collective that plans know as ``verb``."""
+    """Call the collective that plans name ``verb``."""
     ops = {"mean": hvd.Average, "sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
     if verb in ops:
         return hvd.allreduce(x, name=name, op=ops[verb])

@@ -12,7 +12,7 @@ from workbench.differential.frameworks.plan import PlanTerms
 
 CLIP, DECAY, MOMENTUM = 0.2, 0.05, 0.9
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-2
-"""The last one is large, for else Adam's steps would follow the sign of gradients that are all rounding."""
+"""The last one is large, because Adam's steps would otherwise follow the sign of gradients that are all rounding."""
 
 
 @final
@@ -26,17 +26,17 @@ class OracleStepper:
         self._second = [np.zeros_like(each) for each in weights]
 
     def copy_from(self, other: OracleStepper) -> None:
-        """Take over the state of another one."""
+        """Copy the state of another optimizer."""
         self.rate, self._count = other.rate, other._count
         self._first = [each.copy() for each in other._first]
         self._second = [each.copy() for each in other._second]
 
     def correct_momentum(self, ratio: float) -> None:
-        """Multiply the velocities, as where a schedule changes the rate."""
+        """Multiply the velocities, like a schedule that changes the rate."""
         self._first = [each * ratio for each in self._first]
 
     def step(self, weights: list[Values], gradients: list[Values], absent: Iterable[int] = ()) -> list[Values]:
-        """New weights; those at ``absent``, and what is kept for them, stay what they are."""
+        """New weights; the weights at ``absent``, and their state, do not change."""
         old, first, second = weights, self._first, self._second
         new = self._step(weights, gradients)
         for i in absent:
@@ -78,7 +78,7 @@ class OracleStepper:
 
 
 def clipped(gradients: list[Values], how: str) -> list[Values]:
-    """Gradients that are no larger than ``CLIP``: in their norm together, in that of each, or each number."""
+    """Gradients limited to ``CLIP``: in their common norm, in the norm of each, or in each number."""
     if how == "value":
         return [np.clip(each, -CLIP, CLIP) for each in gradients]
     if how == "norm":

@@ -1,8 +1,8 @@
-"""Oracle: a plan carried out for all ranks in this process, in float64, with averages that are sums over a count.
+"""Oracle: executes a plan for all ranks in this process, in float64, with averages that are sums over a count.
 
 expected = consult(plan, size=3)        # expected.records[rank]["0.train.loss"], expected.due[rank]
 
-It knows no framework, no bucket and no call: only what a plan means.
+It knows no framework, no bucket and no call: only the meaning of a plan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DIVERGENCE, MISMATCH = "divergence", "mismatch"
 
 @final
 class Expected:
-    """Records that each rank is to make, ranks that are to have the same bits, and errors that some must raise."""
+    """Expected records of each rank, ranks with equal bits, and errors that some ranks must raise."""
 
     def __init__(self, size: int) -> None:
         self.records: list[dict[str, Values]] = [{} for _ in range(size)]
@@ -53,14 +53,14 @@ def consult(plan: FrameworkPlan, size: int) -> Expected:
 
 @final
 class OracleRanks:
-    """All ranks: their weights, optimizers, and gradients that have been computed and not yet applied."""
+    """All ranks: their weights, optimizers, and gradients that are computed and not yet applied."""
 
     def __init__(self, plan: FrameworkPlan, size: int) -> None:
         self.expected = Expected(size)
         self._plan, self._terms, self._size = plan, plan.terms, size
         self._members, self._ranks = plan.members(size), range(size)
-        self._weights = [initial(plan.seed + plan.index) for _ in self._ranks]  # those of rank 0, whoever had others
-        # Neither bins nor vocabularies are variables: a callback alone takes them along.
+        self._weights = [initial(plan.seed + plan.index) for _ in self._ranks]  # those of rank 0, though others differ
+        # Neither bins nor vocabularies are variables: only a callback copies them.
         self._has_tables = self._terms.prepares in ("bins", "looks up")
         is_copied = self._terms.initial == "broadcast" and not self._has_tables
         self._adapted = [0 if is_copied else rank for rank in self._ranks]
@@ -68,7 +68,7 @@ class OracleRanks:
         self._begin()
 
     def _begin(self) -> None:
-        """Take new optimizers."""
+        """Make new optimizers."""
         chosen = [[each[i] for i in self._trained] for each in self._weights]
         self._steppers = [OracleStepper(self._plan.framework, self._terms, each) for each in chosen]
         self._sums = [[np.zeros_like(w) for w in each] for each in chosen]
@@ -77,7 +77,7 @@ class OracleRanks:
         self._flying = deque([nothing] * self._terms.lag)
 
     def act(self, name: str, action: PlanAction) -> None:
-        """Carry out one action, and note what it leaves."""
+        """Execute one action, and note its results."""
         if action.kind == "structure":
             self._due(MISMATCH, self._size)
         elif action.kind in ("heal", "spoil"):
@@ -99,7 +99,7 @@ class OracleRanks:
             groups = [[rank] for rank in self._ranks if own or rank not in self._members]
             groups += [] if own else [self._members]
             self._record(f"{name}.weight{i}", [each[i] for each in self._weights], groups)
-        if self._terms.prepares == "draws":  # and no two ranks the same, whatever has been broadcast
+        if self._terms.prepares == "draws":  # no two ranks have the same, even after a broadcast
             self._record(f"{name}.seeds", [np.array([self._size])] * self._size, [list(self._ranks)])
 
     def _due(self, what: str, ranks: int) -> None:
@@ -156,11 +156,11 @@ class OracleRanks:
             stepper.rate = rate
 
     def _step(self, action: PlanAction, step: int) -> list[float]:
-        """One batch of every rank; returns the losses before it."""
+        """One batch of every rank; returns the losses before the step."""
         losses, own = self._gradients(action, step)
         is_keras = self._plan.framework == "keras"
         for sums, each in zip(self._sums, self._reduced(own) if is_keras else own, strict=True):
-            sums[:] = [a + b for a, b in zip(sums, each, strict=True)]  # Keras accumulates what has been reduced
+            sums[:] = [a + b for a, b in zip(sums, each, strict=True)]  # Keras accumulates reduced gradients
         self._passes = (self._passes + 1) % self._terms.passes
         if self._passes == 0:
             count = 1 if self._terms.passes_how == "sum" else self._terms.passes
@@ -169,11 +169,11 @@ class OracleRanks:
             self._flying.append(totals if is_keras else self._reduced(totals))
             lagging = self._flying.popleft()
             mixed = [lagging[r] if r in self._members else totals[r] for r in self._ranks]
-            self._apply(mixed, action)  # outside of a process set nothing travels, so nothing is late
+            self._apply(mixed, action)  # outside of a process set nothing is sent, so nothing is late
         return losses
 
     def _gradients(self, action: PlanAction, step: int) -> tuple[list[float], list[list[Values]]]:
-        """Loss of every rank, and its own gradients of what is trained."""
+        """Loss of every rank, and its own gradients of the trained weights."""
         losses: list[float] = []
         own: list[list[Values]] = []
         for rank in self._ranks:
@@ -187,12 +187,12 @@ class OracleRanks:
         return losses, own
 
     def _absent(self, action: PlanAction, rank: int) -> int:
-        """Place of the weight of which a rank has no gradient, or -1."""
+        """Place of the weight for which a rank has no gradient, or -1."""
         is_there = "absent" in action.how and rank == action.rank % self._size and self._size > 1
         return action.number % 4 if is_there else -1
 
     def _reduced(self, totals: Sequence[list[Values]]) -> list[list[Values]]:
-        """Gradients that each rank steps with."""
+        """Gradients that each rank's optimizer gets."""
         found = [list(each) for each in totals]
         count = len(self._members)
         for at, i in enumerate(self._trained):
@@ -208,7 +208,7 @@ class OracleRanks:
     def _apply(self, gradients: Sequence[list[Values]], action: PlanAction) -> None:
         for rank in self._ranks:
             old = [self._weights[rank][i] for i in self._trained]
-            # Keras leaves out a weight that is a rank's own and has no gradient; of a shared one, others have some.
+            # Keras skips a local weight without a gradient; for a shared weight other ranks have a gradient.
             absent = self._absent(action, rank) if self._terms.local and is_on_torch() else -1
             left_out = [at for at, i in enumerate(self._trained) if i == absent < 2]
             new = self._steppers[rank].step(old, gradients[rank], left_out)

@@ -1,4 +1,4 @@
-"""FrameworkPlan of a program: terms of training, and what is done one after the other, as plain data.
+"""Plan of a program: terms of training, and its actions one after the other, as plain data.
 
 plan = FrameworkPlan("jax", 1, 17, PlanTerms(optimizer="adam"), (PlanAction("train", number=1, steps=3),))
 """
@@ -10,30 +10,30 @@ from typing import Any, final
 import msgspec
 
 RANKS = {"": (), "first": (0,), "last": (-1,), "but last": (0, -2)}
-"""Process sets by name: their ranks, the negative ones counted from the end; the empty one is everybody."""
+"""Process sets by name: their ranks, negative ones counted from the end; the empty name is all ranks."""
 
 
 @final
 class PlanTerms(msgspec.Struct, frozen=True, omit_defaults=True):
-    """PlanTerms on which a program trains. The defaults are the plainest ones; some are those of one framework."""
+    """Terms of a program's training. The defaults are the plainest ones; some terms exist in one framework only."""
 
     optimizer: str = "sgd"
     """``sgd``, ``momentum``, ``nesterov`` or ``adam``."""
     rate: float = 0.1
     clip: str = ""
-    """``global`` (the norm of all gradients), ``norm`` (that of each) or ``value``."""
+    """``global`` (the norm of all gradients), ``norm`` (the norm of each) or ``value``."""
     decay: bool = False
     op: str = "Average"
     predivide: float = 1.0
     compression: str = "none"
     passes: int = 1
     passes_how: str = "sum"
-    """``sum`` or ``mean`` by Farandole; ``keras``: Keras accumulates, and Farandole is not told."""
+    """``sum`` or ``mean`` by Farandole; ``keras``: Keras accumulates, unknown to Farandole."""
     process_set: str = ""
     uneven: bool = False
     """Ranks have batches of different sizes."""
     initial: str = "same"
-    """``same`` on all ranks; ``broadcast``: other weights on each, and those of rank 0 for all."""
+    """``same`` on all ranks; ``broadcast``: other weights on each, then those of rank 0 on all."""
 
     lag: int = 0
     jit: bool = True
@@ -43,7 +43,7 @@ class PlanTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     passes_params: bool = True
     dtype: str = "float32"
     ahead: bool = False
-    """Steps are dispatched without a wait for the last one."""
+    """Steps are dispatched without waiting for the last one."""
     averages_loss: bool = False
     """The loss is reduced in the step."""
 
@@ -54,25 +54,25 @@ class PlanTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     steps_per_execution: int = 1
     eager: bool = False
     prepares: str = ""
-    """A layer before the others differs between ranks: adapted to rows of its own (``normalizes``), with ``bins`` or a
-    vocabulary (``looks up``) of its own, or one that draws random numbers (``draws``)."""
+    """A first layer that differs between ranks: adapted to rows of its own (``normalizes``), with ``bins`` or a
+    vocabulary (``looks up``) of its own, or with random numbers (``draws``)."""
 
 
 @final
 class PlanAction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that a program does; ``number`` says with which data."""
+    """One action of a program; ``number`` selects its data."""
 
     kind: str
     number: int = 0
     steps: int = 1
     rank: int = 0
-    """The one that does something else, modulo the number of ranks."""
+    """Rank that acts differently, modulo the number of ranks."""
     how: tuple[str, ...] = ()
 
 
 @final
 class FrameworkPlan(msgspec.Struct, frozen=True):
-    """A program for one framework; ``settings`` are arguments of ``init``, ``planted`` a defect that is to be found."""
+    """A program for one framework; ``settings`` are arguments of ``init``, ``planted`` a defect that must be found."""
 
     framework: str
     seed: int
@@ -84,7 +84,7 @@ class FrameworkPlan(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Name that findings have."""
+        """Name of the plan in findings."""
         return f"{self.framework} seed {self.seed} program {self.index}"
 
     @property
@@ -94,20 +94,20 @@ class FrameworkPlan(msgspec.Struct, frozen=True):
 
     @property
     def features(self) -> set[str]:
-        """Kinds of actions, their manners, and terms that are not the plainest."""
+        """Kinds of actions, their options, and terms that are not the defaults."""
         terms = {f"{key} {value}" for key, value in msgspec.to_builtins(self.terms).items()}
         named = set(msgspec.to_builtins(self.terms))
         return terms | named | {each.kind for each in self.actions} | {how for each in self.actions for how in each.how}
 
     @property
     def tolerance(self) -> float:
-        """Distance to the oracle, relative to the largest number, that is all rounding."""
+        """Distance to the oracle, relative to the largest number, that rounding explains."""
         if self.terms.compression != "none" or "bfloat16" in self.terms.dtype:
             return 6e-2
         return 1e-9 if self.terms.dtype == "float64" else 1e-4
 
     def text(self) -> str:
-        """The plan for people, a line for the terms and one for each action."""
+        """The plan as text, a line for the terms and one for each action."""
         lines = [f"# {self.name}", f"settings {self.settings}", f"terms {msgspec.to_builtins(self.terms)}"]
         return "\n".join([*lines, *(str(msgspec.to_builtins(each)) for each in self.actions)])
 
@@ -120,7 +120,7 @@ class FrameworkPlan(msgspec.Struct, frozen=True):
 
 @final
 class Numbers(msgspec.Struct, frozen=True):
-    """Record of a rank under one name: numbers, and the bits that they have where they come from."""
+    """Record of a rank under one name: numbers, and a digest of their original bits."""
 
     values: list[float]
     digest: bytes = b""

@@ -1,11 +1,11 @@
-"""Defects planted in Farandole while a plan is carried out, to show that the fuzzer would find their like.
+"""Defects planted in Farandole while a plan is executed, to show that the fuzzer would find such defects.
 
 with planted("factor", rank):
     ...                                     # gradients of rank 1 count for more than those of the others
 
-Each changes one function of the package in this process, until the block is left. ``FrameworkPlan.planted`` names one.
+Each changes one function of the package in this process, until the block ends. ``FrameworkPlan.planted`` names one.
 
-Threads: a compiled program calls what is changed in a thread of its framework; the plan waits for it before it ends.
+Threads: a compiled program calls the changed function in a thread of its framework; the plan waits for that thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farandole.gradients.snapshots import StepSnapshots
 from farandole.graphs.gradients import GraphGradients
 
 BAD_RANK = 1
-"""The one that a defect of a single rank is on."""
+"""Rank of a defect that a single rank has."""
 
 
 def _factor(rank: int) -> Any:
@@ -34,7 +34,7 @@ def _factor(rank: int) -> Any:
 
 
 def _swapped(_rank: int) -> Any:
-    """The first numbers of two gradients come back in each other's place, on every rank."""
+    """The first numbers of two gradients are swapped, on every rank."""
 
     def change(reduce: Callable[..., Any], *given: Any, **named: Any) -> Any:
         first, second, *others = (None if each is None else each.copy() for each in reduce(*given, **named))
@@ -46,7 +46,7 @@ def _swapped(_rank: int) -> Any:
 
 
 def _late(rank: int) -> Any:
-    """One rank gets what it got the last time."""
+    """One rank gets the result of the last time."""
     last: list[Any] = []
 
     def change(reduce: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -63,7 +63,7 @@ def _blind(_rank: int) -> Any:
 
 
 def _unnamed(_rank: int) -> Any:
-    """Collectives of a compiled program meet in the order in which a rank traces them, whatever their names."""
+    """Collectives of a compiled program are matched in the order in which a rank traces them, not by their names."""
     from farandole.jax import collectives
 
     numbers = itertools.count()
@@ -71,7 +71,7 @@ def _unnamed(_rank: int) -> Any:
 
 
 def _stale(_rank: int) -> Any:
-    """Constants and tables of layers of Keras stay as they are; seeds of random layers are handed over."""
+    """Constants and tables of Keras's layers are not updated; seeds of random layers are copied."""
     from farandole.adapters import layer_tables
     from farandole.keras import variables
 
@@ -96,6 +96,6 @@ DEFECTS: dict[str, Callable[[int], Any]] = {
 
 @contextlib.contextmanager
 def planted(name: str, rank: int) -> Iterator[None]:
-    """Context in which Farandole has the defect of that name; with none, as it is."""
+    """Context in which Farandole has the defect of that name; none with an empty name."""
     with DEFECTS[name](rank) if name else contextlib.nullcontext():
         yield

@@ -1,9 +1,9 @@
-"""One rank of a job that carries out plan after plan, each in a generation of its own.
+"""One rank of a job that executes plan after plan, each in a generation of its own.
 
     farandole run -np 2 python -m workbench.differential.frameworks.ranks FOLDER
 
-``FOLDER/plans`` holds the plans; the result of each on each rank becomes ``FOLDER/POSITION.RANK``. A rank that has not
-done so by the deadline writes the stacks of its threads and goes on waiting: the fuzzer ends the job.
+``FOLDER/plans`` holds the plans; each rank writes the result of each to ``FOLDER/POSITION.RANK``. A rank that misses
+the deadline writes the stacks of its threads and goes on waiting: the fuzzer ends the job.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from workbench.differential.frameworks.planted import planted
 
 @final
 class Batch(msgspec.Struct, frozen=True):
-    """Plans of one job, and when each has hung."""
+    """Plans of one job, and the deadline of each."""
 
     plans: list[FrameworkPlan]
     deadline_s: float
 
 
 def main(folder: Path) -> None:
-    """Carry out the plans of a folder."""
+    """Execute the plans of a folder."""
     warnings.simplefilter("ignore")
     given = msgspec.msgpack.decode((folder / "plans").read_bytes(), type=Batch)
     rank = os.environ.get("FARANDOLE_RANK", "0")
@@ -49,11 +49,11 @@ def main(folder: Path) -> None:
         written.write_bytes(result)
         written.rename(folder / f"{i}.{rank}")
     sys.stdout.flush()
-    os._exit(0)  # what programs that have failed left in their framework may not end by itself
+    os._exit(0)  # failed programs may have left threads in their framework that do not end
 
 
 def perform(plan: FrameworkPlan, runner: Any) -> RankResult:
-    """Carry out one plan; what came of it on this rank."""
+    """Execute one plan; returns its result on this rank."""
     records: dict[str, Numbers] = {}
 
     def record(name: str, found: Any) -> None:

@@ -1,4 +1,4 @@
-"""Run by every interpreter that is started under stress: stalls, priorities, and stacks for who asks."""
+"""Run by every interpreter that is started under stress: stalls, priorities, and stacks on request."""
 
 import os
 

@@ -1,3 +1,3 @@
-"""The name that programs for Cray's plugin import; see ``farandole.compat.ml_comm``."""
+"""Module name that programs for Cray's plugin import; see ``farandole.compat.ml_comm``."""
 
 from farandole.compat.ml_comm import *  # noqa: F403

@@ -2,7 +2,7 @@
 
     source = array_record("/lustre/set/train.array_record*", decode=parse)
 
-Threads. A reader has a place in its file, so each thread has readers of its own, a few at a time.
+Threads. A reader has a position in its file, so each thread has a few readers of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FORKS = ForkGuard("array_record")
 
 @final
 class ArrayRecordSource(Source):
-    """Records of ArrayRecord files, as bytes. The package lets go of the interpreter's lock."""
+    """Records of ArrayRecord files, as bytes. The package releases the GIL."""
 
     def __init__(self, manifest: Manifest, decode: Decode | None = None, store: ByteStore | None = None) -> None:
         super().__init__(manifest, decode, store)
@@ -52,7 +52,7 @@ def array_record(path: Where, decode: Decode | None = None, *, index: Index = No
 
         array_record("/lustre/set/train.array_record-*")[0]
 
-    The package reads files of this machine alone, on shared storage or staged; URLs are refused.
+    The package reads only files of this machine, on shared storage or staged; URLs are refused.
     Raises ``DataError`` for damaged files.
     """
     return ArrayRecordSource(load_index(index, "array_record") if index is not None else _listed(path), decode)
@@ -71,7 +71,7 @@ def _listed(path: Where) -> Manifest:
 
 
 def _opened(store: ByteStore, path: str) -> Any:
-    """The package's reader of a file, which closes it when nobody has the reader any more."""
+    """The package's reader of a file; it closes the file when its last reference is dropped."""
     local = store.local_path(path)
     if local is None:
         raise DataError(f"{path} is no file of this machine, and array_record reads such alone: stage it first")
@@ -84,6 +84,6 @@ def _opened(store: ByteStore, path: str) -> Any:
 
 
 def _check(reader: Any) -> None:
-    """Refuse to go on after a failure, which the package may note without a word, and give empty records."""
+    """Raise an error after a failure: the package may only record it, and return empty records."""
     if not reader.ok():
         raise ValueError("the reader is not ok() any more")

@@ -4,8 +4,8 @@
     source = arrays("/lustre/set.npz", keys=["x", "y"])                  # rows of x and y
     source = arrays("/lustre/pavia.mat", keys="hyperspectral", along=2)
 
-Values are as stored, in the byte order of the file (``native=True``: that of this machine). ``.npy``, ``.npz`` and
-MATLAB's 7.3 (which is HDF5, with axes as MATLAB counts them) are read by byte ranges; older ``.mat`` by SciPy, whole.
+Values are as stored, in the byte order of the file (``native=True``: of this machine). ``.npy``, ``.npz`` and MATLAB's
+7.3 (which is HDF5, with axes in MATLAB's order) are read by byte ranges; older ``.mat`` files by SciPy, whole.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def arrays(
 ) -> Source:
     """Samples of array files: rows along an axis of all files in the order of their paths; ``per="file"``: whole files.
 
-    ``keys`` are names in ``.npz`` and ``.mat``; without any, all arrays of a file, as a dict where there are several.
-    Raises ``DataError`` naming file and reason for what cannot be read: pickled objects, references, damaged bytes.
+    ``keys`` are names in ``.npz`` and ``.mat``; by default all arrays of a file, as a dict if there are several. Raises
+    ``DataError`` with file and reason for pickled objects, references, and damaged bytes.
     """
     if index is not None:
         return opened(load_index(index, "arrays"), decode, store, MatLibrary)
@@ -99,7 +99,7 @@ def _arrays_of(store: ByteStore, entry: FileEntry, number: int, keys: Keys) -> M
 
 
 def _npy(first: Any, what: str, size: int) -> StoredArray:
-    """The array of an ``.npy`` file of ``size`` bytes, of which ``first(n)`` gives the first ``n``."""
+    """The array of an ``.npy`` file of ``size`` bytes; ``first(n)`` returns its first ``n`` bytes."""
     head = first(12)
     if head[:6] != MAGIC or len(head) < 12 or head[6] not in (1, 2, 3):
         raise DataError(f"{what} is no .npy file of version 1, 2 or 3: it begins with {head[:8]!r}; copy it again")
@@ -138,7 +138,7 @@ def _zipped(store: ByteStore, path: str, name: str, member: ZipMember, number: i
 
 @final
 class ZipMember(NamedTuple):
-    """Place of a member's bytes in a zip, whether they are deflated, and CRC-32 and size of what they become."""
+    """Place of a member's bytes in a zip, whether they are deflated, and CRC-32 and size of its content."""
 
     offset: int
     nbytes: int
@@ -148,7 +148,7 @@ class ZipMember(NamedTuple):
 
 
 def zip_members(store: ByteStore, path: str) -> dict[str, ZipMember]:
-    """Members of a zip file by name. Raises ``DataError`` for a damaged one, a password, a method but deflate."""
+    """Members of a zip file by name. Raises ``DataError`` if it is damaged, encrypted, or of a method but deflate."""
     found = {}
     with translated(path, "a zip file"):
         with zipfile.ZipFile(io.BufferedReader(store.open(path))) as archive:
@@ -167,7 +167,7 @@ def zip_members(store: ByteStore, path: str) -> dict[str, ZipMember]:
 
 
 def _dense(value: Any) -> Array:
-    """An array of SciPy's; a sparse one with its zeros."""
+    """An array of SciPy; a sparse one becomes dense."""
     return np.asarray(value.toarray() if hasattr(value, "toarray") else value)
 
 
@@ -182,7 +182,7 @@ def load_mat(store: ByteStore, path: str) -> dict[str, Array]:
 
 @final
 class MatLibrary:
-    """``.mat`` files: by SciPy, whose last files each thread keeps, and by h5py those of MATLAB 7.3."""
+    """``.mat`` files: by SciPy, with a cache of the last files in each thread, and by h5py for MATLAB 7.3."""
 
     def __init__(self) -> None:
         self._files, self._hdf5 = ThreadCache(), Hdf5Library()

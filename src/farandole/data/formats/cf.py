@@ -1,12 +1,11 @@
-"""Values as the Climate and Forecast conventions mean them: fill values, valid ranges, scale and offset, time.
+"""Values decoded by the Climate and Forecast conventions: fill values, valid ranges, scale and offset, time.
 
     how = decoding_of({"scale_factor": np.float32(0.01), "_FillValue": np.int16(-1)}, np.dtype("<i2"))
     decode(np.array([100, -1], np.int16), how)                              # [1.0, nan]
 
-Rules (CF 1.11, sections 2.5, 4.4 and 8.1) as the netCDF4 package applies them: ``_Unsigned`` first, then what is
-missing among the numbers as stored, then ``values * scale + offset`` in the type that NumPy makes of them. An attribute
-that the type of the variable cannot hold says nothing. With ``fill="nan"`` integers that declare nothing missing stay
-integers.
+Rules (CF 1.11, sections 2.5, 4.4 and 8.1) as the netCDF4 package applies them: ``_Unsigned`` first, then missing values
+among the stored numbers, then ``values * scale + offset`` in the type of NumPy's promotion. An attribute that the type
+of the variable cannot hold is ignored. With ``fill="nan"`` integers without a declared missing value stay integers.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ DEFAULT_FILLS: dict[str, float] = {
 
 @final
 class Decoding(msgspec.Struct, frozen=True):
-    """Recipe that makes values of stored numbers: attributes as dtype and bytes, or as text, and what was asked for.
+    """Recipe that decodes stored numbers: attributes as dtype and bytes, or as text, and the options of the caller.
 
-    ``defaults``: NetCDF's default fill values are missing where no ``_FillValue`` is declared.
+    ``defaults``: NetCDF's default fill values are missing values if no ``_FillValue`` is declared.
     """
 
     attributes: dict[str, tuple[str, bytes] | str]
@@ -49,18 +48,18 @@ class Decoding(msgspec.Struct, frozen=True):
     defaults: bool = True
 
     def numbers(self, name: str) -> Array | None:
-        """An attribute as an array; ``None`` where it is absent or a text."""
+        """An attribute as an array; ``None`` if it is absent or a text."""
         found = self.attributes.get(name)
         return None if found is None or isinstance(found, str) else np.frombuffer(found[1], np.dtype(found[0]))
 
     def text(self, name: str) -> str:
-        """An attribute as a text; empty where it is absent or a number."""
+        """An attribute as a text; empty if it is absent or a number."""
         found = self.attributes.get(name, "")
         return found if isinstance(found, str) else ""
 
 
 def decoding_of(attributes: Mapping[str, Any], dtype: np.dtype[Any], what: str = "", **asked: Any) -> Decoding | None:
-    """Recipe for a variable with these attributes; ``asked`` as in ``Decoding``. ``None``: values as stored.
+    """Recipe for a variable with these attributes; ``asked`` are fields of ``Decoding``. ``None``: values as stored.
 
     Raises ``DataError`` for a scale that is no number.
     """
@@ -81,7 +80,7 @@ def decoding_of(attributes: Mapping[str, Any], dtype: np.dtype[Any], what: str =
 
 
 def decode(stored: Array, how: Decoding, what: str = "") -> Any:
-    """Values of stored numbers: an array with NaN (``fill="nan"``), a masked array, or times."""
+    """Decode stored numbers: to an array with NaN (``fill="nan"``), a masked array, or times."""
     values = stored.astype(stored.dtype.newbyteorder("="), copy=False)
     signed = values.dtype
     if signed.kind == "i" and how.text("_Unsigned").lower() == "true":
@@ -105,7 +104,7 @@ def decode(stored: Array, how: Decoding, what: str = "") -> Any:
 
 
 def _held(how: Decoding, name: str, signed: np.dtype[Any], like: Array) -> Any:
-    """An attribute in the type of the variable; nothing where it is absent, or the type cannot hold it."""
+    """An attribute in the type of the variable; empty if it is absent, or the type cannot hold it."""
     told = how.numbers(name)
     if told is None:
         return ()

@@ -2,9 +2,9 @@
 
     decode_chunk(data, [{"id": "zstd"}], np.dtype("<f4"), (128, 128), "x.zarr/c/0/0")
 
-Codecs are listed in the order of decoding, as numcodecs configures them, beside a few of ours: ``deflate`` of HDF5,
-``inflate`` and ``skip`` of zip members, ``checked`` (CRC-32C at the end), ``bytes`` and ``transpose`` of Zarr 3. Those
-of numcodecs that unpickle are not among ``KNOWN``.
+Codecs are listed in the order of decoding, as numcodecs configures them, plus a few of ours: ``deflate`` of HDF5,
+``inflate`` and ``skip`` of zip members, ``checked`` (CRC-32C at the end), ``bytes`` and ``transpose`` of Zarr 3. Codecs
+of numcodecs that unpickle are not in ``KNOWN``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def refuse_unknown(codecs: Sequence[Codec], what: str) -> None:
 
 
 def decode_chunk(data: Any, codecs: Sequence[Codec], dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> Array:
-    """The chunk whose bytes are ``data``. Raises ``DataError`` where they are damaged; ``what`` names it there."""
+    """Decode a chunk from its bytes ``data``. Raises ``DataError`` if they are damaged; ``what`` names the chunk."""
     with translated(what, " + ".join(str(codec["id"]) for codec in codecs) or "plain bytes"):
         for codec in codecs:
             data = _decode(data, codec, what)
@@ -52,7 +52,7 @@ def decode_chunk(data: Any, codecs: Sequence[Codec], dtype: np.dtype[Any], shape
 
 
 def checked(data: Any, what: str) -> bytes:
-    """``data`` without the CRC-32C in its last four bytes. Raises ``DataError`` where it differs."""
+    """``data`` without the CRC-32C in its last four bytes. Raises ``DataError`` if it does not match."""
     import google_crc32c
 
     body = bytes(data[:-4])

@@ -3,7 +3,7 @@
     parse_example(record)                                        # {"x": float32 array, "id": int64 array, "png": [b""]}
     parse_example(record, feature_specs({"x": ("float32", (128, 128, 4)), "label": "int64"}))
 
-The wire format is that of protocol buffers: fields of a tag and a varint, 4 bytes, 8 bytes, or a length and bytes.
+The wire format is protocol buffers: fields of a tag and a varint, 4 bytes, 8 bytes, or a length and bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FeatureSpec(NamedTuple):
 
 
 def feature_specs(features: Mapping[str, str | Sequence[Any]]) -> dict[str, FeatureSpec]:
-    """Specs from ``{"x": "float32", "y": ("int16", (64, 64))}``. Raises ``UsageError`` for what is no dtype."""
+    """Specs from ``{"x": "float32", "y": ("int16", (64, 64))}``. Raises ``UsageError`` for an invalid dtype."""
     specs = {}
     for name, asked in features.items():
         dtype, shape = (asked, None) if isinstance(asked, str) else (asked[0], tuple(int(n) for n in asked[1]))
@@ -45,13 +45,13 @@ def feature_specs(features: Mapping[str, str | Sequence[Any]]) -> dict[str, Feat
 
 
 def parse_example(record: bytes, specs: Mapping[str, FeatureSpec] | None = None) -> dict[str, Any]:
-    """Features of a ``tf.train.Example`` by name: all, as they are, or those of ``specs``, as these say.
+    """Features of a ``tf.train.Example`` by name: all, as stored, or those of ``specs``, as specified.
 
-    As they are: floats in float32, which are views of the record, integers in int64, byte strings in a list, since
-    NumPy's lose zeros at their end; ``None`` is a feature without a list. A spec of numbers reads raw bytes as such,
-    too; a missing feature is empty where its spec has no shape.
+    As stored: floats as float32, which are views of the record, integers as int64, byte strings in a list, because
+    NumPy's lose zeros at their end; ``None`` for a feature without a list. A spec with a dtype of numbers decodes raw
+    bytes, too; a missing feature is empty if its spec has no shape.
 
-    Raises ``DataError`` for bytes that are no Example, as those of ``SequenceExample``, or are not as specified.
+    Raises ``DataError`` for bytes that are no Example (a ``SequenceExample`` for one), or do not match the specs.
     """
     found: dict[str, Any] = {}
     for tag, begin, end in _parts(record, 0, len(record)):
@@ -67,7 +67,7 @@ def parse_example(record: bytes, specs: Mapping[str, FeatureSpec] | None = None)
 
 
 def _specified(name: str, values: Any, spec: FeatureSpec) -> Any:
-    """The values of a feature in the type and the shape that were asked for."""
+    """Values of a feature in the requested type and shape."""
     wanted = math.prod(spec.shape or ())
     if spec.dtype == "bytes":
         if isinstance(values, np.ndarray):
@@ -101,7 +101,7 @@ def _numbers(name: str, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _entry(data: bytes, at: int, end: int) -> tuple[str, tuple[int, int]]:
-    """Name of an entry of the map of features, and where its feature lies."""
+    """Name of an entry of the map of features, and the place of its feature."""
     name, feature = None, None
     for tag, begin, stop in _parts(data, at, end):
         _expect(tag, (0x0A, 0x12), "entry of Features")
@@ -115,7 +115,7 @@ def _entry(data: bytes, at: int, end: int) -> tuple[str, tuple[int, int]]:
 
 
 def _feature(data: bytes, at: int, end: int) -> Any:
-    """Values of a feature. Of several kinds of list the last one counts, and lists of one kind are joined."""
+    """Values of a feature. Of several kinds of list the last one counts; lists of one kind are joined."""
     kind, spans = 0, list[Span]()
     for tag, begin, stop in _parts(data, at, end):
         _expect(tag, (0x0A, 0x12, 0x1A), "Feature")

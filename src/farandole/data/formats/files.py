@@ -25,7 +25,7 @@ Self = TypeVar("Self", bound="FilesSource")
 
 
 class FilesSource(Source):
-    """A sample per file, or a pair of it and the number of its class; ``path_of`` names the file."""
+    """One sample per file, or a pair of the sample and its class number; ``path_of`` names the file."""
 
     format: ClassVar[str]
 
@@ -37,7 +37,7 @@ class FilesSource(Source):
 
     @abstractmethod
     def content(self, data: bytearray, path: str) -> Any:
-        """Sample that the bytes of a file are."""
+        """Sample decoded from the bytes of a file."""
 
     @property
     def classes(self) -> list[str]:
@@ -60,7 +60,7 @@ class FilesSource(Source):
         labels: str | None = None,
         **options: Any,
     ) -> Self:
-        """Source of listed files, or of those of an index."""
+        """Source of listed files, or of the files of an index."""
         if index is not None:
             return cls(load_index(index, cls.format), decode, **options)
         entries = list_files(path, suffixes)
@@ -87,7 +87,7 @@ def files(
     labels: str | None = None,
     index: Index = None,
 ) -> PlainFilesSource:
-    """Files as samples of ``bytes``, sorted by path; hidden ones are left out.
+    """Files as samples of ``bytes``, sorted by path; hidden files are left out.
 
         source = files("/lustre/set", decode=lambda content: content.decode())
         source[0], source.path_of(0)

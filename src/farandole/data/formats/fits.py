@@ -22,7 +22,7 @@ SUFFIXES = tuple(f".{name}{packed}" for name in ("fits", "fit", "fts", "FITS") f
 
 @final
 class FitsSource(FilesSource):
-    """One unit (HDU) of each FITS file. astropy is Python, and keeps the interpreter's lock."""
+    """One unit (HDU) of each FITS file. astropy is written in Python, and holds the GIL."""
 
     format: ClassVar[str] = "fits"
     holds_lock: ClassVar[bool] = True
@@ -40,16 +40,16 @@ def fits(
     checksum: bool = False,
     index: Index = None,
 ) -> FitsSource:
-    """One unit of each FITS file: by number, by name, or the first that has data. Byte order is native.
+    """One unit of each FITS file: by number, by name, or the first unit with data. Byte order is native.
 
         fits("/lustre/sdss", hdu=0)[0]
 
-    An image is an array to which BSCALE, BZERO and BLANK are applied as astropy does: in floats, or in unsigned
-    integers where BZERO says so; ``raw=True``: as stored. Compressed tiles are unpacked. A table is a dict of its
-    columns, scaled by TSCAL and TZERO; those of variable length are lists of arrays. ``checksum=True`` verifies
-    CHECKSUM and DATASUM. Files may be compressed by gzip or bzip2.
+    An image is an array with BSCALE, BZERO and BLANK applied as astropy does: as floats, or as unsigned integers if
+    BZERO says so; ``raw=True``: as stored. Compressed tiles are unpacked. A table is a dict of its columns, scaled by
+    TSCAL and TZERO; columns of variable length are lists of arrays. ``checksum=True`` verifies CHECKSUM and DATASUM.
+    Files may be compressed by gzip or bzip2.
 
-    Raises ``DataError`` for files that are cut off or damaged, and for random groups.
+    Raises ``DataError`` for truncated or damaged files, and for random groups.
     """
     return FitsSource.opened(path, decode, index, SUFFIXES, hdu=hdu, raw=raw, checksum=checksum)
 
@@ -82,7 +82,7 @@ def _chosen(file: Any, hdu: int | str | None, path: str) -> Any:
 
 
 def _native(data: Any) -> Any:
-    """An array in native byte order; a list of such where rows differ in length."""
+    """An array in native byte order; a list of arrays if rows differ in length."""
     array = np.asarray(data)
     if array.dtype == object:
         return [_native(row) for row in array]

@@ -25,7 +25,7 @@ from farandole.errors import DataError, UsageError
 SUFFIXES = (".tif", ".tiff", ".TIF", ".TIFF", ".gtiff")
 GDAL_METADATA, GDAL_NODATA = 42112, 42113
 OF_PIXELS = frozenset({*range(256, 260), 262, 266, 273, 277, 278, 279, 284, 317, *range(322, 326), 338, 339, 347, 530})
-"""Tags without which pixels would be read as others."""
+"""Tags that decide how pixels are read."""
 CHOICES = {"order": ("bands first", "as stored"), "fill": ("raw", "nan", "mask"), "pages": ("first", "all")}
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -33,9 +33,9 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @final
 class GeoTiffSource(FilesSource):
-    """Rasters: an array, with its class if asked for, or of a group of files a dict of such by band.
+    """Rasters: an array, with its class on request; for a group of files, a dict of arrays by band.
 
-    Codecs let go of the interpreter's lock; what tifffile does in Python takes about a millisecond per file.
+    Codecs release the GIL; tifffile's own Python code takes about a millisecond per file.
     """
 
     format: ClassVar[str] = "geotiff"
@@ -71,14 +71,14 @@ def geotiff(
 
         geotiff("/lustre/set", fill="nan")[0].shape          # (13, 64, 64)
 
-    ``order="bands first"``: bands x height x width, also of one band; ``"as stored"``: as the file has it. ``pages``:
-    the first one, or ``"all"``, stacked; overviews and masks are none. ``fill``: nodata stays, becomes NaN, or is
-    masked (``numpy.ma``). ``scaled=True`` applies GDAL's scale and offset. With NaN or scaled, integers become float32,
-    those of 32 bits and more float64.
+    ``order="bands first"``: bands x height x width, also for one band; ``"as stored"``: the order of the file.
+    ``pages``: the first page, or ``"all"`` pages, stacked; overviews and masks do not count. ``fill``: nodata stays,
+    becomes NaN, or is masked (``numpy.ma``). ``scaled=True`` applies GDAL's scale and offset. With NaN or scaling,
+    integers become float32, integers of 32 bits and more float64.
 
-    ``group="folder"``: the files of a folder are one sample, a dict by band, which is the name without that of the
-    folder (``B02`` of ``S2A_1/S2A_1_B02.tif``). ``bands`` chooses, by how names end; what is no TIFF comes as bytes.
-    ``labels="folder"``: pairs with the number of the folder below ``path``, as in ``files``.
+    ``group="folder"``: the files of a folder are one sample, a dict by band. The band is the name of the file without
+    the name of the folder (``B02`` of ``S2A_1/S2A_1_B02.tif``). ``bands`` selects by the ends of names; other files
+    than TIFF are bytes. ``labels="folder"``: pairs with the number of the folder below ``path``, as in ``files``.
 
     Raises ``DataError`` for damaged files, unknown codecs, and groups that lack a band.
     """
@@ -107,7 +107,7 @@ def decoded(
     scaled: bool = False,
     pages: str = "first",
 ) -> Array:
-    """Pixels of a TIFF file, as ``geotiff`` has them; ``path`` names it in errors."""
+    """Pixels of a TIFF file, with the options of ``geotiff``; ``path`` names it in errors."""
     with translated(path, "TIFF"):
         import tifffile
 
@@ -146,7 +146,7 @@ def _page(page: Any, path: str, size: int, order: str, fill: str, scaled: bool) 
 
 
 def _check_tags(layout: Any, page: Any, data: bytes | bytearray, path: str) -> None:
-    """Refuse a page with a damaged tag of its pixels: tifffile leaves out what it cannot read."""
+    """Refuse a page with a damaged tag that decides about pixels, because tifffile skips a tag that it cannot read."""
     at = page.offset + layout.tagnosize
     [count] = struct.unpack_from(layout.tagnoformat, data, page.offset)
     codes = {
@@ -157,7 +157,7 @@ def _check_tags(layout: Any, page: Any, data: bytes | bytearray, path: str) -> N
 
 
 def _filled(array: Array, page: Any, fill: str) -> Array:
-    """The array with its nodata pixels as asked for."""
+    """The array with its nodata pixels treated as ``fill`` says."""
     if fill == "raw":
         return array
     told = page.tags.get(GDAL_NODATA)
@@ -166,7 +166,7 @@ def _filled(array: Array, page: Any, fill: str) -> Array:
         nodata: Any = int(text) if text.lstrip("-").isdigit() else float(text)
     except ValueError:
         nodata = None
-    if array.dtype.kind in "iu" and nodata is not None:  # a number that such pixels cannot have is none of them
+    if array.dtype.kind in "iu" and nodata is not None:  # a value beyond the dtype's range matches no pixel
         limits = np.iinfo(array.dtype)
         nodata = int(nodata) if limits.min <= nodata <= limits.max and nodata == int(nodata) else None
     found = np.isnan(array) if nodata != nodata else array == (0 if nodata is None else array.dtype.type(nodata))
@@ -198,7 +198,7 @@ def _floating(array: Array) -> Array:
 
 
 def _grouped(path: Where, bands: Sequence[str]) -> Manifest:
-    """Manifest of folders, each a sample, with a field for each band."""
+    """Manifest of folders: each folder is a sample, with a field for each band."""
     entries = list_files(path, () if bands else SUFFIXES)
     folders: dict[str, dict[str, int]] = {}
     for number, entry in enumerate(entries):

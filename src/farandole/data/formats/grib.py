@@ -3,9 +3,9 @@
     source = grib("/lustre/era5", select={"shortName": "t", "level": 850})
     source = grib("/lustre/era5/2017.grib", keys=("shortName", "dataDate"))   # (values, {"shortName": "z", ...})
 
-The index finds messages by the lengths in their first bytes; that one is whole shows at its last four.
+The index finds messages by the lengths in their first bytes; the last four bytes show that a message is complete.
 
-Threads. eccodes has no locks, so ``_ECCODES`` is held for every call of it: one thread decodes at a time.
+Threads. eccodes has no locks, so ``_ECCODES`` is held for every call: one thread decodes at a time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from farandole.data.storage.listing import Where
 from farandole.errors import DataError, UsageError
 
 MISSING = -1.7e308
-"""Stands for missing values while eccodes unpacks: no field has it."""
+"""Marks missing values while eccodes unpacks: no field has this value."""
 MOST_BETWEEN = 2**16
-"""Bytes that may stand between messages: headings of bulletins, padding."""
+"""Bytes that may lie between messages: headings of bulletins, padding."""
 
 _ECCODES = threading.Lock()
 _FORKS = ForkGuard("eccodes")
@@ -71,16 +71,16 @@ def grib(
     fill: str = "nan",
     index: Index = None,
 ) -> GribSource:
-    """Messages of GRIB files as float64, in their order; a missing value of a bitmap is NaN.
+    """Messages of GRIB files as float64, in the order of the file; a missing value of a bitmap is NaN.
 
         grib("/lustre/era5", select={"shortName": "2t"}, grid=True)[0].shape          # (721, 1440)
 
-    Values are one line of numbers, as eccodes has them. ``grid=True``: rows x columns, refused for reduced grids and
-    others that have none, and where values run along columns or turn at the ends of rows. ``fill="raw"`` leaves missing
-    values as 9999. ``keys``: samples are pairs with a dict of these keys. ``select`` takes the messages with these
-    values of keys; to find them, every message is read once.
+    Values are a flat array, as eccodes returns them. ``grid=True``: rows x columns, refused for reduced grids and
+    others without rows and columns, and if values run along columns or in alternating directions. ``fill="raw"`` leaves
+    missing values as 9999. ``keys``: samples are pairs with a dict of these keys. ``select`` takes the messages whose
+    keys have these values; to find them, every message is read once.
 
-    Raises ``DataError`` with file and offset for damaged messages, and for those that hold several fields.
+    Raises ``DataError`` with file and offset for damaged messages, and for messages with several fields.
     """
     if fill not in ("nan", "raw"):
         raise UsageError(f"fill={fill!r}: give 'nan' or 'raw'")
@@ -90,9 +90,9 @@ def grib(
 
 
 def messages(read: Read, size: int, path: str) -> Iterator[Extent]:
-    """Offset and length of each message among the ``size`` bytes that ``read`` gives parts of.
+    """Offset and length of each message among ``size`` bytes, which ``read`` returns in parts.
 
-    Raises ``DataError`` where a message is cut off or does not end as it should, or where none begins.
+    Raises ``DataError`` if a message is truncated or does not end with 7777, or if no message begins.
     """
     at = 0
     while at < size:
@@ -133,7 +133,7 @@ def _length(read: Read, at: int, where: str) -> int:
 def unpacked(
     message: bytes, where: str, keys: Sequence[str] = (), grid: bool = False, fill: str | None = "nan"
 ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
-    """Values, none with ``fill=None``, and keys of a message, which ``where`` names in errors."""
+    """Values (none with ``fill=None``) and keys of a message; ``where`` names it in errors."""
     if message[7] == 2 and (count := _fields_of(message, where)) != 1:
         raise DataError(f"{where} holds {count} fields, and one is read: split them first (grib_copy IN OUT)")
     with translated(where, "GRIB", "data-formats"):
@@ -168,7 +168,7 @@ def _shape(eccodes: Any, handle: Any, size: int, where: str) -> tuple[int, int]:
 
 
 def _fields_of(message: bytes, where: str) -> int:
-    """Number of data sections (7) of a message of edition 2: each is a field."""
+    """Number of data sections (7) of a message of edition 2: one for each field."""
     at, count = 16, 0
     while at + 5 <= len(message) - 4:
         nbytes, number = int.from_bytes(message[at : at + 4], "big"), message[at + 4]

@@ -1,15 +1,15 @@
-"""HDF5 files: data sets by name, read where their bytes lie, or by h5py where a chunk is not ours to decode.
+"""HDF5 files: data sets by name, read by byte ranges, or by h5py if only HDF5 can decode a chunk.
 
     source = hdf5("/lustre/cam5/*.h5", keys=["climate/data", "climate/labels_0"], per="file")
     source = hdf5("/lustre/typhoon.h5", keys="Infrared")
 
-Values are as stored, in the byte order of the file (``native=True``: that of this machine); ``scaled=True`` applies
-scale and offset as the CF conventions say, ``fill="nan"`` or ``"mask"`` what they say of missing values. Compound types
-are structured arrays, strings of variable length are objects. Only attributes of CF are read: nothing is unpickled.
+Values are as stored, in the byte order of the file (``native=True``: of this machine); ``scaled=True`` applies scale
+and offset of the CF conventions, ``fill="nan"`` or ``"mask"`` their missing values. Compound types are structured
+arrays, strings of variable length are objects. Only attributes of CF are read: nothing is unpickled.
 
 Contiguous data sets, and chunks of gzip, shuffle, Fletcher's checksum, Blosc or Zstandard, are read by byte ranges; all
-others by h5py, which has one lock: there processes help, not threads. Files are opened read-only and never locked, and
-h5py in a fork of a process that has used it is refused.
+others by h5py, which has one lock: use processes there, not threads. Files are opened read-only and never locked, and
+h5py is refused in a fork of a process that has used it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ HDF4 = b"\x0e\x03\x13\x01"
 OWN = dict(enumerate(("gzip", "shuffle", "Fletcher's checksum", "szip", "n-bit", "scale-offset"), 1)) | {305: "LZO"}
 BUNDLED = {307: "bzip2", 32001: "Blosc", 32004: "LZ4", 32008: "bitshuffle", 32013: "ZFP", 32015: "Zstandard"}
 BUNDLED |= {32017: "SZ", 32018: "FCIDECOMP", 32024: "SZ3", 32026: "Blosc2"}
-"""Filters that hdf5plugin brings; ``OWN``: those of HDF5 itself, and one that nobody brings."""
+"""Filters that hdf5plugin provides; ``OWN``: filters of HDF5 itself, and LZO, which no package provides."""
 
 GUARD = ForkGuard("h5py")
 OPEN_FILE_BYTES = 4 * 2**20
-"""What an open file counts for in the cache of a thread: 16 of them."""
+"""Bytes that an open file counts in the cache of a thread, which thus keeps 16 files open."""
 
 
 def hdf5(
@@ -68,8 +68,8 @@ def hdf5(
 ) -> Source:
     """Samples of HDF5 files: rows along an axis of all files in the order of their paths; ``per="file"``: whole files.
 
-    One key, or none where a file has one data set only, gives arrays; a list gives dicts. Raises ``DataError`` naming
-    file and reason for what cannot be read: a missing filter, references, numbers kept in other files.
+    One key, or no key for a file with only one data set, gives arrays; a list gives dicts. Raises ``DataError`` with
+    file and reason for a missing filter, references, and numbers that are kept in other files.
     """
     if index is not None:
         return opened(load_index(index, "hdf5"), decode, store, Hdf5Library)
@@ -95,7 +95,7 @@ def is_hdf5(store: ByteStore, path: str) -> bool:
 
 
 def h5_file(store: ByteStore, path: str, wanted: str = "HDF5") -> Any:
-    """An HDF5 file, open for reading, never locked. Raises ``DataError`` saying what a file is that is none."""
+    """Open an HDF5 file for reading, without a lock. Raises ``DataError`` for another file, with what it is."""
     if not is_hdf5(store, path):
         magic = bytes(store.read(path, 0, min(8, store.size(path))))
         if magic.startswith(HDF4):
@@ -116,7 +116,7 @@ def h5_file(store: ByteStore, path: str, wanted: str = "HDF5") -> Any:
 
 
 def keys_of(file: Any, keys: Keys, path: str, word: str = "keys") -> tuple[str, ...]:
-    """Data sets that were asked for, or the only one; the whole file is walked only to list what there is."""
+    """Data sets that the caller named, or the only one; all of the file is searched only to list the names."""
     import h5py
 
     asked = (keys,) if isinstance(keys, str) else tuple(keys or ())
@@ -135,7 +135,7 @@ def names_of(file: Any) -> list[str]:
 
 
 def stored_array(file: Any, name: str, path: str, number: int, dims: tuple[str, ...] = ()) -> StoredArray:
-    """Places of the numbers of a data set. Raises ``DataError`` for what is not read, by name."""
+    """Places of the numbers of a data set. Raises ``DataError`` with its name if it cannot be read."""
     import h5py
 
     dataset = file[name]
@@ -155,7 +155,7 @@ def stored_array(file: Any, name: str, path: str, number: int, dims: tuple[str, 
     if not same or dataset.is_virtual:
         return StoredArray(name, dtype, dataset.shape, **common)
     if dataset.chunks is None:
-        offset = dataset.id.get_offset() if dataset.id.get_storage_size() else None  # none yet: only its fill value
+        offset = dataset.id.get_offset() if dataset.id.get_storage_size() else None  # no storage: only a fill value
         return StoredArray(name, dtype, dataset.shape, -1 if offset is None else int(offset), **common)
     codecs = _codecs(filters, dtype.itemsize)
     where = _chunk_places(dataset, number, bool(filters)) if codecs is not None and not file.userblock_size else None
@@ -175,7 +175,7 @@ def _elsewhere(dataset: Any, file: Any) -> list[str]:
 
 
 def _chunk_places(dataset: Any, number: int, has_filters: bool) -> Array | None:
-    """File, offset and bytes of each chunk; ``None`` where some chunk has left out a filter."""
+    """File, offset and bytes of each chunk; ``None`` if some chunk skips a filter."""
     where = np.zeros((*grid_of(dataset.shape, dataset.chunks), 3), np.int64)
     where[..., 0] = number
     skipped = []
@@ -192,7 +192,7 @@ def _chunk_places(dataset: Any, number: int, has_filters: bool) -> Array | None:
 
 
 def _filters(dataset: Any, what: str) -> list[int]:
-    """Numbers of the filters of a data set. Raises ``DataError`` for one that this HDF5 lacks, with what to install."""
+    """Numbers of the filters of a data set. Raises ``DataError`` for a missing one, with the package to install."""
     import h5py
 
     plist = dataset.id.get_create_plist()
@@ -207,7 +207,7 @@ def _filters(dataset: Any, what: str) -> list[int]:
 
 
 def _codecs(filters: Sequence[int], itemsize: int) -> tuple[Codec, ...] | None:
-    """Codecs in the order of decoding; ``None`` where HDF5 must decode."""
+    """Codecs in the order of decoding; ``None`` if HDF5 must decode."""
     known: dict[int, Codec] = {
         1: {"id": "deflate"},
         2: {"id": "shuffle", "elementsize": itemsize},
@@ -229,7 +229,7 @@ def _has_references(dtype: np.dtype[Any]) -> bool:
 
 @final
 class Hdf5Library:
-    """Data sets by h5py. Each thread has open files of its own."""
+    """Reads data sets by h5py. Each thread opens its own files."""
 
     def __init__(self) -> None:
         self._files = ThreadCache()

@@ -21,12 +21,12 @@ from farandole.errors import DataError
 NAMES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "ppm", "pgm", "pbm", "jp2", "j2k", "avif")
 SUFFIXES = tuple(f".{case(name)}" for name in NAMES for case in (str.lower, str.upper))
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "JPEG2000", "AVIF", "TGA", "TIFF")
-"""Those of Pillow's that read pixels alone: some others start programs."""
+"""Formats of Pillow that only read pixels: some others start programs."""
 
 
 @final
 class ImagesSource(FilesSource):
-    """Images as arrays. Pillow decodes without the interpreter's lock."""
+    """Images as arrays. Pillow releases the GIL while it decodes."""
 
     format: ClassVar[str] = "images"
 
@@ -43,15 +43,15 @@ def images(
     labels: str | None = None,
     index: Index = None,
 ) -> ImagesSource:
-    """Images as arrays of height x width (x channels), as stored: a palette's as indices, 1 bit as bool, 16 as uint16.
+    """Images as arrays of height x width (x channels), as stored: palettes as indices, 1 bit as bool, 16 as uint16.
 
         images("/lustre/train", mode="RGB", exif=True, labels="folder")[0]
 
-    ``mode`` is Pillow's (``"RGB"``, ``"L"``, ...), to which every image is converted. Cameras store a turn beside the
-    pixels (EXIF orientation), which is not applied unless ``exif=True``. Of several frames the first one is read.
+    ``mode`` is a mode of Pillow (``"RGB"``, ``"L"``, ...), to which every image is converted. Cameras store a rotation
+    beside the pixels (EXIF orientation), which is applied only with ``exif=True``. Of several frames the first is read.
     ``labels="folder"``: pairs with the number of the folder below ``path``, as in ``files``.
 
-    Raises ``DataError`` for damaged files, and for 16 bits in several channels, of which Pillow reads 8.
+    Raises ``DataError`` for damaged files, and for 16 bits in several channels, of which Pillow reads only 8.
     """
     return ImagesSource.opened(path, decode, index, SUFFIXES, labels, mode=mode, exif=exif)
 
@@ -73,7 +73,7 @@ def decoded(data: bytes | bytearray, path: str, mode: str | None = None, exif: b
 
 
 def _is_cut(image: Any, data: bytes | bytearray) -> bool:
-    """True if Pillow would read 8 of 16 bits: what its decoders are told shows it; for JPEG 2000 the header does."""
+    """True if Pillow would read 8 of 16 bits: the arguments of its decoders show it, for JPEG 2000 the header."""
     if image.mode.startswith(("I", "F")) or not image.tile:
         return False
     if image.format == "JPEG2000":  # bits of the first component in the segment SIZ (ISO/IEC 15444-1, A.5.1)

@@ -1,14 +1,14 @@
-"""NetCDF files, 3 and 4: variables by name, as the Climate and Forecast conventions mean them.
+"""NetCDF files, 3 and 4: variables by name, decoded by the Climate and Forecast conventions.
 
     source = netcdf("/lustre/era5/*.nc", variables=["t2m", "msl"], along="time")
     source = netcdf("/lustre/modis.nc", "ndvi", raw=True)                   # the numbers as stored
 
-Scale and offset are applied and missing values are NaN (``fill="mask"``: masked arrays; ``fill="raw"``: left as they
-are); ``farandole.data.formats.cf`` has the rules. Time axes stay numbers unless ``time="datetime64"`` or
-``time="cftime"`` asks for dates. Values come in the byte order of this machine.
+Scale and offset are applied and missing values are NaN (``fill="mask"``: masked arrays; ``fill="raw"``: unchanged);
+``farandole.data.formats.cf`` has the rules. Time axes stay numbers unless ``time="datetime64"`` or ``time="cftime"``
+asks for dates. Values have the byte order of this machine.
 
-NetCDF-3 (CDF-1, CDF-2, CDF-5) is read by byte ranges, NetCDF-4 as HDF5 is. The netCDF4 library is never loaded beside
-h5py: together, on threads, they crash.
+NetCDF-3 (CDF-1, CDF-2, CDF-5) is read by byte ranges, NetCDF-4 like HDF5. The netCDF4 library is never loaded beside
+h5py, because the two crash when threads use both.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def netcdf(
 ) -> Source:
     """Samples of NetCDF files: steps along a dimension of all files in the order of their paths; or whole files.
 
-    ``along`` is a dimension's name or number, ``per="file"`` makes each file a sample. Raises ``DataError`` naming file
-    and reason for what cannot be read: HDF4, DAP, a header that contradicts itself, dates without a datetime64.
+    ``along`` is a dimension's name or number, ``per="file"`` makes each file a sample. Raises ``DataError`` with file
+    and reason for HDF4, DAP, a header that contradicts itself, and dates without a datetime64.
     """
     if index is not None:
         return opened(load_index(index, "netcdf"), decode, store, Hdf5Library)
@@ -69,7 +69,7 @@ def _member(store: ByteStore, entry: FileEntry, number: int, variables: Keys) ->
 
         names = keys_of(file, variables, path, "variables")
         dims: dict[str, tuple[str, ...]] = {}
-        no_names = suppress(KeyError, ValueError, RuntimeError, TypeError)  # of a file that only HDF5 knows
+        no_names = suppress(KeyError, ValueError, RuntimeError, TypeError)  # the file is plain HDF5
         with no_names, h5netcdf.File(file, "r", phony_dims="access") as named:
             dims = {name: tuple(named[name].dimensions) for name in names}
         return number, {name: stored_array(file, name, path, number, dims.get(name, ())) for name in names}

@@ -25,7 +25,7 @@ FIRST_READ = 64 * 1024
 
 @final
 class _Variable(NamedTuple):
-    """One variable as the header has it: numbers of its dimensions, and the offset of its first number."""
+    """One variable of the header: the numbers of its dimensions, and the offset of its first number."""
 
     name: str
     dims: list[int]
@@ -36,7 +36,7 @@ class _Variable(NamedTuple):
 
 @final
 class _Cursor:
-    """Big-endian items of a header, one after the other; counts and offsets are wider in later versions."""
+    """Reads the big-endian items of a header in sequence; counts and offsets are wider in later versions."""
 
     def __init__(self, data: bytes, size: int) -> None:
         self._data, self._size, self.at = data, size, 4
@@ -71,7 +71,7 @@ class _Cursor:
         return np.dtype(TYPES[number])
 
     def listed(self, tag: int) -> range:
-        """Items of a list of this kind; none where it is absent."""
+        """Items of a list of this kind; none if the list is absent."""
         found, count = self.integer(), self.count()
         if (found, count) != (0, 0) and (found != tag or not 0 <= count <= self._size):
             raise ValueError(f"a list of kind {found} with {count} items at byte {self.at} of its header")
@@ -89,7 +89,7 @@ class _Cursor:
     def variable(self) -> _Variable:
         name, dims = self.name(), [self.count() for _ in range(self.count())]
         attributes, dtype = self.attributes(), self.dtype()
-        self.count()  # its size, which does not hold for large ones: the dimensions tell it
+        self.count()  # its size, which overflows for large ones: the dimensions are used
         return _Variable(name, dims, attributes, dtype, self.integer(self._offset))
 
 
@@ -99,7 +99,7 @@ def is_netcdf3(magic: bytes | bytearray) -> bool:
 
 
 def read_arrays(store: ByteStore, path: str) -> dict[str, StoredArray]:
-    """Variables of a file, of which only the header is read.
+    """Variables of a file; only its header is read.
 
     Raises ``DataError`` for a header that contradicts itself or the size of the file.
     """
@@ -129,7 +129,7 @@ def _parsed(data: bytes, size: int) -> dict[str, StoredArray]:
     loose = [each for each in variables if set(each.dims[:1]) & set(unlimited)]
     parts = [math.prod(dims[dim][1] for dim in each.dims[1:]) * each.dtype.itemsize for each in loose]
     stride = parts[0] if len(parts) == 1 else sum(part + -part % 4 for part in parts)
-    if records < 0:  # it was being written when its header was: as many as there are
+    if records < 0:  # unknown when the header was written: count the records in the file
         records = (size - min((each.begin for each in loose), default=size)) // max(1, stride)
     arrays = {}
     for each in variables:
@@ -143,7 +143,7 @@ def _parsed(data: bytes, size: int) -> dict[str, StoredArray]:
 
 
 def _check_places(arrays: list[StoredArray], taken: int, size: int) -> None:
-    """Raise ``ValueError`` where numbers would lie in the header, in another variable's, or beyond the file."""
+    """Raise ``ValueError`` if numbers would lie in the header, in another variable, or beyond the end of the file."""
     for array in sorted(arrays, key=lambda array: (array.stride > 0, array.base)):
         row = math.prod(array.shape[1:]) * array.dtype.itemsize
         nbytes = row if array.stride else math.prod(array.shape) * array.dtype.itemsize

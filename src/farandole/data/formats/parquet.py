@@ -2,10 +2,10 @@
 
     source = parquet("/lustre/set", columns=["image", "label"])      # {"image": uint8 array, "label": 3}
 
-A row group or record batch is decoded as one, and each thread keeps 64 MiB of them. The index reads the footers of
-Parquet files, and Arrow files whole.
+A row group or record batch is decoded as a whole, and each thread keeps 64 MiB of them. The index reads only the
+footers of Parquet files, but Arrow files whole.
 
-Threads. pyarrow's own are not used: they do not survive a fork, and ours read several groups at a time anyway.
+Threads. pyarrow's threads are not used: they do not survive a fork, and our threads read several groups at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FORKS = ForkGuard("pyarrow")
 
 @final
 class ParquetSource(Source):
-    """Rows of Parquet and Arrow files: a dict by column. pyarrow lets go of the interpreter's lock."""
+    """Rows of Parquet and Arrow files: a dict by column. pyarrow releases the GIL."""
 
     def __init__(
         self, manifest: Manifest, decode: Decode | None = None, store: ByteStore | None = None, columns: Any = None
@@ -75,9 +75,9 @@ def parquet(
 
         parquet("/lustre/set", columns=["image", "label"])[0]
 
-    Numbers are NumPy's scalars of the column's type, times ``datetime64`` (UTC), lists of numbers arrays; strings,
-    bytes, decimals, structs and other lists are Python's. ``None`` is a null: no number stands for it. Checksums of
-    pages are verified where a file has them. Raises ``DataError`` for damaged and for encrypted files.
+    Numbers are NumPy scalars of the column's type, times ``datetime64`` (UTC), lists of numbers arrays; strings, bytes,
+    decimals, structs and other lists are Python objects. A null is ``None``, never a number. Checksums of pages are
+    verified if a file has them. Raises ``DataError`` for damaged and for encrypted files.
     """
     manifest = load_index(index, "parquet") if index is not None else _listed(path)
     return ParquetSource(manifest, decode, columns=columns)
@@ -102,7 +102,7 @@ def _listed(path: Where) -> Manifest:
 
 
 def _kind(store: ByteStore, path: str, size: int) -> str:
-    """``"parquet"``, ``"file"`` or ``"stream"`` of Arrow, by the first bytes of a file."""
+    """Kind of a file by its first bytes: ``"parquet"``, or ``"file"`` or ``"stream"`` of Arrow."""
     magic = bytes(store.read(path, 0, min(6, size)))
     for known, kind in ((b"PAR1", "parquet"), (b"ARROW1", "file"), (b"\xff\xff\xff\xff", "stream")):
         if magic.startswith(known):
@@ -114,7 +114,7 @@ def _kind(store: ByteStore, path: str, size: int) -> str:
 
 
 def _opened(store: ByteStore, path: str, kind: str) -> Any:
-    """Pyarrow's reader of a file."""
+    """Reader of pyarrow for a file."""
     import pyarrow as pa
     from pyarrow import ipc
     from pyarrow.parquet import ParquetFile
@@ -128,7 +128,7 @@ def _opened(store: ByteStore, path: str, kind: str) -> Any:
 
 
 def _extents(file: Any, size: int) -> list[tuple[int, int, int]]:
-    """Rows, offset and length of each block. Where a record batch lies is not told: anywhere in the file."""
+    """Rows, offset and length of each block. A record batch has no known place: it counts as the whole file."""
     if not hasattr(file, "read_row_group"):
         return [(batch.num_rows, 0, size) for batch in _batches(file)]
     found = []
@@ -157,7 +157,7 @@ def _table(file: Any, number: int, columns: list[str] | None) -> Any:
 
 @final
 class _Numbers:
-    """Numbers of a column by row, or arrays of them where ``ends`` tells how they belong together."""
+    """Numbers of a column by row, or arrays of them if ``ends`` has the ends of the rows."""
 
     def __init__(self, array: Any, values: Any, ends: Any = None) -> None:
         import pyarrow as pa
@@ -186,7 +186,7 @@ def _column(array: Any) -> _Numbers | list[Any]:
         return _Numbers(array, array)
     is_fixed = types.is_fixed_size_list(kind)
     if (is_fixed or types.is_list(kind) or types.is_large_list(kind)) and _is_plain(kind.value_type):
-        values = array.flatten() if is_fixed else array.values  # without those of lists that are null, if fixed
+        values = array.flatten() if is_fixed else array.values  # if fixed, without the values of null lists
         if not values.null_count:
             counts = np.cumsum(np.asarray(array.is_valid())) * kind.list_size if is_fixed else None
             return _Numbers(array, values, array.offsets if counts is None else np.concatenate([[0], counts]))

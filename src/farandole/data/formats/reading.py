@@ -1,4 +1,4 @@
-"""Helpers of readers: windows over small parts, decompression, a cache per thread, foreign errors.
+"""Helpers of readers: windows over small parts, decompression, a cache per thread, translation of library errors.
 
 with translated(path, "TIFF"):
     pixels = tifffile.imread(file)
@@ -25,22 +25,22 @@ from farandole.data.storage.manifest import Manifest
 from farandole.errors import DataError
 
 Index: TypeAlias = Union[str, "os.PathLike[str]", Manifest, None]
-"""A stored manifest, its file, or none: list the files."""
+"""A stored manifest, its file, or ``None``: list the files."""
 
 NEAR, WINDOW = 16 * 1024, 64 * 1024
 KEPT_BYTES = 64 * 2**20
-"""Bytes of decompressed files and row groups that a thread keeps, and one at least."""
+"""Bytes of decompressed files and row groups that a thread keeps; at least one entry stays."""
 
 
 def place(field: Field, index: int) -> tuple[int, int]:
-    """Block of a sample, and its number in it."""
-    block = bisect.bisect_right(field.first, index) - 1  # quicker than NumPy's for one
+    """Block of a sample, and the number of the sample in the block."""
+    block = bisect.bisect_right(field.first, index) - 1  # faster than NumPy's for one value
     return block, index - int(field.first[block])
 
 
 @final
 class Window:
-    """Small parts of a file, in ascending order: near ones are read together, of far ones what is asked for alone.
+    """Reads small parts of a file, in ascending order: near parts with one read, far parts one by one.
 
     Window(store, path, size)(0, 12)
     """
@@ -50,7 +50,7 @@ class Window:
         self._bytes, self._begin, self._asked = b"", 0, 0
 
     def __call__(self, at: int, nbytes: int) -> bytes:
-        """``nbytes`` bytes from ``at`` on, or as many as there are."""
+        """``nbytes`` bytes from ``at`` on, or fewer at the end of the file."""
         begin = at - self._begin
         if begin < 0 or begin + nbytes > len(self._bytes):
             count = max(nbytes, WINDOW if 0 <= at - self._asked < NEAR else 0)
@@ -60,14 +60,14 @@ class Window:
         return self._bytes[begin : begin + nbytes]
 
     def whole(self) -> bytes:
-        """All bytes of the file; after a first part was asked for, the others are read."""
+        """All bytes of the file; bytes of a first part are not read again."""
         known = self._bytes if not self._begin else b""
         return known + bytes(self._store.read(self._path, len(known), self._size - len(known)))
 
 
 @final
 class ThreadCache:
-    """Values that each thread keeps for itself, up to a number of bytes, and one at least; a pickled copy is empty."""
+    """Values that each thread caches for itself, up to a number of bytes, but at least one; a pickled copy is empty."""
 
     def __init__(self, limit: int = KEPT_BYTES) -> None:
         self._limit, self._local = limit, threading.local()
@@ -76,7 +76,7 @@ class ThreadCache:
         return ThreadCache, (self._limit,)
 
     def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
-        """The value of a key; ``make`` gives it, and its number of bytes, where this thread does not have it."""
+        """The value of a key; if this thread does not have it, ``make`` returns it with its number of bytes."""
         kept: OrderedDict[Any, tuple[Any, int]] = self._local.__dict__.setdefault("kept", OrderedDict())
         if key not in kept:
             kept[key] = make()
@@ -96,7 +96,7 @@ def compression_of(head: bytes | bytearray) -> str:
 
 
 def unpacked(data: bytes | bytearray, path: str, most: int = -1) -> bytes:
-    """The bytes in a compressed file. Raises ``DataError`` for a damaged one, and for one of more than ``most``."""
+    """Decompress a file. Raises ``DataError`` if it is damaged, or has more than ``most`` bytes."""
     kind = compression_of(data)
     openers: dict[str, Callable[[Any], Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
     if kind not in (*openers, "zlib"):
@@ -127,7 +127,7 @@ def _inflated(data: bytes | bytearray) -> bytes:
 
 @contextmanager
 def translated(path: str, kind: str, extra: str = "data") -> Iterator[None]:
-    """Raise a ``DataError`` that names file and cure for whatever a library raises, or for its absence."""
+    """Turn any error of a library, or its absence, into a ``DataError`` that names the file and a remedy."""
     try:
         yield
     except DataError:

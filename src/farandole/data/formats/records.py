@@ -2,8 +2,8 @@
 
     class TFRecordSource(RecordsSource): ...      # says where records begin, and what one is
 
-Threads. Files are indexed by a few threads, which share nothing but the store. A compressed file is one block: it is
-decompressed as a whole, and each thread that reads keeps some for itself (``ThreadCache``), so that none waits.
+Threads. A few threads index files, and share only the store. A compressed file is one block: it is decompressed as a
+whole, and each reading thread caches some of them for itself (``ThreadCache``), so that no thread waits for another.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ THREADS = 8
 
 
 class RecordsSource(Source):
-    """Records of files. ``options`` are those of the format's ``record``."""
+    """Records of files. ``options`` are arguments of the format's ``record``."""
 
     format: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """Of files that count in a folder; none: all."""
+    """Suffixes of the files that count in a folder; empty: all files."""
     most_unpacked: ClassVar[int] = -1
     """Bytes that a compressed file may hold; -1: any number."""
 
@@ -55,22 +55,22 @@ class RecordsSource(Source):
     @classmethod
     @abstractmethod
     def is_plain(cls, head: bytes) -> bool:
-        """True if a file that begins like this is not compressed."""
+        """True if a file with these first bytes is not compressed."""
 
     @classmethod
     @abstractmethod
     def extents(cls, read: Read, size: int, path: str, details: Mapping[str, Any]) -> Iterable[Extent]:
-        """Place of each sample in the ``size`` bytes that ``read`` gives. Raises ``DataError`` for damage."""
+        """Place of each sample in the ``size`` bytes that ``read`` returns. Raises ``DataError`` for damage."""
 
     @abstractmethod
     def record(self, data: bytes, where: str) -> Any:
-        """The sample that these bytes are; ``where`` names it in errors."""
+        """Decode a sample from its bytes; ``where`` names it in errors."""
 
     @classmethod
     def opened(
         cls: type[Self], path: Where, decode: Decode | None, index: Index, details: Mapping[str, Any], **options: Any
     ) -> Self:
-        """Source of listed files, or of those of an index."""
+        """Source of listed files, or of the files of an index."""
         return cls(
             load_index(index, cls.format) if index is not None else cls._listed(path, details), decode, **options
         )

@@ -3,7 +3,7 @@
     source = hdf5("/lustre/set", keys=["x", "y"], decode=lambda sample: (sample["x"] / 255, sample["y"]))
     len(source), source[17]
 
-A format derives a class that reads one sample; a module of its own builds the manifest, from headers alone.
+The module of a format has a class that reads one sample, and a function that builds the manifest from headers alone.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Decode = Callable[[Any], Any]
 class Source(ABC):
     """Samples of a data set, by number.
 
-    ``decode`` is applied to each sample. Pickled, for another process, or with another store, it opens its files anew.
+    ``decode`` is applied to each sample. A copy, pickled for another process or with another store, reopens its files.
     """
 
     holds_lock: ClassVar[bool] = False
-    """True if reading a sample keeps the lock of the interpreter or of a library: then processes read, not threads."""
+    """True if reading a sample holds the GIL or a lock of the library: then use processes, not threads."""
 
     def __init__(self, manifest: Manifest, decode: Decode | None = None, store: ByteStore | None = None) -> None:
         self.manifest, self.decode = manifest, decode
         self.store = store if store is not None else store_for(manifest.paths[0] if len(manifest.paths) else "")
 
         self.layout: Layout = ShuffledLayout()
-        """Order of the samples, as samplers ask for it."""
+        """Order of the samples, for samplers."""
 
     @abstractmethod
     def sample(self, index: int) -> Any:
@@ -57,13 +57,13 @@ class Source(ABC):
         return other
 
     def reopen(self) -> None:  # noqa: B027 (a format may keep nothing open)
-        """Forget what is open: a copy of this source begins its life."""
+        """Drop open files, because this source is a new copy."""
 
     def __len__(self) -> int:
         return self.manifest.samples
 
     def __getitem__(self, index: int) -> Any:
-        """Sample number ``index``; negative ones count from the end. Raises ``IndexError`` beyond, as lists do."""
+        """Sample number ``index``; negative numbers count from the end. Raises ``IndexError`` like lists."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of a data set of {len(self)}")
         at = index + len(self) if index < 0 else int(index)
@@ -86,7 +86,7 @@ class Source(ABC):
         return self.manifest.paths[self.manifest.extents(index)[0][0]]
 
     def parts(self, index: int) -> list[bytearray]:
-        """The bytes of each part of a sample, as the manifest says where they lie."""
+        """The bytes of each part of a sample, at the places of the manifest."""
         return [
             self.store.read(self.manifest.paths[file], offset, nbytes)
             for file, offset, nbytes in self.manifest.extents(index)
@@ -95,7 +95,7 @@ class Source(ABC):
 
 @final
 class ForkGuard:
-    """Process in which a library with threads or locks of its own was used first; a fork of it is refused by name.
+    """Process that first used a library with threads or locks of its own; in a fork of it the library is refused.
 
     >>> guard = ForkGuard("zarr")
     >>> guard.enter()
@@ -105,7 +105,7 @@ class ForkGuard:
         self._library, self._pid = library, 0
 
     def enter(self) -> None:
-        """Note the process. Raises ``DataError`` in a fork of one that has used the library."""
+        """Note the process. Raises ``DataError`` in a fork of a process that has used the library."""
         if self._pid not in (0, os.getpid()):
             raise DataError(
                 f"this process was forked from one that has used {self._library}, whose locks and threads do not "
@@ -116,7 +116,7 @@ class ForkGuard:
 
 
 def load_index(index: str | os.PathLike[str] | Manifest, format_name: str) -> Manifest:
-    """A stored manifest. Raises ``UsageError`` for that of another format."""
+    """A stored manifest. Raises ``UsageError`` if it is of another format."""
     manifest = index if isinstance(index, Manifest) else Manifest.load(index)
     if manifest.format != format_name:
         raise UsageError(f"the index is that of {manifest.format}, and {format_name} was asked for")
@@ -124,9 +124,9 @@ def load_index(index: str | os.PathLike[str] | Manifest, format_name: str) -> Ma
 
 
 def made_once(make: Callable[[], Manifest]) -> Manifest:
-    """A manifest that rank 0 of a job makes and all others get; every rank calls this.
+    """Manifest that rank 0 of a job makes and sends to all others; every rank calls this.
 
-    A worker that waits to be admitted to an elastic job makes its own. What rank 0 raises all of them raise.
+    A worker that waits for admission to an elastic job makes its own. An error of rank 0 is raised on all ranks.
     """
     if not is_initialized() or current().provisional or current().topology.size == 1:
         return make()
@@ -143,7 +143,7 @@ def made_once(make: Callable[[], Manifest]) -> Manifest:
 
 
 def raise_everywhere(failure: str) -> None:
-    """Raise ``DataError`` on all ranks if one of them has failed ("": it has not); every rank calls this."""
+    """Raise ``DataError`` on all ranks if one of them has a ``failure`` ("": none); every rank calls this."""
     failures = [failure]
     if is_initialized() and not current().provisional and current().topology.size > 1:
         failures = allgather_object(failure, name="farandole.data.failure")

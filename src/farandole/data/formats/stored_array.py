@@ -1,11 +1,11 @@
-"""``StoredArray``: one array of one file, as a header tells where its bytes lie; ``array_source``: samples of many.
+"""``StoredArray``: an array of a file, and where its bytes lie; ``array_source``: samples from many arrays.
 
     found = StoredArray("x", np.dtype("<f4"), (1000, 128, 128), base=2048)
     source = array_source("npy", "/lustre/set", entries, [(0, {"x": found})], ["x"], ArrayLibrary, along=0)
 
-Three ways ("lanes") lead from bytes to a sample. ``rows``: it lies in one run of bytes. ``chunks``: it is cut from one
-chunk or put together of several, each a run of bytes that zlib or numcodecs decodes. Both read through the store, with
-no lock but NumPy's. ``library``: the format's own library opens the file.
+Three ways ("lanes") lead from bytes to a sample. ``rows``: the sample is one run of bytes. ``chunks``: the sample is
+cut from one chunk or assembled from several, each a run of bytes that zlib or numcodecs decodes. Both read through the
+store, with no lock but NumPy's. ``library``: the format's own library opens the file.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from farandole.data.storage.waits import during
 from farandole.errors import DataError, UsageError
 
 MOST_COLUMNS = 16384
-"""Chunks of one array that one sample may need."""
+"""Most chunks of one array that one sample may need."""
 
 MOST_BY_RANGES = 256
-"""Chunks that a sample may need before a library, where the format has one, does better."""
+"""Most chunks of a sample that are read by ranges, if the format has a library: it is faster beyond that."""
 
 Keys: TypeAlias = "str | Sequence[str] | None"
 Extent: TypeAlias = "tuple[int, int, int]"
 Member: TypeAlias = "tuple[int, Mapping[str, StoredArray]]"
-"""One file, or one store of many files: the number of its (first) file in the listing, and its arrays."""
+"""A file, or a store of many files: the number of its (first) file in the listing, and its arrays."""
 
 
 @final
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file: contiguous from ``base`` on, or cut into chunks that lie at ``where``, or only for a library.
+    """An array in a file: contiguous from ``base`` on, or in chunks at ``where``, or readable only by a library.
 
     ``where`` has the shape of the grid of chunks and a last axis of file, offset and bytes (0 bytes: the chunk is
-    absent and holds ``fill``). ``stride`` is the distance of rows, where it is not that of packed ones.
+    absent and holds ``fill``). ``stride`` is the distance of rows if they are not packed.
     """
 
     name: str
@@ -75,7 +75,7 @@ class StoredArray:
 
 @final
 class ArrayLayout(msgspec.Struct, frozen=True):
-    """Recipe that makes a part of a sample of its extents: kept in the manifest, once for all files that have it."""
+    """Recipe that makes a part of a sample from its extents: kept once in the manifest for all files that share it."""
 
     name: str
     dtype: Any
@@ -96,20 +96,20 @@ class ArrayLayout(msgspec.Struct, frozen=True):
 
     @property
     def library_axis(self) -> int:
-        """Axis of the samples as the file has it."""
+        """Axis of the samples in the file."""
         axis = self.axis or 0
         return len(self.shape) - 1 - axis if self.order == "F" else axis
 
 
 class ArrayLibrary(Protocol):
-    """Reader of files by the library of a format, of which each process has its own. Any thread may call."""
+    """Reads files by the library of a format; each process has its own. Any thread may call it."""
 
     def read(self, store: ByteStore, path: str, layout: ArrayLayout, row: int | None) -> Array:
         """One row of an array along ``layout.axis``, or all of it."""
 
 
 class ArraySource(Source, ABC):
-    """Samples that are arrays, or dicts of arrays by key. Threads keep chunks of several samples decoded."""
+    """Samples that are arrays, or dicts of arrays by key. Threads cache decoded chunks that hold several samples."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class ArraySource(Source, ABC):
         return parts[0] if self._details["single"] else dict(zip(self._details["keys"], parts, strict=True))
 
     def read_into(self, index: int, arrays: Sequence[Array]) -> bool:
-        """Read a sample into arrays of its form, without a copy; false where it takes more than reading."""
+        """Read a sample into ``arrays``, without a copy; false if their form differs, or the sample needs decoding."""
         if not self._is_plain or self.decode is not None:
             return False
         extents = self.manifest.extents(index)
@@ -167,7 +167,7 @@ class ArraySource(Source, ABC):
         return True
 
     def read_batch(self, indices: Sequence[int], columns: Sequence[Array]) -> bool:
-        """Read samples into arrays of one row for each, as ``read_into`` does, at the cost of one call."""
+        """Read samples into the rows of ``columns``, like ``read_into``, at the cost of one call."""
         if not self._is_plain or self.decode is not None or len(self._layouts) != len(columns):
             return False
         for column, layout, dtype in zip(columns, self._layouts, self._dtypes, strict=True):
@@ -231,12 +231,12 @@ class ArraySource(Source, ABC):
 
 @final
 class RangeArrays(ArraySource):
-    """Arrays read by byte ranges: threads decode side by side."""
+    """Arrays that are read by byte ranges: threads decode in parallel."""
 
 
 @final
 class LibraryArrays(ArraySource):
-    """Arrays of which some are read by a library under its lock, or are made of Python objects."""
+    """Arrays of which some are read by a library under its lock, or hold Python objects."""
 
     holds_lock: ClassVar[bool] = True
 
@@ -252,7 +252,7 @@ def opened(
 
 @final
 class Options(NamedTuple):
-    """Wishes of the caller. ``decoding``: arguments of ``cf.Decoding``; ``None``: values as stored."""
+    """Options of the caller. ``decoding``: arguments of ``cf.Decoding``; ``None``: values as stored."""
 
     keys: Keys = None
     along: int | str = 0
@@ -271,9 +271,9 @@ def array_source(
     decode: Decode | None = None,
     store: ByteStore | None = None,
 ) -> ArraySource:
-    """Samples along an axis of all members; ``per="file"``: one of each.
+    """Samples along an axis of all members; ``per="file"``: one sample of each.
 
-    Raises ``DataError`` where the keys of a file have different lengths, which it names.
+    Raises ``DataError``, naming the file, if the keys of a file have different lengths.
     """
     if options.per not in ("sample", "file"):
         raise UsageError(f"per={options.per!r} was asked for: per='sample' (rows along an axis) or per='file'")
@@ -303,9 +303,9 @@ def array_source(
 
 
 def chosen_keys(keys: Keys, names: Sequence[str], path: str, word: str = "keys") -> tuple[str, ...]:
-    """Keys that were asked for; without any, the only array of a file.
+    """Keys that the caller named; by default the only array of a file.
 
-    Raises ``DataError`` where there are several, or none, and lists them.
+    Raises ``DataError``, with a list of the arrays, if there are several, or none.
     """
     asked = (keys,) if isinstance(keys, str) else tuple(keys or (names if len(names) == 1 else ()))
     unknown = [key for key in asked if key not in names]
@@ -317,7 +317,7 @@ def chosen_keys(keys: Keys, names: Sequence[str], path: str, word: str = "keys")
 
 
 def row_of(array: Array, axis: int, row: int) -> Array:
-    """One row along an axis; an array even where that is one number."""
+    """One row along an axis; an array even if the row is one number."""
     place: Any = (*[slice(None)] * axis, row, ...)
     return np.asarray(array[place])
 
@@ -342,7 +342,7 @@ def _placed_all(
 
 
 def _fields(runs: list[list[Integers]], most: int) -> Iterator[Field]:
-    """Fields of one key, of ``most`` columns: a file that needs fewer of them has empty ones."""
+    """Fields of one key, of ``most`` columns: a file that needs fewer columns has empty ones."""
     for at in range(most):
         rows = [run[at] if at < len(run) else _emptied(run[0]) for run in runs]
         yield Field.regular(*np.concatenate(rows, axis=1))
@@ -374,7 +374,7 @@ def _length(arrays: Mapping[str, StoredArray], axes: Sequence[int | None], path:
 def _placed(
     array: StoredArray, axis: int | None, member: tuple[int, int, int], what: str
 ) -> tuple[ArrayLayout, list[npt.NDArray[np.int64]]]:
-    """ArrayLayout of an array, and the blocks of each column of chunks: rows of file, count, base, stride and bytes."""
+    """Layout of an array, and the blocks of each column of chunks: rows of file, count, base, stride and bytes."""
     file, count, size = member
     packed = math.prod(array.shape[1:]) * array.dtype.itemsize
     nbytes = math.prod(part for at, part in enumerate(array.shape) if at != axis) * array.dtype.itemsize
@@ -421,7 +421,7 @@ def _run(file: int, count: int, base: int, stride: int, nbytes: int) -> Integers
 
 
 def _spelt(dtype: np.dtype[Any]) -> Any:
-    """A dtype as texts, numbers, lists and dicts, without what libraries hang on it."""
+    """A dtype as texts, numbers, lists and dicts, without metadata of libraries."""
     if dtype.names is not None and dtype.fields is not None:
         parts = [dtype.fields[name] for name in dtype.names]
         formats, offsets = [_spelt(part[0]) for part in parts], [part[1] for part in parts]

@@ -1,9 +1,9 @@
-"""``tar``: samples of tar archives as WebDataset has them: members whose names differ in their extension alone.
+"""``tar``: samples of tar archives in WebDataset's layout: members whose names differ only in their extension.
 
     source = tar("/lustre/set")                                  # {"__key__": "a/0001", "jpg": b"...", "json": b"..."}
     source = tar("/lustre/BigEarthNet.tar", group="folder")      # {"__key__": "S2A_..._45", "B01.tif": b"...", ...}
 
-Python's tarfile reads the headers (POSIX, GNU and pax); a sample is one run of bytes, whose headers say what is in it.
+Python's tarfile reads the headers (POSIX, GNU and pax); a sample is one run of bytes with the headers of its members.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farandole.errors import DataError, UsageError
 
 BLOCK, MOST_READ = tarfile.BLOCKSIZE, 2**20
 KNOWN = (*tarfile.REGULAR_TYPES, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, b"D")
-"""Types of members: ordinary files; devices, folders, pipes and lists of folders, which have no sample's bytes."""
+"""Types of members: ordinary files; devices, folders, pipes and lists of folders, which hold no bytes of samples."""
 REFUSED = {
     b"1": "a hard link: pack it anew with --hard-dereference",
     b"2": "a symbolic link: pack it anew with --dereference",
@@ -30,7 +30,7 @@ REFUSED = {
 
 
 class TarMember(NamedTuple):
-    """A file in an archive: where its first header lies, and its bytes."""
+    """A file in an archive: the place of its first header, and of its bytes."""
 
     name: str
     header: int
@@ -40,7 +40,7 @@ class TarMember(NamedTuple):
 
 @final
 class TarSource(RecordsSource):
-    """Samples of tar archives: a dict of bytes by extension, and the name that they share as ``__key__``."""
+    """Samples of tar archives: a dict of bytes by extension, and their common name as ``__key__``."""
 
     format: ClassVar[str] = "tar"
     suffixes: ClassVar[tuple[str, ...]] = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -67,18 +67,18 @@ class TarSource(RecordsSource):
 
 
 def tar(path: Where, decode: Decode | None = None, *, group: str = "key", index: Index = None) -> TarSource:
-    """Samples of tar archives, in their order there.
+    """Samples of tar archives, in the order of the archives.
 
         tar("/lustre/set", decode=lambda sample: (decode_jpeg(sample["jpg"]), int(sample["cls"])))
 
-    ``group="key"``: members are one sample whose names are equal up to the first dot of their last part, and follow one
-    another, which is WebDataset's rule. ``group="folder"``: those of a folder are, and what stands in their names after
-    that of the folder are their extensions. Hidden files (``._x``) and, as the rule has it, those without extension are
-    left out; extensions are in lower case.
+    ``group="key"``: consecutive members are one sample if their names are equal up to the first dot of the last part,
+    which is WebDataset's rule. ``group="folder"``: the members of a folder are one sample, and the rest of their names
+    after the name of the folder is the extension. Hidden files (``._x``) and, by WebDataset's rule, files without
+    extension are left out; extensions are in lower case.
 
-    A compressed archive is unpacked as a whole if it holds 256 MiB at most, and kept by each thread; a larger one is
-    refused, as are links, sparse files, and samples that others interrupt.
-    Raises ``DataError`` with file and offset for a damaged header, and an archive that is cut off.
+    A compressed archive with at most 256 MiB of content is unpacked as a whole, and cached by each thread. Larger ones
+    are refused, and so are links, sparse files, and samples whose members are not consecutive.
+    Raises ``DataError`` with file and offset for a damaged header, and for a truncated archive.
     """
     if group not in ("key", "folder"):
         raise UsageError(f"group={group!r}: give 'key' (WebDataset's rule) or 'folder'")
@@ -118,7 +118,7 @@ def _grouped(found: Iterable[TarMember], group: str, path: str) -> list[Extent]:
 
 @final
 class _Parts(io.RawIOBase):
-    """File of ``size`` bytes, of which ``read`` gives parts."""
+    """File of ``size`` bytes, which ``read`` returns in parts."""
 
     def __init__(self, read: Read, size: int) -> None:
         self._read, self._size, self._at = read, size, 0
@@ -138,7 +138,7 @@ class _Parts(io.RawIOBase):
 
 
 def members(read: Read, size: int, path: str) -> Iterator[TarMember]:
-    """Files of an archive of ``size`` bytes, of which ``read`` gives parts. Raises ``DataError`` for damage."""
+    """Files of an archive of ``size`` bytes, which ``read`` returns in parts. Raises ``DataError`` for damage."""
     if not size:
         return
     with translated(path, "tar"), tarfile.open(fileobj=_Parts(read, size), mode="r:") as archive:
@@ -158,7 +158,7 @@ def members(read: Read, size: int, path: str) -> Iterator[TarMember]:
 
 
 def _check_end(read: Read, at: int, size: int, path: str) -> None:
-    """Refuse what stands behind the last member: a damaged header, or another archive, ends the list in silence."""
+    """Refuse bytes after the last member: at a damaged header, or a second archive, tarfile ends its list silently."""
     if at < size and (block := read(at, BLOCK)).strip(b"\0") and not _is_header(block):
         raise DataError(f"{path}: the member at byte {at} has a header that fails its checksum: copy the archive again")
     while at < size:

@@ -3,8 +3,8 @@
     source = tfrecord("/lustre/cosmo/train", decode=parse)
     source = tfrecord("/lustre/set/train.tfrecord-*", features={"x": ("float32", (128, 128, 4)), "label": "int64"})
 
-A record is its length (8 bytes, little-endian), the masked CRC-32C of these, the bytes, and their masked CRC-32C. The
-index reads lengths and their checksums alone; both checksums are verified whenever a record is read.
+A record is its length (8 bytes, little-endian), the masked CRC-32C of the length, the bytes, and their masked CRC-32C.
+The index reads only the lengths and their checksums; both checksums are verified whenever a record is read.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FRAME = HEADER.size + FOOTER.size
 
 @final
 class TFRecordSource(RecordsSource):
-    """Records as bytes, or as a dict of arrays where ``features`` or ``example`` ask for it.
+    """Records as bytes, or with ``features`` or ``example`` as a dict of arrays.
 
-    Reading lets go of the interpreter's lock; parsing an Example keeps it for some microseconds per feature.
+    Reading releases the GIL; parsing an Example holds it for some microseconds per feature.
     """
 
     format: ClassVar[str] = "tfrecord"
@@ -79,11 +79,11 @@ def tfrecord(
 
         tfrecord("/lustre/set/train*", features={"x": ("int16", (64, 64, 64)), "y": "float32", "png": "bytes"})[0]["x"]
 
-    A sample is ``bytes``. ``example=True`` gives all features of its ``tf.train.Example``, ``features`` those named,
-    as ``parse_example`` has it. ``SequenceExample``, ``ExampleListWithContext`` and all else is left to ``decode``.
+    A sample is ``bytes``. ``example=True`` gives all features of its ``tf.train.Example``, ``features`` only the named
+    ones, as ``parse_example`` returns them. Other messages, such as ``SequenceExample``, are left to ``decode``.
 
-    A compressed file is decompressed as a whole, and each thread keeps 64 MiB of such: unpack files once that are
-    read in an order of little locality. Raises ``DataError``, with file, number and offset, for damaged records.
+    A compressed file is decompressed as a whole, and each thread keeps 64 MiB of them: decompress files once if they
+    are read in an order without locality. Raises ``DataError``, with file, number and offset, for damaged records.
     """
     if example and features is not None:
         raise UsageError("example=True gives all features, features= those named: give one of them")
@@ -92,7 +92,7 @@ def tfrecord(
 
 
 def record_of(frame: bytes, where: str) -> bytes:
-    """The bytes of a framed record. Raises ``DataError``, which names it by ``where``, if a checksum is wrong."""
+    """The bytes of a framed record. Raises ``DataError``, which names it ``where``, if a checksum is wrong."""
     head, body = frame[: HEADER.size], frame[HEADER.size : -FOOTER.size]
     if not _is_header(head):
         raise DataError(f"{where}: its length fails its checksum: the file is damaged; copy it again")
@@ -104,13 +104,13 @@ def record_of(frame: bytes, where: str) -> bytes:
 
 
 def framed(record: bytes) -> bytes:
-    """A record with its framing, as it stands in a file."""
+    """A record with its framing, as in a file."""
     length = struct.pack("<Q", len(record))
     return b"".join([HEADER.pack(len(record), masked_crc(length)), record, FOOTER.pack(masked_crc(record))])
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC-32C, rotated and moved: that of bytes that end with their own would else be a constant."""
+    """CRC-32C, rotated and shifted: else the CRC of bytes that end with their own CRC would be a constant."""
     crc = _crc32c()(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 

@@ -4,11 +4,11 @@
     source = zarr("/lustre/volumes/*.zarr", arrays="0", per="file")         # OME-Zarr: one image per store
 
 Folders, zip files and URLs. Values are as stored, in the byte order of Zarr 2's dtype, or of this machine (Zarr 3);
-``scaled=True`` and ``fill=`` apply what the CF conventions say. A sample is put together of one chunk or several, of
-inner chunks where the store is sharded. Absent chunks hold the fill value.
+``scaled=True`` and ``fill=`` apply the CF conventions. A sample is assembled from one chunk or several; if the store is
+sharded, from inner chunks. Absent chunks hold the fill value.
 
-The ``zarr`` package is not used: its event loop costs more than a read does, and does not survive a fork. Nothing here
-has a thread or a lock. Codecs that run code (pickled objects) or that numcodecs has not are refused by name.
+The ``zarr`` package is not used: its event loop costs more than a read does, and does not survive a fork. This module
+has no thread and no lock. Codecs that run code (pickled objects) or that numcodecs lacks are refused by name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from farandole.data.storage.stores import store_for
 from farandole.errors import DataError
 
 ABSENT = -1
-"""Offset of an inner chunk that a shard does not hold: all bits set."""
+"""Offset that marks an inner chunk as absent from a shard: all bits set."""
 
 SERIAL = ("blosc", "gzip", "zstd", "vlen-utf8", "vlen-bytes")
 DTYPES = {
@@ -71,8 +71,8 @@ def zarr(
 ) -> Source:
     """Samples of Zarr stores: steps along a dimension of all stores in the order given; ``per="file"``: whole arrays.
 
-    One array, or none where the store has one only, gives arrays; a list gives dicts. Raises ``DataError`` naming
-    store, array and reason for what cannot be read: a codec, a data type, an index of a shard that fails its checksum.
+    One array, or no name for a store with only one, gives arrays; a list gives dicts. Raises ``DataError`` with store,
+    array and reason for an unknown codec or data type, and for an index of a shard that fails its checksum.
     """
     if index is not None:
         return opened(load_index(index, "zarr"), decode, store, None)
@@ -89,7 +89,7 @@ def zarr(
 
 @final
 class _Tree:
-    """Files of one store by name: of a folder, or members of a zip. ``first`` is the number of its first file."""
+    """Files of one store by name: of a folder, or members of a zip. ``first`` is the number of the first file."""
 
     def __init__(self, store: ByteStore, root: str, first: int) -> None:
         self.store, self.root, self.first = store, root.rstrip("/"), first
@@ -97,7 +97,7 @@ class _Tree:
         self.is_zip = self.root.endswith(".zip")
         try:
             self.entries = list_files(self.root)
-        except DataError:  # every chunk is absent, and only hidden files are left
+        except DataError:  # every chunk is absent: only hidden files exist
             hidden = [f"{self.root}/{name}" for name in (".zarray", ".zgroup")]
             self.entries = [FileEntry(each, store.size(each), 0) for each in hidden if _exists(store, each)]
             if not self.entries:
@@ -111,7 +111,7 @@ class _Tree:
             self.files = {name: (first, member.offset, member.nbytes) for name, member in members.items()}
 
     def document(self, name: str) -> dict[str, Any]:
-        """A JSON file of the store; empty where there is none."""
+        """A JSON file of the store; empty if it is missing."""
         path = self.root if self.is_zip else f"{self.root}/{name}"
         if name not in self.files and (self.is_zip or name[-4:] == "json" or not _exists(self.store, path)):
             return {}
@@ -121,7 +121,7 @@ class _Tree:
             return found
 
     def metadata(self, name: str) -> dict[str, Any]:
-        """Description of an array; empty where there is no array of this name."""
+        """Description of an array; empty if no array has this name."""
         front = f"{name}/" if name else ""
         if found := self.document(f"{front}zarr.json"):
             return found if found.get("node_type") == "array" else {}
@@ -130,7 +130,7 @@ class _Tree:
         return found
 
     def chunks(self, name: str, grid: tuple[int, ...], parts_of: Callable[[str], list[str]]) -> Integers:
-        """File, offset and bytes of each chunk of an array; ``parts_of`` a key is its place on the grid."""
+        """File, offset and bytes of each chunk of an array; ``parts_of`` turns a key into a place on the grid."""
         where = np.zeros((*grid, 3), np.int64)
         where[..., 0] = self.first
         front = f"{name}/" if name else ""
@@ -187,7 +187,7 @@ def _of_v2(tree: _Tree, name: str, told: Mapping[str, Any], _: str) -> StoredArr
     separator = told.get("dimension_separator", ".")
     where = tree.chunks(name, grid_of(shape, chunk), lambda key: key.split(separator) if shape else [key][key == "0" :])
     fill, attributes = _fill(told["fill_value"], dtype), dict(told["attributes"])
-    if told["fill_value"] is not None:  # which is where xarray puts it
+    if told["fill_value"] is not None:  # xarray stores it there
         attributes.setdefault("_FillValue", fill)
     dims = tuple(attributes.get("_ARRAY_DIMENSIONS", ()))
     order = told.get("order", "C")
@@ -257,7 +257,7 @@ def _codecs(
 
 
 def _inner_places(tree: _Tree, shards: Integers, per: tuple[int, ...], given: Mapping[str, Any], what: str) -> Integers:
-    """Places of the inner chunks of shards, ``per`` along each axis, from the index that each shard has."""
+    """Places of the inner chunks of shards, ``per`` along each axis, from the index in each shard."""
     specs = [_spec(each) for each in given.get("index_codecs", ["bytes", "crc32c"])]
     names = [name for name, _ in specs]
     if names not in (["bytes"], ["bytes", "crc32c"]):

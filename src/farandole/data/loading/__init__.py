@@ -1,1 +1,1 @@
-"""Loading: samples decoded by threads or processes into batches, and the account of who waited for what."""
+"""Loading: samples decoded by threads or processes into batches, and a report on waits for input."""

@@ -1,4 +1,4 @@
-"""Augmentation whose randomness follows from seed, epoch and sample alone: any number of workers makes the same batch.
+"""Augmentation that depends on seed, epoch and sample alone: any number of workers makes the same batch.
 
     data = Batches(source, batch_size=32, augment=[
         Flip(axes=(0, 1), fields=("image", "mask")),        # the same flip for both
@@ -6,9 +6,9 @@
         GaussianNoise(0.1, fields=("image",)),
     ])
 
-A step is a callable ``(sample, rng) -> sample``; a function of one's own is as good as those here. Axes are those of a
-sample: images are height x width x channels, volumes depth x height x width, with or without channels behind. Without
-``fields`` a step changes a sample that is an array, or the first element of one that is a tuple; of a dict, name them.
+A step is a callable ``(sample, rng) -> sample``; your own functions work, too. Axes are those of a sample: images are
+height x width x channels, volumes depth x height x width, with or without channels last. Without ``fields`` a step
+changes a sample that is an array, or the first element of a tuple; for a dict, name the fields.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Field: TypeAlias = str | int
 
 
 def generator(seed: int, epoch: int, sample: int, step: int = 0) -> np.random.Generator:
-    """Random numbers of one step for one sample: a stretch of 2**128 numbers of Philox that no other has."""
+    """Random numbers of one step for one sample: a range of 2**128 numbers of Philox, used for nothing else."""
     key = np.array([seed % 2**64, sample], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, step, epoch], np.uint64)))
 
 
 @final
 class SampleLoader:
-    """Sample of a data set by its number, with what ``steps`` make of it in an epoch; any thread or process may call.
+    """Loads a sample of a data set by number, with ``steps`` applied for an epoch; any thread or process may call it.
 
     >>> SampleLoader([10, 20, 30], [lambda sample, rng: sample + 1], seed=0)(0, 1)
     21
@@ -49,7 +49,7 @@ class SampleLoader:
             return self._after(len(self.steps), epoch, index)
 
     def read_into(self, epoch: int, index: int, arrays: list[Any]) -> bool:
-        """Read a sample into ``arrays``; false where the data set cannot, or has another form of sample there."""
+        """Read a sample into ``arrays``; false if the data set cannot, or the sample has another form."""
         read = None if self.steps else getattr(self.dataset, "read_into", None)
         if read is None:
             return False
@@ -57,7 +57,7 @@ class SampleLoader:
             return bool(read(index, arrays))
 
     def read_batch(self, indices: Sequence[int], columns: list[Any]) -> bool:
-        """Read samples into the columns of a batch; false where the data set cannot."""
+        """Read samples into the columns of a batch; false if the data set cannot."""
         read = None if self.steps else getattr(self.dataset, "read_batch", None)
         return read is not None and bool(read(indices, columns))
 
@@ -74,7 +74,7 @@ class SampleLoader:
 
 
 class Augmentation(ABC):
-    """Step that changes named fields of a sample alike: what is drawn is drawn once for all of them."""
+    """Step that changes named fields of a sample alike: each draw is made once for all of them."""
 
     fields: tuple[Field, ...] | None = None
 
@@ -87,7 +87,7 @@ class Augmentation(ABC):
         return replaced(sample, {field: self.change(field, array, draw, rng) for field, array in found.items()})
 
     def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
-        """Draw what is the same for all fields; ``shape`` is that of the first. None: nothing is."""
+        """Draw what all fields share; ``shape`` is the shape of the first field. None: nothing to draw."""
         return None
 
     @abstractmethod
@@ -116,7 +116,7 @@ class Flip(Augmentation):
 
 @final
 class Roll(Augmentation):
-    """Shift by any number of cells along each of ``axes``, around the end: for what is periodic, as simulations are."""
+    """Shift by a random number of cells along each of ``axes``, with wrap-around: for periodic simulations."""
 
     def __init__(self, axes: Sequence[int] = (0, 1, 2), fields: Sequence[Field] | None = None) -> None:
         self.axes, self.fields = tuple(axes), _fields(fields)
@@ -132,7 +132,7 @@ class Roll(Augmentation):
 class Rotate90(Augmentation):
     """Rotation by quarter turns, exact: one of 4 in a plane (two ``axes``), one of the 24 of a cube (three).
 
-    Raises ``DataError`` where the axes are not equally long, as batches have one shape.
+    Raises ``DataError`` if the axes are not equally long, because batches have one shape.
     """
 
     def __init__(self, axes: Sequence[int] = (0, 1), fields: Sequence[Field] | None = None) -> None:
@@ -160,8 +160,8 @@ class Rotate90(Augmentation):
 class Rotate(Augmentation):
     """Rotation of an image by an angle of at most ``degrees``, bilinear; nearest for the fields in ``labels``.
 
-    In NumPy, for a few degrees now and then: it takes milliseconds for a photograph. What comes in from outside is
-    ``fill``. Integers are rounded.
+    In NumPy, for a few degrees now and then: it takes milliseconds for a photograph. Pixels from outside of the image
+    become ``fill``. Integers are rounded.
     """
 
     axes = (0, 1)
@@ -201,9 +201,9 @@ class Rotate(Augmentation):
 
 @final
 class Crop(Augmentation):
-    """Part of ``shape`` along the first axes, or ``axes``, at a random place, or where="centre".
+    """Part of ``shape`` along the first axes, or ``axes``, at a random place, or with where="centre" in the middle.
 
-    ``padding`` puts that many zeros before and behind each of them first. Raises ``DataError`` for what is too small.
+    ``padding`` first adds that many zeros at both ends of each axis. Raises ``DataError`` for too small a sample.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Crop(Augmentation):
 
 @final
 class GaussianNoise(Augmentation):
-    """Normal noise of standard deviation ``sigma``, another for each field. Raises ``DataError`` for integers."""
+    """Normal noise of standard deviation ``sigma``, independent for each field. Raises ``DataError`` for integers."""
 
     def __init__(self, sigma: float, fields: Sequence[Field] | None = None) -> None:
         self.sigma, self.fields = sigma, _fields(fields)
@@ -253,7 +253,7 @@ class GaussianNoise(Augmentation):
 
 @final
 class Normalize(Augmentation):
-    """``(x - mean) / std`` as float32 (float64 stays); numbers, or one for each channel, along the last axis."""
+    """``(x - mean) / std`` as float32 (float64 stays); numbers, or one for each channel, along ``axis``."""
 
     def __init__(self, mean: Any, std: Any, axis: int = -1, fields: Sequence[Field] | None = None) -> None:
         self.mean, self.std = np.asarray(mean), np.asarray(std)
@@ -271,8 +271,8 @@ class Normalize(Augmentation):
 class MixUp:
     """Mean of a sample and another of the whole data set, weighted by a draw of Beta(alpha, alpha) (arXiv 1710.09412).
 
-    ``classes``: number of classes; a label, which is an integer, becomes their probabilities. Each sample is read for
-    itself and as another's partner, which went through the steps before this one, too.
+    ``classes``: number of classes; an integer label becomes class probabilities. A sample needs a second read, for its
+    partner; the partner goes through the steps before this one, too.
     """
 
     def __init__(self, alpha: float = 0.2, classes: int = 0, fields: Sequence[Field] | None = None) -> None:
@@ -318,7 +318,7 @@ def select(sample: Any, fields: tuple[Field, ...] | None, step: str) -> dict[Fie
 
 
 def replaced(sample: Any, fields: dict[Field, Any]) -> Any:
-    """The sample with other arrays in some of its fields."""
+    """The sample with some of its fields replaced."""
     if isinstance(sample, dict):
         return {**sample, **fields}
     if not isinstance(sample, (tuple, list)):

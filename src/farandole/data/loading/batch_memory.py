@@ -1,4 +1,4 @@
-"""Memory of batches, used again when nobody refers to it any more: samples are copied into it in any order.
+"""Memory of batches, reused when no array refers to it any more: samples are copied into it in any order.
 
     memory = BatchMemory()
     batch = SampleRows(memory, [17, 4])       # the numbers of its samples
@@ -6,16 +6,16 @@
     batch.put(0, (other, 5))
     images, labels = batch.collated()         # arrays of 2 rows; they stay right as long as somebody has them
 
-A sample is an array, a number, text or bytes, or a dict, tuple or list of such. Arrays and numbers become arrays with
-one row for each sample, all else a list. A ``MaskedArray`` stays one.
+A sample is an array, a number, text or bytes, or a dict, tuple or list of them. Arrays and numbers become arrays with
+one row per sample, everything else a list. A ``MaskedArray`` stays one.
 """
 
-# Threads. Those of a pool put rows, each another one; the first lays the memory out, under ``SampleRows._lock``. Memory
-# comes back from whatever thread drops the last reference, perhaps in the middle of a garbage collection: that is one
-# ``deque.append``, which needs no lock.
+# Threads. Threads of a pool put rows, each a different one; the first lays out the memory, under ``SampleRows._lock``.
+# The thread that drops the last reference returns the memory, perhaps in the middle of a garbage collection: this is
+# one ``deque.append``, which needs no lock.
 #
-# NumPy lets a view refer to the outermost array that has the same memory and is no view itself. ``_root`` is over a
-# mapping and thus the outermost: as long as any view of it lives, or a tensor that was made of one, so does the root.
+# NumPy lets a view refer to the outermost array that has the same memory and is no view itself. The ``root`` is over a
+# mapping and thus the outermost: it lives as long as any view of it, or any tensor made of a view.
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from farandole.errors import DataError
 
 ALIGNMENT = 64
 KEPT = 8
-"""Mappings of one size that are kept for later batches; more than that are in use only while a loop keeps batches."""
+"""Mappings of one size that are kept for later batches; a loop that keeps batches uses more."""
 
 
 @final
 class BatchMemory:
-    """Mappings that are handed out as arrays of bytes, and come back when nothing refers to these."""
+    """Mappings that are handed out as arrays of bytes, and are returned when no array refers to them."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._free: defaultdict[int, deque[mmap.mmap]] = defaultdict(lambda: deque(maxlen=kept))
@@ -48,7 +48,7 @@ class BatchMemory:
         """Number of mappings made so far."""
 
     def take(self, nbytes: int) -> Any:
-        """Array of at least ``nbytes`` bytes, with any content."""
+        """Array of at least ``nbytes`` bytes, with undefined content."""
         size = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         free = self._free[size]
         try:
@@ -81,7 +81,7 @@ class _Part(ABC):
         """Copy a sample's part into its row; raises ``_UnequalError`` if it has another form."""
 
     def arrays(self, column: Any, row: int | slice) -> list[Any] | None:
-        """The row, as arrays to read into; None where something else is in it."""
+        """Arrays of the row, to read into; None if part of it is no array."""
         return None
 
     def collated(self, column: Any) -> Any:
@@ -154,12 +154,12 @@ class _ListPart(_Part):
         return [None] * rows
 
     def put(self, column: Any, row: int, value: Any) -> None:
-        column[row] = value.copy() if isinstance(value, np.ndarray) else value  # it may lie in a process's memory
+        column[row] = value.copy() if isinstance(value, np.ndarray) else value  # it may be memory of a decode process
 
 
 @final
 class _NestedPart(_Part):
-    """Dict, tuple or list; ``keys`` are what its parts are found by."""
+    """Dict, tuple or list; ``keys`` are the keys or indices of its parts."""
 
     def __init__(self, path: str, value: Any) -> None:
         super().__init__(path)
@@ -198,7 +198,7 @@ class _NestedPart(_Part):
 
 
 def part_of(value: Any, path: str = "") -> _Part:
-    """The form of a sample, or of what lies at ``path`` in it."""
+    """Form of a sample, or of its part at ``path``."""
     if isinstance(value, np.ma.MaskedArray):
         return _MaskedPart(path, value)
     if isinstance(value, (Mapping, tuple, list)):
@@ -211,7 +211,7 @@ def part_of(value: Any, path: str = "") -> _Part:
 
 @final
 class SampleRows:
-    """Batch that is being put together: a row for each sample of ``indices``."""
+    """Batch that is being loaded: a row for each sample of ``indices``."""
 
     def __init__(self, memory: BatchMemory, indices: Sequence[int]) -> None:
         self.indices = indices
@@ -221,7 +221,7 @@ class SampleRows:
         self._column: Any = None
 
     def put(self, row: int, sample: Any) -> None:
-        """Copy a sample; raises ``DataError`` if its form is not that of the first one of this batch."""
+        """Copy a sample into its row; raises ``DataError`` if its form differs from the first of this batch."""
         if self._part is None:
             with self._lock:
                 if self._part is None:
@@ -237,7 +237,7 @@ class SampleRows:
             ) from None
 
     def arrays(self, row: int) -> list[Any] | None:
-        """The row's arrays and numbers, in the order of a sample, to read into; None where that cannot be."""
+        """Arrays and numbers of a row, in the order of a sample, to read into; None if that is impossible."""
         return None if self._part is None else self._part.arrays(self._column, row)
 
     @property
@@ -246,14 +246,14 @@ class SampleRows:
         return self._part
 
     def lay_out_as(self, form: Any) -> list[Any] | None:
-        """Make room for samples of a known form; returns its columns, or None where something else is in them."""
+        """Lay out memory for samples of a known form; returns the columns, or None if the batch has another form."""
         with self._lock:
             if self._part is None:
                 self._lay_out(0, form)
         return self._part.arrays(self._column, slice(None)) if self._part is form else None
 
     def collated(self) -> Any:
-        """The batch, when all rows are there; this then refers to it no more."""
+        """The batch, when all rows are loaded; this object then drops its reference."""
         part, column, self._column = self._part, self._column, None
         assert part is not None
         return part.collated(column)
@@ -264,4 +264,4 @@ class SampleRows:
         root: Any = self._memory.take(ends[-1]) if ends else None
         pieces = (root[begin:end] for begin, end in pairwise([0, *ends]))
         self._first, self._column = row, part.column(rows, pieces)
-        self._part = part  # last: others look at it without the lock
+        self._part = part  # last: other threads read it without the lock

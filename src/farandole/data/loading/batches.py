@@ -1,4 +1,4 @@
-"""``Batches``: NumPy batches of a data set, loaded ahead, each sample of an epoch exactly once, whoever comes and goes.
+"""``Batches``: NumPy batches, loaded ahead, each sample of an epoch exactly once, even if workers join or leave.
 
 batches = Batches(source, batch_size=32, threads=8)
 for epoch in range(90):
@@ -28,7 +28,7 @@ from farandole.errors import UsageError
 
 @final
 class ExactSampler(EpochSampler):
-    """Sampler whose shuffled order is computed place by place: no list of 10⁸ samples."""
+    """Sampler that computes its shuffled order position by position: no list of 10⁸ samples."""
 
     @staticmethod
     def _shuffled(length: int, seed: int, epoch: int) -> Sequence[int]:
@@ -38,26 +38,26 @@ class ExactSampler(EpochSampler):
 
 @final
 class Batches:
-    """Batches of this rank, from where ``sampler`` is in its epoch; by default one of the whole data set, shuffled.
+    """Batches of this rank, from the position of ``sampler`` in its epoch on; default: the whole data set, shuffled.
 
     >>> [batch.tolist() for batch in Batches([1, 2, 3, 4, 5], batch_size=2, shuffle=False, threads=2)]
     [[1, 2], [3, 4], [5]]
 
     ``dataset`` has ``__len__`` and ``__getitem__``: a source, a data set of PyTorch, a data source of Grain. It may
-    have ``read_into(index, arrays) -> bool``, too, which reads a sample into its row of a batch, or returns false where
-    that does not fit, and ``path_of(index)``, which errors name.
+    also have ``read_into(index, arrays) -> bool``, which reads a sample into its row of a batch, or returns false if
+    the sample does not fit, and ``path_of(index)``, for error messages.
 
-    ``batch_size`` is that of each rank, ``global_batch_size``, in its place, that of all ranks together. The last batch
-    of an epoch may be smaller, and no sample is dropped or repeated. ``whole``: every rank gets the global batches, for
-    virtual workers.
+    ``batch_size`` is per rank; ``global_batch_size``, in its place, is for all ranks together. The last batch of an
+    epoch may be smaller; no sample is dropped or repeated. ``whole``: every rank gets the global batches, for virtual
+    workers.
 
-    ``threads`` read and decode, or as many ``processes``, which is the default for a data set whose library keeps a
-    lock. ``augment`` is a step or several, see ``farandole.data.loading.augment``. ``ahead``: number of batches that
-    are loaded before they are asked for. ``fake``, as ``farandole run --input fake``, gives the first batch again and
-    again: a training that is no faster so does not wait for its input.
+    ``threads`` read and decode, or as many ``processes``, the default for a data set whose library holds a lock.
+    ``augment`` is a step or several, see ``farandole.data.loading.augment``. ``ahead``: number of batches that are
+    loaded in advance. ``fake``, as ``farandole run --input fake``, returns the first batch again and again: a training
+    that is no faster with it does not wait for its input.
 
-    In an elastic job give the ``sampler`` that is registered with the state, whose votes count samples as done. In
-    others ``commit`` does, which matters to those who save ``state_dict`` in the middle of an epoch.
+    In an elastic job pass the ``sampler`` that is registered with the state: the vote on a step counts its samples as
+    done. In other jobs ``commit`` does so, which matters if ``state_dict`` is saved in the middle of an epoch.
     """
 
     def __init__(
@@ -93,16 +93,16 @@ class Batches:
         self._decoders: tuple[int, DecodeProcesses] | None = None
 
     def __len__(self) -> int:
-        """Number of batches that are left of the epoch."""
+        """Number of batches left in the epoch."""
         return len(self._indices)
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()
 
     def iterate(self, trains: Callable[[], bool] = lambda: True) -> Generator[Any, None, None]:
-        """Iterate; ``trains`` is asked for each batch: no gradient is weighted by one that is only tested on.
+        """Iterate; ``trains`` returns false for a batch that is only evaluated, which must not weight a gradient.
 
-        Raises ``UsageError`` where all batches of an epoch are handed out and ``set_epoch`` was not called since.
+        Raises ``UsageError`` if all batches of an epoch are handed out and ``set_epoch`` was not called since.
         """
         cursor = self.sampler.cursor
         if cursor.in_flight and cursor.in_flight[-1].stop == cursor.length:
@@ -122,7 +122,7 @@ class Batches:
                 yield content
 
     def load(self, indices: Iterable[Sequence[int]]) -> LoadedBatches:
-        """Load batches of any samples, as ``augment`` has them in this epoch; close the iterator, or take all."""
+        """Load batches of any samples, augmented for this epoch; close the iterator, or exhaust it."""
         cursor = self.sampler.cursor
         load = SampleLoader(self.dataset, self.steps, cursor.seed)
         return LoadedBatches(indices, self._loads(load), self._memory, self._ahead, cursor.rank)
@@ -133,20 +133,20 @@ class Batches:
         return self.processes or self.threads
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch``; where that is under way, it goes on."""
+        """Begin ``epoch``, or go on if it is under way."""
         self.sampler.set_epoch(epoch)
 
     def commit(self) -> None:
-        """Count what was handed out as done. Not in elastic jobs, where the vote on a step does."""
+        """Count handed-out batches as done. Not in elastic jobs, where the vote on a step does so."""
         cursor = self.sampler.cursor
         cursor.advance(sum(batch.samples for batch in cursor.in_flight))
 
     def state_dict(self) -> dict[str, Any]:
-        """Place in the epoch, for ``load_state_dict`` at any number of ranks, and the name of the order."""
+        """Position in the epoch, for ``load_state_dict`` with any number of ranks, and the name of the order."""
         return {"order": self._order, **self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a place. Raises ``UsageError`` for that of another data set or order."""
+        """Go on from a saved position. Raises ``UsageError`` for a state of another data set or order."""
         if self.sampler.cursor.layout is None and state.get("order", self._order) != self._order:
             raise UsageError(
                 f"the state is one of the order {state['order']!r}, and these batches have {self._order!r}: their "
@@ -155,7 +155,7 @@ class Batches:
         self.sampler.load_state_dict(state)
 
     def close(self) -> None:
-        """End the processes; iterating again starts others."""
+        """End the processes; a new iteration starts new ones."""
         if self._decoders:
             self._decoders[1].close()
             self._decoders = None
@@ -166,7 +166,7 @@ class Batches:
         return str(getattr(self.sampler.cursor.indices, "name", default))
 
     def _loads(self, load: SampleLoader) -> list[Loader]:
-        """A function for each thread."""
+        """One loader for each thread."""
         epoch = self.sampler.cursor.epoch
         if not self.processes:
             return [Loader(load, epoch)] * self.threads
@@ -180,7 +180,7 @@ class Batches:
         return self.sampler.cursor.batches(self.batch_size, self.global_batch_size)
 
     def _by_length(self, plan: Sequence[GlobalBatch]) -> dict[int, GlobalBatch]:
-        """Of the batches in which this rank has equally many samples the first."""
+        """First batch of each length, by the number of samples of this rank."""
         return {self._samples(batch): batch for batch in reversed(plan)}
 
     def _samples(self, batch: GlobalBatch) -> int:
@@ -189,7 +189,7 @@ class Batches:
         return batch.samples if self._whole else max(1, batch.counts(cursor.size)[cursor.rank])
 
     def _faked(self, plan: Sequence[GlobalBatch], batches: Iterator[Any]) -> Iterator[Any]:
-        """The first batch again and again, and one of each other length."""
+        """The first batch again and again; a batch of another length has its own."""
         loaded = dict(zip(self._by_length(plan), batches, strict=True))
         return (loaded[self._samples(batch)] for batch in plan)
 

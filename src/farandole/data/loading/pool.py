@@ -3,21 +3,21 @@
     with closing(LoadedBatches([[3, 1], [2, 0]], [Loader(load, epoch)] * 8, BatchMemory())) as batches:
         for batch in batches: ...              # load(epoch, 3), load(epoch, 1) ... in eight threads
 
-Each thread has a loader, which decodes there, or asks a process to.
+Each thread has a loader, which decodes in the thread, or has a process decode.
 """
 
-# Threads. The consumer, one thread at a time, plans: it makes batches, and puts a token for each thread that may help
-# with one into ``_Work.tokens``. A loading thread takes a token and then rows of that batch until all are taken, so
-# threads need no lock between them: ``deque.popleft`` gives a row to one of them. The last one done sets ``ready``: two
-# may both see that they are, and then both do.
+# Threads. The consumer, one thread at a time, plans: it makes batches, and puts a token for each helping thread into
+# ``_Work.tokens``. A loading thread takes a token and then rows of that batch until all are taken. Loading threads need
+# no lock between them, because ``deque.popleft`` gives each row to one of them. The thread that finishes the last row
+# sets ``ready``; two threads may both find that all rows are finished, and then both set it.
 #
-# To wake a thread costs as much as to read a small sample from memory. So where samples come fast, two threads get a
-# token, and all of them once the consumer has waited for ``HELP_S``.
+# Waking a thread costs as much as reading a small sample from memory. So for fast samples only two threads get a token,
+# and all threads get one after the consumer has waited for ``HELP_S``.
 #
-# Loading threads know ``_Work`` and never the iterator, which can thus be garbage while they run. Its finalizer puts an
-# end into ``tokens``, which is a ``SimpleQueue``, as a finalizer may run inside of any other call, ``put`` included.
-# They are daemons, as the interpreter joins others before it calls finalizers; these join them, but no longer than
-# ``END_S``: a read from a file server that has gone may not return.
+# Loading threads refer to ``_Work`` and never to the iterator, which can thus be garbage while they run. Its finalizer
+# puts an end mark into ``tokens``, a ``SimpleQueue``, because a finalizer may run inside of any other call, even
+# ``put``. The threads are daemons, because the interpreter joins other threads before it calls finalizers. The
+# finalizer joins them for at most ``END_S``: a read from a file server that has failed may not return.
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from farandole.errors import DataError, UsageError
 
 @final
 class Loader:
-    """Function of a sample's number for one epoch, by a ``SampleLoader`` or a process that has one."""
+    """Loads samples of one epoch by number, with a ``SampleLoader`` or a process that has one."""
 
     def __init__(self, load: Any, epoch: int) -> None:
         self.dataset, self._load, self._epoch = load.dataset, load, epoch
         self._read_into: Any = getattr(load, "read_into", None) if hasattr(load.dataset, "read_into") else None
 
     def put(self, rows: SampleRows, row: int) -> None:
-        """Load a sample into its row, without a copy where its data set reads into arrays that it is given."""
+        """Load a sample into its row, without a copy if the data set can read into given arrays."""
         index = rows.indices[row]
         arrays = None if self._read_into is None else rows.arrays(row)
         if arrays is not None and self._read_into(self._epoch, index, arrays):
@@ -54,7 +54,7 @@ class Loader:
         rows.put(row, self._load(self._epoch, index))
 
     def put_all(self, rows: SampleRows, form: Any) -> bool:
-        """Load all samples of a batch of known form by one call of its data set; false where that cannot be."""
+        """Load all samples of a batch of known form by one call of the data set; false if that is impossible."""
         read = getattr(self._load, "read_batch", None)
         if read is None or (columns := rows.lay_out_as(form)) is None:
             return False
@@ -62,19 +62,19 @@ class Loader:
 
 
 LATE_S = 5.0
-"""A batch that is waited for as long as this is told of."""
+"""Wait for a batch after which the rank reports it as late; each further report after twice the time."""
 END_S = 5.0
-"""How long the end of a pool waits for its threads."""
+"""Timeout for joining the threads at the end of a pool."""
 FAST_S = 3e-4
 HELP_S = 2e-3
 _NOT_AT_ONCE_S = 1e-4
 _TOLD = 4
-"""Of the late samples of a batch as many are asked for the cause."""
+"""Number of late samples of a batch that are examined for the cause."""
 
 
 @final
 class InputWait:
-    """Wait of the consumer for one batch: its length, and what the late samples spent their time on."""
+    """Wait of the consumer for one batch: its seconds, and the seconds of late samples by category."""
 
     __slots__ = ("cpu_s", "late", "seconds")
 
@@ -89,13 +89,13 @@ class InputWait:
 
 @final
 class _Pending:
-    """Batch in the making."""
+    """Batch that is being loaded."""
 
     def __init__(self, memory: BatchMemory, indices: Sequence[int]) -> None:
         self.content = SampleRows(memory, indices)
         self.left = deque(range(len(indices)))
         self.done: list[tuple[float, dict[str, float], float]] = []
-        """For each row that is there: when it was, what its time went into, and seconds of a processor in it."""
+        """For each loaded row: the time when it was finished, its seconds by category, and its CPU seconds."""
         self.ready = threading.Event()
         self.error: BaseException | None = None
 
@@ -119,19 +119,19 @@ class _Work:
         self.sample_s = FAST_S
         """Time that the last sample took."""
         self.doing: list[tuple[_Pending, int, ThreadTimes] | None] = [None] * threads
-        """For each thread the batch and sample that it is at."""
+        """Batch and sample that each thread is loading."""
         self.threads: list[threading.Thread] = []
         self.form: Any = None
-        """Form of the samples, once a batch is there; None again where a batch cannot be read by one call."""
+        """Form of the samples, known after one batch; None again if a batch cannot be read by one call."""
         self.reads_batches = True
 
     def end(self) -> None:
-        """End the threads; they finish the samples that they are at."""
+        """End the threads, each after its current sample."""
         self.has_ended = True
         for _ in self.threads:
             self.tokens.put(None)
         limit_s = time.monotonic() + END_S
-        if threading.current_thread() not in self.threads:  # where a garbage collection runs, it runs finalizers
+        if threading.current_thread() not in self.threads:  # a garbage collection in a loading thread calls this, too
             for thread in self.threads:
                 thread.join(max(0.0, limit_s - time.monotonic()))
 
@@ -153,7 +153,7 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
             cpu_s = time.thread_time()
             try:
                 load.put(batch.content, row)
-            except BaseException as error:  # a thread has nobody else to tell
+            except BaseException as error:  # the consumer raises it
                 if batch.error is None:
                     batch.error = _named(index, load, error)
             cpu_s, times.cpu_s = time.thread_time() - cpu_s + times.cpu_s, 0.0
@@ -163,11 +163,11 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
             if len(batch.done) == len(batch.content.indices) or batch.error is not None:
                 work.form = batch.content.form if work.reads_batches else None
                 batch.ready.set()
-        work.doing[number] = batch = None  # a batch that is done is its user's alone
+        work.doing[number] = batch = None  # a finished batch belongs to its user
 
 
 def _whole(work: _Work, batch: _Pending, load: Loader, times: ThreadTimes) -> bool:
-    """Load a batch that nobody has begun by one call; false, with its rows as they were, where that cannot be."""
+    """Load a batch that no thread has started, by one call; false if that is impossible, with its rows unchanged."""
     rows: list[int] = []
     with contextlib.suppress(IndexError):
         while True:
@@ -177,7 +177,7 @@ def _whole(work: _Work, batch: _Pending, load: Loader, times: ThreadTimes) -> bo
         try:
             is_read = load.put_all(batch.content, work.form)
             work.reads_batches = is_read
-        except Exception:  # sample by sample it is known which of them it is
+        except Exception:  # loading sample by sample then finds the bad sample
             is_read = False
     if not is_read:
         work.form = None if not work.reads_batches else work.form
@@ -198,21 +198,21 @@ def _named(index: int, load: Loader, error: BaseException) -> DataError:
 
 
 def sample_name(index: int, load: Loader) -> str:
-    """Number of a sample, and the file that it lies in where its data set tells."""
+    """Number of a sample, and its file if the data set knows it."""
     path_of = getattr(getattr(load, "dataset", None), "path_of", None)
     try:
         return f"sample {index} ({path_of(index)})" if path_of is not None else f"sample {index}"
-    except Exception:  # it is asked where something has failed already
+    except Exception:  # called while another error is reported
         return f"sample {index}"
 
 
 @final
 class LoadedBatches(Iterator[Any]):
-    """The batches of ``indices``, each a list of sample numbers, as ``loads``, one for each thread, give the samples.
+    """The batches of ``indices``, each a list of sample numbers; ``loads`` has one loader for each thread.
 
-    ``ahead`` batches are loaded before they are asked for: by default two, or as many as give each thread two samples.
-    ``rank`` is named where a batch is late. Raises ``DataError`` in place of a batch that has a sample which cannot be
-    loaded; its ``__cause__`` has the traceback. ``last`` is the wait for the last batch.
+    ``ahead`` batches are loaded in advance: by default two, or as many as give each thread two samples. Messages about
+    late batches name ``rank``. Raises ``DataError`` in place of a batch with a sample that cannot be loaded; its
+    ``__cause__`` has the traceback. ``last`` is the wait for the last batch.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class LoadedBatches(Iterator[Any]):
         self._pending.clear()
 
     def _plan(self) -> None:
-        """Ask the threads for batches, until enough are ahead."""
+        """Queue batches for the threads until enough are ahead."""
         while not self._pending or len(self._pending) < self._enough():
             indices = next(self._indices, None)
             if indices is None:
@@ -299,7 +299,7 @@ class LoadedBatches(Iterator[Any]):
             late_s *= 2
 
     def _reason(self, batch: _Pending) -> str:
-        """Tell what the threads that load ``batch`` are at."""
+        """Describe what the threads that load ``batch`` are doing."""
         found = []
         for load, doing in zip(self._loads, [*self._work.doing], strict=True):
             if doing is not None and doing[0] is batch:

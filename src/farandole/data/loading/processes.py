@@ -4,16 +4,16 @@
     processes.loads[0](epoch, 17)              # a sample, decoded there; valid until the next call
     processes.close()
 
-The arrays of a sample lie in memory that both processes map and that has no name, so nothing is left behind whatever
-dies; all else of it comes through a socket. A process ends with its socket.
+The arrays of a sample lie in anonymous memory that both processes map, so nothing is left behind if one is killed;
+everything else of a sample is sent over a socket. A process exits when its socket closes.
 """
 
-# Threads. Each process is asked by one thread at a time, as each thread of a pool has a process of its own; the lock is
-# for a pool that was abandoned in the middle of a read, and the one after it. ``close`` may come meanwhile: it ends the
-# process, whose socket then does.
+# Threads. Each thread of a pool has a process of its own, so one thread at a time asks a process. The lock is for the
+# case that a pool was abandoned in the middle of a read, and another one follows. ``close`` may run meanwhile: it kills
+# the process, and the reader sees the end of the socket.
 #
-# The mapping only grows, and its file is grown by the process (with ``posix_fallocate``, so that a full memory is an
-# error there and no SIGBUS here); the answer says how long it is.
+# The mapping only grows. The decode process extends the file (with ``posix_fallocate``, so that a full memory is an
+# error there and no SIGBUS here); its answer has the new length.
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ END_S = 10.0
 
 @final
 class RemoteSampleError(Exception):
-    """Traceback of an error in a process that decodes, as the cause of the error here."""
+    """Traceback of an error in a decode process, as the cause of the error here."""
 
 
 @final
 class DecodeProcess:
-    """One process, as its parent sees it: call it with an epoch and a sample's number."""
+    """One decode process, on the parent's side: call it with an epoch and a sample's number."""
 
     def __init__(self, program: bytes, number: int, of: int, dataset: Any) -> None:
         self.dataset = dataset
@@ -65,12 +65,12 @@ class DecodeProcess:
             command = [sys.executable, "-c", _PROGRAM, *map(str, fds)]
             self._process = subprocess.Popen(command, pass_fds=fds, env=variables, stdin=subprocess.DEVNULL)
         self._connection = Connection(ours.detach())
-        with contextlib.suppress(OSError):  # it has ended already, which the first answer tells
+        with contextlib.suppress(OSError):  # it has exited already, which the first call reports
             self._connection.send_bytes(program)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """True while the process runs."""
         return self._process.poll() is None
 
     def __call__(self, epoch: int, index: int) -> Any:
@@ -91,7 +91,7 @@ class DecodeProcess:
             return pickle.loads(content, buffers=buffers)  # noqa: S301 (from a process of ours)
 
     def close(self) -> None:
-        """End the process, in the middle of a sample too; later calls do nothing."""
+        """Kill the process, even in the middle of a sample; later calls do nothing."""
         with contextlib.suppress(OSError):
             self._connection.close()
         self._process.kill()
@@ -102,7 +102,7 @@ class DecodeProcess:
             self._arena, self._mapping = -1, None
 
     def _end(self) -> str:
-        """Say in words how it ended."""
+        """Describe how the process ended."""
         try:
             code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -115,13 +115,13 @@ class DecodeProcess:
 
 @final
 class DecodeProcesses:
-    """``number`` processes that have a copy of ``load``; they end with this object, or before by ``close``."""
+    """``number`` processes with a copy of ``load``; they end with this object, or earlier by ``close``."""
 
     def __init__(self, load: Any, number: int) -> None:
         dataset = getattr(load, "dataset", None)
         try:
             program = cloudpickle.dumps(load)
-        except Exception as error:  # of any class that the user's data set refers to
+        except Exception as error:  # any class of the user's data set may raise it
             raise UsageError(
                 f"processes={number}: {type(dataset).__name__} and augment= must be picklable for other processes "
                 f"({type(error).__name__}: {error}); threads={number} takes them as they are"
@@ -133,11 +133,11 @@ class DecodeProcesses:
 
     @property
     def are_alive(self) -> bool:
-        """Whether all of them run."""
+        """True while all processes run."""
         return self._finalize.alive and all(each.is_alive for each in self.loads)
 
     def close(self) -> None:
-        """End them."""
+        """End all processes."""
         self._finalize()
 
 
@@ -147,14 +147,14 @@ def _close(processes: list[DecodeProcess]) -> None:
 
 
 class _Arena:
-    """Shared memory, from the side that writes."""
+    """Shared memory, on the writer's side."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._mapping: mmap.mmap | None = None
 
     def put(self, sample: Any) -> tuple[bytes, list[tuple[int, int]], int]:
-        """Pickle of a sample, places of its arrays, and length of the memory."""
+        """Pickle a sample; returns the pickle, the places of its arrays, and the length of the memory."""
         buffers: list[pickle.PickleBuffer] = []
         content = pickle.dumps(sample, protocol=5, buffer_callback=buffers.append)
         places, end = [], 0
@@ -172,10 +172,10 @@ class _Arena:
 
 
 def serve() -> None:
-    """Decode what the parent asks for, until its socket ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all, and the parent says what follows
+    """Decode the samples that the parent requests, until its socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
     parent = os.getppid()
-    # Schedulers send SIGTERM to all as a notice, and the parent goes on until its next commit.
+    # Schedulers send SIGTERM to all processes as a notice, and the parent runs on until its next commit.
     signal.signal(signal.SIGTERM, lambda *_: None if os.getppid() == parent else os._exit(0))
     connection, arena = Connection(int(sys.argv[1])), _Arena(int(sys.argv[2]))
     with contextlib.suppress(EOFError, OSError):
@@ -187,6 +187,6 @@ def serve() -> None:
             try:
                 load = load or pickle.loads(program)  # noqa: S301 (from the parent)
                 answer: tuple[Any, ...] = arena.put(load(epoch, index))
-            except BaseException as error:  # it is raised there
+            except BaseException as error:  # the parent raises it
                 answer = (type(error).__name__, str(error), traceback.format_exc()), None, 0
             connection.send((*answer, mine().take(), time.process_time() - begin_s))

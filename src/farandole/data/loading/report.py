@@ -1,10 +1,10 @@
-"""Report of the input: what share of a step waits for it, for which rank, and why.
+"""Report of the input: the share of a step that waits for input, the slow rank, and the cause.
 
     print(hvd.data.report())
     # input-bound: 31 % of the step waits for rank 3 on node2: decode. Needed 1,200 samples/s, had 830.
 
-``report`` is collective. ``blame`` decides, and is pure: a rank that gets its batch late keeps the others waiting in
-their next reduction, so what a step loses is how much later its last rank comes than it would without input.
+``report`` is collective. ``blame`` decides, and is pure: a rank with a late batch delays the others in their next
+reduction, so a step loses the time by which its last rank is later than it would be without input.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from farandole.runtime.session.init import current, is_initialized, last_rank
 from farandole.runtime.session.training import training
 
 KEPT = 20_000
-"""Steps that are remembered."""
+"""Steps that are kept."""
 NEGLIGIBLE = 0.01
-"""Share of the time below which the input is no reason for anything."""
+"""Share of the time below which input is negligible."""
 WORTH_SAYING, LONG_ENOUGH_S = 0.05, 5.0
-"""Share of the time that a process speaks of when it ends, and the time that it must have trained for that."""
+"""Share of the time that a process reports at its exit, and the least training time for a report."""
 SHARED_CORE = "shared core"
 
 Place = tuple[int, int]
@@ -38,9 +38,9 @@ Place = tuple[int, int]
 
 @final
 class InputStep(msgspec.Struct, frozen=True, array_like=True):
-    """Step of one rank: from one batch to the next, which begins at ``place`` (epoch, position) of ``samples``.
+    """Step of one rank, from one batch to the next; the next batch begins at ``place`` (epoch, position).
 
-    ``starved_s`` of ``step_s`` went by until that batch was there, and ``waited_s`` in waiting for other ranks. The
+    Of ``step_s`` the rank waited ``starved_s`` for that batch of ``samples``, and ``waited_s`` for other ranks. The
     first batch of an iteration ``is_first``: nothing could be loaded ahead.
     """
 
@@ -68,7 +68,7 @@ class RankInput(msgspec.Struct, frozen=True):
 
 @final
 class BlamedRank(msgspec.Struct, frozen=True):
-    """Rank that others waited for, because of its input, and for how long in all."""
+    """Rank whose input delayed the others, the cause, and the seconds in all."""
 
     rank: int
     host: str
@@ -78,28 +78,28 @@ class BlamedRank(msgspec.Struct, frozen=True):
 
 @final
 class InputReport(msgspec.Struct, frozen=True):
-    """Share of the time that training waits for input, and for whom."""
+    """Share of the time that training waits for input, and the ranks that cause the wait."""
 
     steps: int
     total_s: float
     exposed_s: float
     blamed: list[BlamedRank]
-    """The worst first."""
+    """Ranks and causes, the worst first."""
     needed_per_s: float
-    """Samples of all ranks per second if input never were late."""
+    """Samples of all ranks per second if input were never late."""
     had_per_s: float
     first_s: float = 0.0
-    """Time until the first batches of iterations were there, which is no part of the rest."""
+    """Time until the first batches of iterations were loaded; not part of the other figures."""
     advice: str = ""
 
     @property
     def share(self) -> float:
-        """Share of the time."""
+        """Share of the time that is lost to input."""
         return self.exposed_s / self.total_s if self.total_s else 0.0
 
     @property
     def utilization(self) -> float:
-        """Share of the time in which the training is not kept waiting by input (AU of MLPerf Storage)."""
+        """Share of the time in which training does not wait for input (AU of MLPerf Storage)."""
         return 1.0 - self.share
 
     def __str__(self) -> str:
@@ -123,10 +123,10 @@ class InputReport(msgspec.Struct, frozen=True):
 
 
 def blame(ranks: Sequence[RankInput]) -> InputReport:
-    """Find what a training loses by its input.
+    """Compute the time that a training loses to its input.
 
-    Only steps that all ranks tell of count. Where no rank has measured how long it waits for others, each step is
-    thought to lose what its most starved rank does.
+    Only steps that all ranks report count. If no rank has measured its waits for others, a step is assumed to lose
+    the longest wait for a batch of any rank.
     """
     steps = [{step.place: step for step in rank.steps} for rank in ranks]
     common = sorted(set.intersection(*map(set, steps))) if steps else []
@@ -159,9 +159,9 @@ def blame(ranks: Sequence[RankInput]) -> InputReport:
 
 
 def cause_of(wait: InputWait, workers: int, cpu_count: int) -> str:
-    """Cause of a late batch: the category that took most, or ``shared core`` where decoding lacks processors.
+    """Cause of a late batch: the category that took most, or ``shared core`` if decoding lacks processors.
 
-    That is so where more workers decode than may run, and these keep at least half of the processors busy.
+    It is ``shared core`` if more workers decode than processors are allowed, and these are busy by half or more.
     """
     cause, spent = wait.cause, sum(wait.late.seconds.values())
     if cause == "decode" and workers > cpu_count and wait.cpu_s * workers >= 0.5 * cpu_count * spent:
@@ -192,7 +192,7 @@ class InputLog:
         self._since: tuple[float, float] | None = None
 
     def begin(self, workers: int, in_processes: bool) -> InputLog:
-        """Begin an iteration: what was between it and the one before is no step."""
+        """Begin an iteration: the time between it and the previous iteration is no step."""
         atexit.unregister(self._say)
         atexit.register(self._say)
         self.workers, self.in_processes, self._since = workers, in_processes, None
@@ -200,7 +200,7 @@ class InputLog:
         return self
 
     def handed_out(self, place: Place, samples: int, wait: InputWait) -> None:
-        """Note that a batch goes to the training loop now."""
+        """Note that a batch now goes to the training loop."""
         now, waited_s = time.monotonic(), training.all_waited_s
         is_first = self._since is None
         since, self._since = self._since or (now - wait.seconds, waited_s), (now, waited_s)
@@ -210,13 +210,13 @@ class InputLog:
         training.starved(wait.seconds)
 
     def _say(self) -> None:
-        """Say at the end of the process what its training has lost by waiting for input, if that is much."""
+        """At exit, print the time that the training has lost to waiting for input, if it is much."""
         found = blame([self.of_rank(last_rank() or 0, socket.gethostname())])
         if found.share >= WORTH_SAYING and found.total_s >= LONG_ENOUGH_S:
             print(f"farandole: {found}", file=sys.stderr, flush=True)
 
     def of_rank(self, rank: int, host: str) -> RankInput:
-        """The steps, with where this process runs."""
+        """The steps, with rank, host and processors of this process."""
         cpus = sorted(os.sched_getaffinity(0))
         return RankInput(rank, host, [*self.steps], self.workers, self.in_processes, cpu_list(cpus), len(cpus))
 
@@ -237,11 +237,11 @@ def cpu_list(cpus: Sequence[int]) -> str:
 
 
 input_log = InputLog()
-"""That of this process."""
+"""Log of this process."""
 
 
 def report() -> InputReport:
-    """Find what share of the step waits for input, for which rank, and why; all ranks call it, and get the same.
+    """Compute the share of a step that waits for input, the slow rank and the cause; collective, same on all ranks.
 
     >>> str(InputReport(0, 0.0, 0.0, [], 0.0, 0.0))
     'no step has followed another one yet: ask after some of them'

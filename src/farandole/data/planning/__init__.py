@@ -1,1 +1,1 @@
-"""Decisions about data: in which order, by whom, from where. Pure, NumPy alone, the same in every process."""
+"""Decisions about data: order, ranks, sources. Pure functions, with NumPy alone, the same in every process."""

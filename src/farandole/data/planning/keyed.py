@@ -20,7 +20,7 @@ _SHIFT: Final = np.uint64(33)
 
 
 def mix(values: UInts) -> UInts:
-    """Bits of each value, spread over all of it: fmix64 of MurmurHash3 (Appleby). ``values`` stay as they are."""
+    """Spread the bits of each value over all 64 bits: fmix64 of MurmurHash3 (Appleby). ``values`` stay unchanged."""
     mixed = values ^ (values >> _SHIFT)
     mixed *= _FIRST
     mixed ^= mixed >> _SHIFT

@@ -1,4 +1,4 @@
-"""``ShuffledLayout``: order of a data set that is read where it lies: a global shuffle without a list in memory."""
+"""``ShuffledLayout``: order of a data set that is read in place: a global shuffle without a list in memory."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Orders of an epoch's samples, computed place by place: 10⁸ samples need no list.
+"""Orders of an epoch's samples, computed position by position: 10⁸ samples need no list.
 
     order = ExactOrder(length=100_000_000, seed=1, epoch=3)
     order[7], order[256:512], order.take(places)        # int, NumPy array, NumPy array
     SampleCursor(length, order=ExactOrder)              # as the order of a cursor
 
-``ExactOrder`` is a global shuffle. ``WindowOrder`` takes the pieces of a data set at random and shuffles the samples of
-``window`` of them at a time, so that the first batch needs ``window`` pieces and not all of them. Both are Feistel
-networks on pairs of numbers (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, method 3): a sample's
-place is a pair, each round adds a keyed hash of one half to the other, and a result beyond the end goes round again.
+``ExactOrder`` is a global shuffle. ``WindowOrder`` takes the pieces of a data set in random order, and shuffles the
+samples of ``window`` pieces at a time, so the first batch needs ``window`` pieces and not all of them. Both are Feistel
+networks on pairs of numbers (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, method 3): a position
+is a pair, each round adds a keyed hash of one half to the other, and a result beyond the end is permuted again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 _ROUNDS: Final = 18
 _CHUNK: Final = 1024
-"""Places that are computed together where they are asked for one by one."""
+"""Positions that are computed together if they are requested one by one."""
 _STEPS: Final = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, None] * np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER: Final = np.uint64(0xD6E8FEB86659FD93)
 _HALF: Final = np.uint64(32)
@@ -42,11 +42,11 @@ class SampleOrder(Sequence[int], ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Kind, version and parameters: two orders of one name, length, seed and epoch are equal for ever."""
+        """Kind, version and parameters: two orders with equal name, length, seed and epoch are equal for ever."""
 
     @abstractmethod
     def take(self, positions: npt.ArrayLike) -> Ints:
-        """The samples at ``positions``, an array of any shape of places from 0 on."""
+        """The samples at ``positions``, an array of any shape of numbers from 0 on."""
 
     def __len__(self) -> int:
         return self._length
@@ -81,7 +81,7 @@ class SampleOrder(Sequence[int], ABC):
 
 @final
 class ExactOrder(SampleOrder):
-    """Global shuffle of ``length`` samples: every order of them about as likely as any other."""
+    """Global shuffle of ``length`` samples: all orders are about equally likely."""
 
     name = "exact-1"
 
@@ -97,10 +97,10 @@ class ExactOrder(SampleOrder):
 
 @final
 class WindowOrder(SampleOrder):
-    """Pieces at random, and the samples of at most ``window`` pieces at a time in random order.
+    """Pieces in random order, and the samples of at most ``window`` pieces at a time in random order.
 
-    Piece ``i`` has the samples ``bounds[i]`` to ``bounds[i + 1]``, or ``members`` at these places where the samples of
-    a piece are no run. ``pieces`` are its pieces in the order of their first use.
+    Piece ``i`` has the samples ``bounds[i]`` to ``bounds[i + 1]``; if its samples are not consecutive, it has
+    ``members`` at these positions. ``pieces`` are the pieces in the order of their first use.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class WindowOrder(SampleOrder):
         return f"window-1:{self.window}"
 
     def windows(self, positions: npt.ArrayLike) -> Ints:
-        """Number of the window that each place lies in."""
+        """Number of the window that contains each position."""
         return np.searchsorted(self._starts, self._checked(positions), side="right") - 1
 
     def take(self, positions: npt.ArrayLike) -> Ints:
@@ -145,10 +145,10 @@ class WindowOrder(SampleOrder):
 
 
 def _permuted(places: UInts, lengths: UInts, keys: UInts) -> UInts:
-    """Places below ``lengths`` after a permutation by ``keys``; both may have one element, for all places.
+    """Permute positions below ``lengths`` by ``keys``; both may have one element, for all positions.
 
-    A place is a pair below (rows, columns), rows about the root of the length: about one pair in ``rows`` lies beyond
-    the end, and those few go round again. Rows are even, since turning odd circles makes even permutations alone.
+    A position is a pair below (rows, columns), with rows about the root of the length: about one pair in ``rows`` lies
+    beyond the end, and is permuted again. Rows are even, because rotations of an odd length are even permutations.
     """
     if not places.size:
         return places

@@ -1,4 +1,4 @@
-"""Picture of a plan: who reads what, how often it is kept, how many bytes and minutes that takes.
+"""Picture of a plan: what each host reads, copies and keeps, and the bytes and minutes of the job.
 
 picture(staging, foretold, "plan.png")
 """
@@ -22,7 +22,7 @@ _COPY: Final = "#f2a541"
 _HELD: Final = "#9aa5b1"
 _STREAM: Final = "#c8403a"
 _NAMED: Final = 32
-"""Most hosts whose names are legible."""
+"""Number of hosts up to which their names are legible."""
 
 
 def picture(plan: StagingPlan, foretold: StagingForecast, path: str | Path | None = None) -> Figure:
@@ -55,7 +55,7 @@ def _sentence(plan: StagingPlan, foretold: StagingForecast) -> str:
 
 
 def _draw_hosts(axis: Any, plan: StagingPlan, foretold: StagingForecast) -> None:
-    """A bar for each host: what it has, by where that comes from, and what it reads again and again."""
+    """A bar for each host: the bytes that it holds, by origin, and the bytes that it reads in every epoch."""
     hosts = np.arange(len(plan.names))
     keeps = plan.loads()
     streams = np.bincount(plan.reads[plan.streamed], plan.sizes[plan.streamed], len(hosts))
@@ -94,7 +94,7 @@ def _draw_hosts(axis: Any, plan: StagingPlan, foretold: StagingForecast) -> None
 
 
 def _draw_times(axis: Any, foretold: StagingForecast) -> None:
-    """Bars of time until training begins, until all is staged, and the plain way beside them."""
+    """Bars of time until the first batch and until all is staged, and of a plain copy on each host for comparison."""
     rows = [
         ("first batch", foretold.first_batch_s, _READ),
         ("all staged", foretold.staged_s, _READ),

@@ -1,9 +1,9 @@
 """Copies of pieces on hosts: rendezvous hashing with bounded loads.
 
-Each piece has an order of all hosts of its own, by a keyed hash of both, and goes to the first that has room. So
-another host changes little: it takes what prefers it, from everywhere. Hosts take the pieces first that score highest
-with them (a stable matching, in rounds over whole arrays), up to a level that is the same for all hosts unless their
-room ends before it (Mirrokni, Thorup and Zadimoghaddam, arXiv 1608.01350, with a bound of a piece above the mean).
+Each piece orders all hosts by a keyed hash of both, and goes to the first host that has room. So an additional host
+changes little: it takes the pieces that prefer it, from all hosts. Hosts first accept the pieces that score highest
+with them (a stable matching, in rounds over whole arrays), up to a level that is the same for all hosts with enough
+room (Mirrokni, Thorup and Zadimoghaddam, arXiv 1608.01350, with a bound of a piece above the mean).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _CELLS: Final = 1 << 21
-"""Scores that are in memory together."""
+"""Scores that are in memory at a time."""
 
 
 @final
 class Placement:
-    """Bounded rendezvous of pieces of ``sizes`` bytes on hosts of ``capacities`` bytes; ``copies`` are placed."""
+    """Bounded rendezvous of pieces of ``sizes`` bytes on hosts of ``capacities`` bytes; ``copies``: what is placed."""
 
     def __init__(self, sizes: Ints, names: tuple[str, ...], capacities: Ints) -> None:
         self.sizes, self.names, self.capacities = sizes, names, capacities
@@ -34,13 +34,13 @@ class Placement:
         self._keys = np.array([key_of("host", name) for name in names], dtype=np.uint64)
 
     def scores(self, pieces: Ints) -> UInts:
-        """Score of each host with each of ``pieces``: two are equal once in 2**64."""
+        """Score of each host with each of ``pieces``; two scores are equal with probability 2**-64."""
         return mix(mix(pieces.astype(np.uint64) + np.uint64(1))[:, None] ^ self._keys[None, :])
 
     def place(self, pieces: Ints, wanted: int, bounds: Ints, among: Bools | None = None) -> None:
         """Add copies of ``pieces`` until each has ``wanted``, on hosts whose load stays within ``bounds``.
 
-        ``among`` limits each piece to some hosts. A piece for which there is no room is left with fewer.
+        ``among`` limits each piece to some hosts. A piece without room gets fewer copies.
         """
         bounds = np.minimum(bounds, self.capacities)
         pieces = pieces[self.counts[pieces] < wanted]
@@ -52,7 +52,7 @@ class Placement:
             pieces = pieces[self.counts[pieces] < wanted]
 
     def _proposals(self, pieces: Ints, wanted: int, bounds: Ints, among: Bools | None) -> tuple[Ints, Ints, UInts]:
-        """Pairs of a piece and a host that it prefers to all others that have room, with their scores."""
+        """Pairs of a piece and a host that it prefers among all hosts with room, with their scores."""
         found = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint64))]
         step = max(1, _CELLS // len(self.loads))
         for start in range(0, len(pieces) if (self.loads < bounds).any() else 0, step):
@@ -68,7 +68,7 @@ class Placement:
         return np.concatenate(asking), np.concatenate(columns), np.concatenate(best)
 
     def _accept(self, asking: Ints, hosts: Ints, bounds: Ints) -> None:
-        """Accept proposals, sorted by host and preference, up to the first of each host that is beyond its bound."""
+        """Accept proposals, sorted by host and preference, until the next one would exceed the bound of its host."""
         sizes = self.sizes[asking]
         total = np.cumsum(sizes)
         heads = np.searchsorted(hosts, hosts)
@@ -76,20 +76,20 @@ class Placement:
         self.add(asking[taken], hosts[taken])
 
     def add(self, pieces: Ints, hosts: Ints) -> None:
-        """Note copies that are not there yet: of ``pieces[i]`` on ``hosts[i]``."""
+        """Record new copies: of ``pieces[i]`` on ``hosts[i]``."""
         self.copies[pieces, hosts] = True
         np.add.at(self.counts, pieces, 1)
         np.add.at(self.loads, hosts, self.sizes[pieces])
 
     def remove(self, pieces: Ints, host: int) -> None:
-        """Take back copies on one host."""
+        """Remove copies from one host."""
         self.copies[pieces, host] = False
         self.counts[pieces] -= 1
         self.loads[host] -= self.sizes[pieces].sum()
 
 
 def _largest(scores: UInts, wanted: Ints) -> tuple[Ints, Ints]:
-    """Places of the ``wanted`` largest scores above 0 of each row; no two are equal, so no order is left to chance."""
+    """Places of the ``wanted`` largest scores above 0 of each row; no two are equal, so the order is determined."""
     most = min(int(wanted.max(initial=0)), scores.shape[1])
     if most == 1:
         ranked = scores.argmax(axis=1)[:, None]
@@ -105,7 +105,7 @@ def _largest(scores: UInts, wanted: Ints) -> tuple[Ints, Ints]:
 
 
 def level_for(nbytes: int, rooms: Ints) -> int:
-    """The least level up to which hosts with ``rooms`` together hold ``nbytes``; their largest room if never."""
+    """Lowest level up to which hosts with ``rooms`` together hold ``nbytes``; the largest room if none suffices."""
     filled = 0
     ascending = np.sort(rooms).tolist()
     for number, room in enumerate(ascending):

@@ -1,14 +1,14 @@
-"""Plan of staging: which host reads which piece, who copies it from whom, who keeps it, who drops it.
+"""Staging plan: for each piece the host that reads it, and the hosts that copy, keep and drop it.
 
     hosts = [HostSpec("node0", 200 * 10**9), HostSpec("node1", 200 * 10**9, holds=[0, 1, 5])]
     staging = plan(pieces.sizes, hosts)
     staging.reads == 0                             # pieces that node0 reads from the shared storage, alone in the job
     staging.copies[piece_of_rows]                  # holders, for ``share_out``
 
-One rule says how many copies there are: as many whole ones as the caches hold together, at least one, at most one on
-each host. With room for less than one, what fits is pinned, and the rest is read in every epoch. What hosts hold stays
-where it is, unless another host would have less than its share: so a host more or less moves about the least. All
-follows from the arguments: processes that agree on them need not talk. The order in which hosts are given is nothing.
+One rule decides about the number of copies: as many whole copies of the data as all caches hold together, at least one,
+at most one on each host. With room for less than one copy, what fits is kept, and the rest is read in every epoch.
+Present copies stay in place, unless another host would get less than its share: so a host more or less moves about the
+minimum. The plan depends on the arguments alone, but not on the order of hosts: equal arguments need no communication.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _CELLS: Final = 1 << 21
 
 @final
 class HostSpec(msgspec.Struct, frozen=True):
-    """A host as a plan sees it: the bytes of its cache, and the numbers of the pieces that lie there already.
+    """A host in a plan: the bytes of its cache, and the numbers of the pieces that it holds already.
 
-    A host that is ``leaving`` gives what it holds, and takes nothing.
+    A ``leaving`` host delivers the pieces that it holds, and takes none.
     """
 
     name: str
@@ -44,7 +44,7 @@ class HostSpec(msgspec.Struct, frozen=True):
 
 
 class Sends(NamedTuple):
-    """Copies between hosts: piece by piece in chains, each from a host that has it or gets it before."""
+    """Copies between hosts: piece by piece in chains, each from a host that has the piece or gets it earlier."""
 
     pieces: Ints
     sources: Ints
@@ -52,7 +52,7 @@ class Sends(NamedTuple):
 
 
 class Drops(NamedTuple):
-    """Copies that must go, since others need their room: of ``pieces[i]`` on ``hosts[i]``."""
+    """Copies to drop, because other pieces need their room: of ``pieces[i]`` on ``hosts[i]``."""
 
     pieces: Ints
     hosts: Ints
@@ -60,16 +60,16 @@ class Drops(NamedTuple):
 
 @final
 class StagingPlan(NamedTuple):
-    """Copies of pieces on hosts, and the way there; hosts are numbers into ``names``, which are sorted."""
+    """Copies of pieces on hosts, and how they get there; hosts are numbers into ``names``, which are sorted."""
 
     names: tuple[str, ...]
     capacities: Ints
     sizes: Ints
     replicas: int
     copies: Bools
-    """Pieces x hosts: who has what when all is done."""
+    """Pieces x hosts: true if the host holds the piece after staging."""
     reads: Ints
-    """Host that reads each piece from the shared storage; -1 where some host holds it already."""
+    """Host that reads each piece from the shared storage; -1 if some host holds it already."""
     streamed: Bools
     """Pieces that no cache keeps: read in each epoch, by the host in ``reads``."""
     sends: Sends
@@ -100,7 +100,7 @@ class StagingPlan(NamedTuple):
         return self.read_bytes + (epochs - 1) * self.streamed_bytes if epochs else 0
 
     def least_bytes(self, epochs: int) -> int:
-        """Least that ``epochs`` epochs can read: what nobody holds, then what exceeds all caches together."""
+        """Least bytes that ``epochs`` epochs can read: pieces that no host holds, then the excess over all caches."""
         beyond = max(0, self.data_bytes - sum(self.capacities.tolist()))
         return self.read_bytes + (epochs - 1) * beyond if epochs else 0
 
@@ -112,8 +112,8 @@ class StagingPlan(NamedTuple):
 def plan(sizes: npt.ArrayLike, hosts: Sequence[HostSpec], reserve: int = 0) -> StagingPlan:
     """Plan the staging of pieces of ``sizes`` bytes on ``hosts``, of which some may hold pieces already.
 
-    Where not all fits, each host keeps ``reserve`` bytes of its cache free for what streams through it. Raises
-    ``UsageError`` for hosts of one name, for none that stays, and for pieces that do not exist.
+    If not all data fit, each host keeps ``reserve`` bytes of its cache free for pieces that stream through it. Raises
+    ``UsageError`` for hosts with the same name, if no host stays, and for pieces that do not exist.
     """
     nbytes = np.asarray(sizes, dtype=np.int64)
     ordered = sorted(hosts, key=lambda host: host.name)
@@ -166,16 +166,16 @@ def _check(sizes: Ints, hosts: Sequence[HostSpec]) -> None:
 
 
 def _place(placement: Placement, held: Bools, replicas: int, total: int) -> Ints:
-    """Place the copies that the rule wants, and choose who reads what nobody holds; -1 for the rest."""
+    """Place the copies that the rule requires, and choose a reader for pieces that no host holds; -1 for the rest."""
     somewhere = held.any(axis=1)
     old, new, every = np.flatnonzero(somewhere), np.flatnonzero(~somewhere), np.arange(len(held))
     level, capacities, sizes = level_for(total, placement.capacities), placement.capacities, placement.sizes
     mean, largest = (int(sizes.mean()), int(sizes.max())) if sizes.size else (0, 0)
     levels = np.full_like(capacities, level)
     everywhere = replicas > 1 and int((capacities > 0).sum()) == replicas  # so each of these has room for all
-    if everywhere:  # nothing is to be chosen
+    if everywhere:  # no choice
         placement.add(*np.nonzero(held & (capacities > 0)))
-    else:  # what must move is one copy of many pieces, and not all of few: a host can take but one of each
+    else:  # move one copy of many pieces, not all copies of few: a host can take only one of each
         for wanted in sorted({1, max(1, replicas - 1), replicas}):
             placement.place(old, wanted, levels + mean, held)
     poor = _make_room(placement, level, total)
@@ -194,9 +194,9 @@ def _place(placement: Placement, held: Bools, replicas: int, total: int) -> Ints
 
 
 def _make_room(placement: Placement, level: int, total: int) -> Ints:
-    """Take back copies on the fullest hosts, one after the other, for those that would stay poor otherwise.
+    """Remove copies from the fullest hosts, one after the other, to make up for hosts that would stay poor.
 
-    Returns how far each host is to be filled: those that are nearly full, not at all.
+    Returns the level to which each host is to be filled: 0 for hosts that are nearly full.
     """
     loads, sizes = placement.loads, placement.sizes
     missing = np.minimum(level, placement.capacities) - loads
@@ -223,7 +223,7 @@ def _make_room(placement: Placement, level: int, total: int) -> Ints:
 
 
 def _keep_more(placement: Placement, held: Bools) -> None:
-    """Keep copies beyond the rule as long as there is room: what is dropped today may be missed tomorrow."""
+    """Keep copies beyond the rule as long as there is room: a later plan may need them."""
     for host in range(held.shape[1]):
         pieces = np.flatnonzero(held[:, host] & ~placement.copies[:, host])
         pieces = pieces[np.argsort(~placement.scores(pieces)[:, host], kind="stable")]
@@ -232,7 +232,7 @@ def _keep_more(placement: Placement, held: Bools) -> None:
 
 
 def _streamers(placement: Placement, pieces: Ints, stays: Bools) -> Ints:
-    """Host that reads each of the pieces that are not kept, evenly over all that stay."""
+    """Host that reads each piece that is not kept, evenly over all hosts that stay."""
     rooms = np.where(stays, _UNBOUNDED, 0)
     streams = Placement(placement.sizes, placement.names, rooms)
     level = level_for(int(placement.sizes[pieces].sum()), rooms)
@@ -243,7 +243,7 @@ def _streamers(placement: Placement, pieces: Ints, stays: Bools) -> Ints:
 
 
 def _sends(placement: Placement, held: Bools, readers: Ints) -> Sends:
-    """Chains of copies, a ring of hosts for each piece: from its reader, or a holder, to the next that gets it."""
+    """Chains of copies, a ring of hosts for each piece: from its reader, or a holder, to the next host that gets it."""
     new = placement.copies & ~held
     kept = np.flatnonzero(readers >= 0)
     new[kept, readers[kept]] = False

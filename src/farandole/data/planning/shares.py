@@ -1,11 +1,11 @@
-"""Rows of a global batch, given to ranks whose host holds them.
+"""Assignment of the rows of a global batch to ranks whose host holds them.
 
     holders = plan.copies[piece_of(order.take(positions))]      # rows x hosts: who holds the piece of each row
     shares = share_out(holders, host_of_rank=[0, 0, 1, 1], counts=batch.counts(4))
     positions[shares[rank]]                                     # the rows of one rank
 
-Every rank gets exactly as many rows as it would get of neighbouring slices, so weights and steps stay the same. No
-other assignment lets fewer rows cross hosts: rows and hosts are matched, and the matching is the largest there is.
+Every rank gets exactly as many rows as in contiguous slices, so weights and steps stay the same. No other assignment
+lets fewer rows cross hosts: it is a maximum matching of rows and hosts.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Ints = npt.NDArray[np.int64]
 
 
 def share_out(holders: npt.NDArray[np.bool_], host_of_rank: Sequence[int], counts: Sequence[int]) -> list[Ints]:
-    """Rows of each rank, ascending: ``counts[rank]`` of them, as many as can be of those that its host holds.
+    """Rows of each rank, ascending: ``counts[rank]`` of them, as many as possible from those that its host holds.
 
     ``holders`` has a row per sample and a column per host; ``host_of_rank`` are columns, -1 for a host that holds
-    nothing. Raises ``UsageError`` where the counts are not those of all rows.
+    nothing. Raises ``UsageError`` if the counts do not add up to the rows.
     """
     rows, hosts = holders.shape
     if sum(counts) != rows or len(counts) != len(host_of_rank) or (len(counts) and min(counts) < 0):
@@ -36,7 +36,7 @@ def share_out(holders: npt.NDArray[np.bool_], host_of_rank: Sequence[int], count
     host_of_row = _matched(holders & ~everywhere[:, None], wanted[:hosts])
     left = wanted - np.bincount(host_of_row[host_of_row >= 0], minlength=hosts + 1)
     loose = np.flatnonzero(host_of_row < 0)
-    loose = loose[np.argsort(~everywhere[loose], kind="stable")]  # what is held by nobody here goes to the last column
+    loose = loose[np.argsort(~everywhere[loose], kind="stable")]  # rows that not all hosts hold go last
     host_of_row[loose] = np.repeat(np.arange(hosts + 1), left)
     by_host = np.argsort(host_of_row, kind="stable")
     by_rank = np.argsort(of_rank, kind="stable")
@@ -56,11 +56,11 @@ def crossing(holders: npt.NDArray[np.bool_], host_of_rank: Sequence[int], shares
 
 
 def _matched(holders: npt.NDArray[np.bool_], room: Ints) -> Ints:
-    """Host of each row, -1 for none: at most ``room`` rows on a host, each on one that holds it, as many as can be."""
+    """Host of each row, -1 for none: a maximum matching of rows to their holders, at most ``room`` rows on a host."""
     host_of_row, room = np.full(len(holders), -1, dtype=np.int64), room.copy()
     held_rows, held_hosts = np.nonzero(holders)  # an edge for each copy of a row, by rows
     by_need = np.argsort(np.bincount(held_rows, minlength=len(holders))[held_rows], kind="stable")
-    held_rows, held_hosts = held_rows[by_need], held_hosts[by_need]  # who has the least choice comes first
+    held_rows, held_hosts = held_rows[by_need], held_hosts[by_need]  # rows with the fewest holders come first
     asking, at = held_rows, held_hosts
     while asking.size:
         _choose(host_of_row, room, asking, at)
@@ -71,7 +71,7 @@ def _matched(holders: npt.NDArray[np.bool_], room: Ints) -> Ints:
 
 
 def _choose(host_of_row: Ints, room: Ints, rows: Ints, hosts: Ints) -> None:
-    """Give each row to the emptiest of its hosts, some at a time, then take back what is too much."""
+    """Give each row to the emptiest of its hosts, some rows at a time, then take back rows beyond the room."""
     starts = np.flatnonzero(np.diff(rows, prepend=-1))
     asking = rows[starts]
     together = max(64, len(asking) // 16)
@@ -88,13 +88,13 @@ def _choose(host_of_row: Ints, room: Ints, rows: Ints, hosts: Ints) -> None:
 
 
 def _augment(host_of_row: Ints, room: Ints, rows: Ints, hosts: Ints) -> None:
-    """Place more rows by moving others: a path of hosts, each of which passes one row on to the next, up to room."""
+    """Place more rows along a path of hosts: each passes one row on to the next, up to a host that has room."""
     while True:
         loose = host_of_row[rows] < 0
         if not loose.any() or not room.any():
             return
         at = host_of_row[rows]
-        movable = np.zeros((len(room), len(room)), dtype=bool)  # from a host to another: some row of the one is on both
+        movable = np.zeros((len(room), len(room)), dtype=bool)  # from a host to another that also holds a row of it
         movable[at[~loose], hosts[~loose]] = True
         onward = _towards_room(movable, room)
         startable = np.flatnonzero(loose & (onward[hosts] >= 0))
@@ -103,11 +103,11 @@ def _augment(host_of_row: Ints, room: Ints, rows: Ints, hosts: Ints) -> None:
         for edge in startable.tolist():
             row, host = int(rows[edge]), int(hosts[edge])
             if host_of_row[row] < 0 and not _passed_on(row, host, onward, host_of_row, room, rows, hosts):
-                break  # the map of ways is older than the last move: draw it anew
+                break  # the paths are older than the last move: compute them anew
 
 
 def _towards_room(movable: npt.NDArray[np.bool_], room: Ints) -> Ints:
-    """The next host on a shortest way to room: itself where there is room, -1 where no way leads there."""
+    """Next host on a shortest path to room: the host itself if it has room, -1 if no path exists."""
     onward = np.where(room > 0, np.arange(len(room)), -1)
     while True:
         reachable = movable & (onward >= 0)[None, :]
@@ -118,7 +118,7 @@ def _towards_room(movable: npt.NDArray[np.bool_], room: Ints) -> Ints:
 
 
 def _passed_on(row: int, host: int, onward: Ints, host_of_row: Ints, room: Ints, rows: Ints, hosts: Ints) -> bool:
-    """Give ``row`` to ``host``, and a row of each full host on the way to the next one; False if the way is closed."""
+    """Give ``row`` to ``host``, and a row of each full host on the path to the next; False if the path is blocked."""
     moves = [(row, host)]
     while room[host] <= 0:
         following = int(onward[host])

@@ -1,11 +1,11 @@
-r"""Simulation of a plan: what will be read, sent and waited for, before a job is asked for.
+r"""Simulation of a plan: bytes that are read and sent, and waits, before a job is submitted.
 
     staging = plan(sizes, [HostSpec(f"host{n:02}", 200 * 10**9) for n in range(16)])
     foretold = foretell(staging, StagingRates(shared=5e9, host=2e9), epochs=50)
     print("\n".join(table(staging, foretold)))
 
-Bytes are counted, and hold exactly. Times are those of flows that share what there is: the shared storage divides its
-rate among the hosts that read, each link carries what comes and what goes, and copies follow their reads at once.
+Byte counts are exact. Times are those of flows that share resources: the shared storage divides its rate among the
+hosts that read, each link carries both directions, and a copy starts as soon as its read is complete.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from farandole.data.planning.shares import crossing, share_out
 from farandole.errors import UsageError
 
 _BATCHES: Final = 64
-"""Batches whose rows are shared out to learn how many cross hosts."""
+"""Batches that are simulated to count the rows that cross hosts."""
 _MOST_HOSTS: Final = 24
-"""Most lines of hosts in a table."""
+"""Most hosts that a table lists."""
 
 
 @final
 class StagingRates(NamedTuple):
-    """Bytes per second: of the shared storage for all hosts together, and of each host's link, in each direction."""
+    """Bytes per second: of shared storage for all hosts together, and of each host's link, in each direction."""
 
     shared: float
     host: float
@@ -48,17 +48,17 @@ class StagingForecast(NamedTuple):
     shared_bytes: int
     """Bytes that the job reads from the shared storage in all epochs."""
     peer_bytes: int
-    """Bytes of rows that are on another host than their rank, in each epoch."""
+    """Bytes of rows that lie on another host than their rank, in each epoch."""
     first_batch_s: float
     staged_s: float
     alone_s: float
-    """Seconds until each host had copied all data for itself."""
+    """Seconds until each host would have copied all data by itself."""
 
 
 def foretell(
     plan: StagingPlan, rates: StagingRates, epochs: int = 1, window: int = 8, rows_per_host: int = 64
 ) -> StagingForecast:
-    """Foretell bytes and times of ``plan``: the first batch needs ``window`` pieces, and its rows are shared out.
+    """Predict bytes and times of ``plan``; the first batch needs ``window`` pieces, a host gets ``rows_per_host`` rows.
 
     Raises ``UsageError`` for rates that are not above 0.
     """
@@ -88,7 +88,7 @@ def foretell(
 
 
 def crossing_share(plan: StagingPlan, rows_per_host: int) -> float:
-    """Share of the rows of an exact shuffle that are on another host than their rank, from some batches of them."""
+    """Estimate the share of rows of an exact shuffle that lie on another host than their rank, from a few batches."""
     hosts = len(plan.names)
     ends = np.cumsum(plan.sizes)
     rows, crossed = hosts * rows_per_host, 0
@@ -148,7 +148,7 @@ def readable(nbytes: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: in seconds, minutes or hours."""
+    """A duration in seconds, minutes or hours."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.{0 if seconds >= 99.5 * size else 1}f} {unit}"

@@ -1,4 +1,4 @@
-"""``Board``: which pieces a host has, which it fetches, from where, and what waits for them.
+"""``Board``: pieces that a host holds, fetches and still needs, and the source of each fetch.
 
     board = Board(held={3}, limit=2 * 10**9, sizes=pieces.sizes)
     board.assign(routes, order=[0, 1, 2])
@@ -6,12 +6,12 @@
     board.finished(task)                        # or board.failed(task, "why")
     board.state_of(0)                           # PieceState.HELD
 
-Pure: no clock, no thread, no file. Its owner calls it under one lock.
+Pure: no clock, no thread, no file. The stager calls it under one lock.
 
-A piece has a route: the sources to try, one after the other, "" being shared storage. What somebody waits for goes
-first, in the order of asking; then what the plan wants, in the order of first use. An attempt that does not move for
-long frees its piece for the next source, and still counts if it ends after all. While shared storage does not move,
-it is asked last, and other hosts are told so: they need not wait to find out.
+The route of a piece lists its sources in the order to try them; "" is shared storage. Pieces with a waiter (a worker or
+another host) are fetched first, in the order of the requests; then pieces of the plan, in the order of first use. An
+attempt without progress for too long frees its piece for the next source; its result still counts if it completes.
+While reads of shared storage make no progress, it is tried last, and other hosts are told, so they need not time out.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from farandole.data.storage.fields import Integers
 
 Route = Sequence[str]
 SHARED = ""
-"""The source that is shared storage; others are names of hosts."""
+"""Shared storage, as a source; other sources are names of hosts."""
 
 PATIENCE_WITH_HOSTS = 5
-"""How much longer another host may take than shared storage: it says itself when that is late."""
+"""Factor on ``patience_s`` for another host: that host reports by itself when its reads of shared storage are late."""
 
 
 class PieceState(enum.Enum):
-    """PieceState of a piece on this host."""
+    """State of a piece on this host."""
 
     ABSENT = "absent"
     FETCHING = "fetching"
@@ -65,16 +65,16 @@ class Board:
         self._moved_s: dict[Fetch, float] = {}
         self._late: set[Fetch] = set()
         self.sources: dict[int, str] = {}
-        """Sources that pieces were had from."""
+        """Source from which each piece was fetched."""
         self._tried: dict[int, list[tuple[str, str]]] = {}
-        """Sources that a piece could not be got from, and why; in this round."""
+        """Sources that failed to deliver a piece in this round, with the reasons."""
         self.errors: dict[int, str] = {}
-        """Reasons why pieces cannot be had."""
+        """Reason for each piece that no source delivered."""
         self.crowded: set[int] = set()
-        """Those of them that the cache has no room for."""
+        """Pieces of ``errors`` for which the cache has no room."""
         self._kept: set[int] = set()
         self._streamed: dict[int, int] = {}
-        """Place in the order of first use of pieces that need not stay."""
+        """Position in the order of first use, for pieces that need not stay in the cache."""
         self._window = 1
         self._passed = -1
         self._numbers = 0
@@ -87,10 +87,10 @@ class Board:
         streamed: Mapping[int, int] | None = None,
         window: int = 1,
     ) -> None:
-        """Take a new plan: what to hold for good, and where to get it.
+        """Adopt a new plan: the pieces to keep, and the route of each piece.
 
-        What is ``streamed`` is held while it is used, with its place among all pieces in the order of first use, of
-        which ``window`` are used together.
+        ``streamed`` maps each piece held only while in use to its position in the order of first use; ``window``
+        consecutive pieces of that order are in use together.
         """
         self._route, self._kept = route, set(kept)
         self._streamed, self._window = dict(streamed or {}), window
@@ -102,16 +102,16 @@ class Board:
 
     @property
     def held(self) -> set[int]:
-        """Pieces that are here."""
+        """Pieces in the cache."""
         return self._held
 
     @property
     def due(self) -> int:
-        """Number of pieces that somebody waits for, and nothing is done about yet."""
+        """Number of pieces with a waiter for which a new attempt can start."""
         return sum(piece not in self._held and self._is_free(piece) for piece in self._demanded)
 
     def state_of(self, piece: int) -> PieceState:
-        """PieceState of a piece."""
+        """State of a piece."""
         if piece in self._held:
             return PieceState.HELD
         if piece in self.errors:
@@ -119,28 +119,28 @@ class Board:
         return PieceState.FETCHING if piece in self._running or piece in self._demanded else PieceState.ABSENT
 
     def error_of(self, piece: int) -> str:
-        """Reason why a piece cannot be had."""
+        """Reason why no source delivered a piece, or ""."""
         return self.errors.get(piece, "")
 
     def failure_of(self, piece: int, source: str) -> str:
-        """Reason why a source did not give a piece, in this round; "" if it was not asked, or may still."""
+        """Reason why a source failed to deliver a piece in this round; "" if it was not tried, or may still deliver."""
         late = "it does not answer" if source == SHARED and self.is_storage_late else ""
         return self.errors.get(piece, "") or dict(self._tried.get(piece, ())).get(source, "") or late
 
     @property
     def is_storage_late(self) -> bool:
-        """True while a read of shared storage does not move."""
+        """True while a read of shared storage makes no progress."""
         return any(task.source == SHARED for task in self._late)
 
     def refusal(self, piece: int, asker: str, host: str) -> str:
-        """Reason why ``host``, whose board this is, cannot get a piece for ``asker``; "" if that one may wait."""
+        """Reason why ``host``, the owner of this board, cannot fetch a piece for ``asker``; "" if it may wait."""
         if error := self.failure_of(piece, SHARED):
             return f"{host} cannot read it: {error}"
         is_asked = any(task.source == asker for task in self._running.get(piece, ()))
-        return f"{host} asks for it, too" if is_asked and host < asker else ""  # by plans of two generations
+        return f"{host} asks for it, too" if is_asked and host < asker else ""  # their plans are of two generations
 
     def demand(self, piece: int) -> None:
-        """Fetch a piece before others; one that could not be had is tried again."""
+        """Fetch a piece before all others; retry it if it failed before."""
         self.errors.pop(piece, None)
         self.crowded.discard(piece)
         self.opened(piece)
@@ -148,14 +148,14 @@ class Board:
             self._demanded.setdefault(piece)
 
     def opened(self, piece: int) -> None:
-        """Note that a piece of the stream is in use."""
+        """Note that a streamed piece is in use."""
         self._passed = max(self._passed, self._streamed.get(piece, -1))
 
     def take(self, now: float, is_idle: bool = True) -> Fetch | None:
-        """The next attempt, if there is one; those that nobody waits for only if ``is_idle``."""
+        """Next attempt, if there is one; a piece without a waiter is fetched only if ``is_idle``."""
         for piece in [each for each in self._demanded if self._is_free(each)]:
             if self._running and self.room_for(piece) is None:
-                continue  # until what is under way is used
+                continue  # until a piece under way is used, and can be dropped
             if (task := self._attempt(piece, now)) is not None:
                 return task
         while is_idle and self._wanted:
@@ -169,7 +169,7 @@ class Board:
         return None
 
     def finished(self, task: Fetch) -> bool:
-        """Note that a piece is in the cache; false if another attempt was faster."""
+        """Note that a piece is in the cache; false if another attempt completed first."""
         self._end(task)
         is_first = task.piece not in self._held
         self.sources[task.piece] = task.source
@@ -183,15 +183,15 @@ class Board:
         return is_first
 
     def moved(self, task: Fetch, now: float) -> None:
-        """Note that some bytes of an attempt have come."""
+        """Note that an attempt received some bytes."""
         if task in self._begun_s:
             self._moved_s[task] = now
             self._late.discard(task)
 
     def failed(self, task: Fetch, why: str, *, is_crowded: bool = False) -> None:
-        """Note that an attempt failed; the next source is tried, or, after the last, all who wait are told.
+        """Note that an attempt failed; try the next source. After the last one, every waiter gets the error.
 
-        No other source is tried where the cache has no room.
+        If the cache has no room (``is_crowded``), no other source is tried.
         """
         self._end(task)
         if task.piece in self._held:
@@ -207,9 +207,9 @@ class Board:
             self._demanded.setdefault(task.piece)
 
     def late(self, now: float, patience_s: float) -> list[Fetch]:
-        """Attempts that have become late, again and again: their pieces may be had from the next source, if any.
+        """Attempts without progress for too long; their pieces may be fetched from the next source, if there is one.
 
-        Each time all of these may be asked once more.
+        An attempt is returned repeatedly; from the second time on, the failed sources of its piece may be tried again.
         """
         late = []
         for task, moved_s in self._moved_s.items():
@@ -229,7 +229,7 @@ class Board:
         return len(self._begun_s) - len(self._late)
 
     def running(self, now: float) -> list[tuple[Fetch, float]]:
-        """Attempts under way, and the seconds that they take already."""
+        """Attempts under way, with their elapsed seconds."""
         return [(task, now - begun_s) for task, begun_s in self._begun_s.items()]
 
     def forget(self, piece: int) -> None:
@@ -239,7 +239,7 @@ class Board:
             self.used -= int(self._sizes[piece])
 
     def room_for(self, piece: int) -> list[int] | None:
-        """Pieces to drop so that this one fits; ``None`` if that is not possible now."""
+        """Pieces to drop to make room for ``piece``; ``None`` if there cannot be enough room now."""
         missing = self.used + self._under_way(piece) + int(self._sizes[piece]) - self.limit
         drops: list[int] = []
         for candidate in self._droppable(piece) if missing > 0 else ():
@@ -261,7 +261,7 @@ class Board:
         return task
 
     def _is_free(self, piece: int) -> bool:
-        """True if an attempt may begin: none is under way, or only late ones, and another source is left."""
+        """True if an attempt may start: none is under way, or all are late and an untried source is left."""
         running = self._running.get(piece, ())
         return not running or (self._late.issuperset(running) and self._untried(piece) is not None)
 
@@ -293,9 +293,9 @@ class Board:
         return sum(int(self._sizes[piece]) for piece in self._running if piece != but and piece not in self._held)
 
     def _droppable(self, piece: int) -> list[int]:
-        """Pieces that may go, first those outside of the plan, then of the stream what was used first.
+        """Pieces that may be dropped: first pieces outside the plan, then used pieces of the stream, oldest first.
 
-        For one that somebody waits for, also what the stream has ahead, that which is needed last first.
+        For a piece with a waiter also pieces that the stream needs later, the last-needed first.
         """
         foreign = [each for each in self._held if each not in self._kept and each not in self._streamed]
         streamed = sorted((each for each in self._held if each in self._streamed), key=self._streamed.__getitem__)

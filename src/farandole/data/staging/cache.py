@@ -1,19 +1,18 @@
-"""``CacheFolder``: pieces of one data set in a folder of this host, each a file.
+"""``CacheFolder``: pieces of one data set in a folder of this host, one file per piece.
 
     cache = CacheFolder.take("/tmp", manifest.digest)
     writer = cache.begin(3, size, checksums)
     writer.write(0, view)
     writer.finish()                     # from now on ``cache.open(3)`` finds it
 
-A piece is written aside, with its space reserved beforehand, and gets its name when it is complete: a file that has its
-name is whole, as long as the host does not fail. After a failure of the host it may not be, so every reader compares
-the checksums, at every read. A piece that is dropped loses its name, and whoever still reads it keeps it until then.
+A piece is written to a temporary file, whose space is reserved first, and renamed when it is complete: a file under its
+final name is whole, unless the host crashed. After a crash it may not be, so every read verifies the checksums.
+Dropping a piece unlinks its file; a reader that has the file open can go on reading.
 
-A job has the lock of its folder, which the kernel frees when its holder ends. A second job with the same data gets a
-folder beside it, and links what the first one has.
+A job holds the lock of its folder; the kernel frees the lock when the holder exits. A second job with the same data
+uses a folder beside it, and hard-links the pieces of the first job.
 
-Nothing is deleted but files with names that are ours in folders with our mark; nothing is read in a folder that another
-user could write.
+Only files with our names, in folders with our marker, are deleted; a folder that another user can write is never read.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ from farandole.data.storage.manifest import Manifest
 from farandole.errors import DataError
 
 MARK = ".farandole-cache"
-"""Name of the file that says that a folder is ours to clean."""
+"""Marker file of a folder that Farandole may clean."""
 
 INDEX = ".index"
-"""End of the name of a manifest, beside the folder of its data set."""
+"""Suffix of the file of a manifest, beside the folder of its data set."""
 
 ATTEMPTS = 3
-"""How often a manifest is written that somebody deletes at the same time."""
+"""How often a manifest is written if another process deletes it meanwhile."""
 
 _PIECE = re.compile(r"[0-9a-f]{8}")
 _OURS = re.compile(r"[0-9a-f]{8}(\.sums)?(\.[0-9]+\.new)?")
 
 
 def home_of(base: str) -> Path:
-    """The folder of this user's caches below ``base``; made if it is not there.
+    """Folder of this user's caches below ``base``; created if missing.
 
-    Raises ``DataError`` where it belongs to another user, or others may write it.
+    Raises ``DataError`` if it belongs to another user, or others can write to it.
     """
     home = Path(os.path.expandvars(base)).expanduser() / f"farandole-cache-{os.geteuid()}"
     if "$" in str(home):
@@ -67,9 +66,9 @@ def home_of(base: str) -> Path:
 
 
 def require_own(folder: Path, cure: str, owners: Collection[int] = ()) -> None:
-    """Raise ``DataError`` for a folder that is none, or in which other users could put links to our files.
+    """Raise ``DataError`` if ``folder`` is no folder, or other users could place links to our files in it.
 
-    ``owners`` are users who may own it beside this one.
+    ``owners`` are users besides this one who may own it.
     """
     found = folder.lstat()
     is_ours = found.st_uid in (os.geteuid(), *owners)
@@ -80,12 +79,12 @@ def require_own(folder: Path, cure: str, owners: Collection[int] = ()) -> None:
 def keep_index(base: str, manifest: Manifest) -> tuple[str, Manifest]:
     """Write a manifest beside the folder of its data set, for all processes of this host to map.
 
-    Returns its path, and the manifest that is mapped: as long as that lives, ``clean`` leaves the file.
+    Returns its path and the mapped manifest; while that object lives, ``clean`` keeps the file.
     """
     sums = f"-{xxhash.xxh3_64_hexdigest(manifest.sums.tobytes())}" if len(manifest.sums) else ""
     path = home_of(base) / f"{manifest.digest}{sums}{INDEX}"
     for _ in range(ATTEMPTS):
-        with contextlib.suppress(DataError):  # there is none, or the host failed while it was written
+        with contextlib.suppress(DataError):  # no such file, or the host crashed while it was written
             kept = Manifest.load(path, is_held=True)
             if kept.digest == manifest.digest:
                 return str(path), kept
@@ -101,11 +100,11 @@ class OpenPiece(ABC):
 
     @abstractmethod
     def read_blocks(self, first: int, last: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with blocks, unverified."""
+        """Read blocks into ``buffer``, without verifying them."""
 
 
 class NewPiece(ABC):
-    """A piece that is being written. One thread; ``finish`` or ``cancel`` ends it."""
+    """A piece that one thread writes; ``finish`` or ``cancel`` ends it."""
 
     @abstractmethod
     def write(self, first: int, data: memoryview) -> None:
@@ -113,11 +112,11 @@ class NewPiece(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Let the piece be found."""
+        """Make the piece visible to readers."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Forget what is written."""
+        """Discard the written bytes."""
 
 
 class PieceFolder(ABC):
@@ -127,31 +126,31 @@ class PieceFolder(ABC):
 
     @abstractmethod
     def held(self) -> set[int]:
-        """Pieces that are here."""
+        """Pieces in the folder."""
 
     @abstractmethod
     def open(self, piece: int, bounds: Integers, whole: int | None = None) -> OpenPiece | None:
-        """A piece for reading; ``None`` if it is not here, or its checksums are damaged, or not those of ``whole``."""
+        """Open a piece; ``None`` if it is absent, or its checksums are damaged or do not match ``whole``."""
 
     @abstractmethod
     def has(self, piece: int) -> bool:
-        """True if a piece is here, as nobody else has deleted it."""
+        """True if a piece is still in the folder, not deleted by another process."""
 
     @abstractmethod
     def begin(self, piece: int, checksums: Checksums, number: int) -> NewPiece:
-        """Write a piece, as attempt ``number``. Raises ``OSError`` where there is no room for it."""
+        """Start to write a piece, as attempt ``number``. Raises ``OSError`` if there is no room for it."""
 
     @abstractmethod
     def drop(self, piece: int) -> None:
-        """Delete a piece; whoever reads it reads on."""
+        """Delete a piece; a reader that has it open can go on reading."""
 
     def link(self, piece: int) -> bool:
-        """Take a piece from another job of this host; false if none has it."""
+        """Hard-link a piece from another job of this host; false if no job has it."""
         return False
 
     @abstractmethod
     def close(self) -> None:
-        """Free the lock."""
+        """Release the lock."""
 
 
 @final
@@ -165,16 +164,16 @@ class CachedPiece(OpenPiece):
         read_fully(self._fd, self.path, int(self.checksums.bounds[first]), buffer)
 
     def is_dropped(self) -> bool:
-        """True if the piece has no name any more, and takes room only until it is closed."""
+        """True if the piece was unlinked, and takes space only until it is closed."""
         return os.fstat(self._fd).st_nlink == 0
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound: modules go first when Python ends
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound: at exit ``os`` may be cleared
         close(self._fd)
 
 
 @final
 class PieceWriter(NewPiece):
-    """A piece that is being written aside, by attempt ``number``."""
+    """A piece that attempt ``number`` writes to a temporary file."""
 
     def __init__(self, path: Path, size: int, checksums: Checksums, number: int) -> None:
         self._path, self._checksums = path, checksums
@@ -183,7 +182,7 @@ class PieceWriter(NewPiece):
         self._fd = os.open(self._aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             if size:
-                os.posix_fallocate(self._fd, 0, size)  # a full disk is found here, and not half way
+                os.posix_fallocate(self._fd, 0, size)  # a full disk fails here, not half way
         except OSError:
             self.cancel()
             raise
@@ -212,14 +211,14 @@ class PieceWriter(NewPiece):
 
 @final
 class CacheFolder(PieceFolder):
-    """Pieces of one data set in ``folder``. Its writer has the lock; readers need none."""
+    """Pieces of one data set in ``folder``. The writer holds the lock; readers need none."""
 
     def __init__(self, folder: Path, lock: int = -1) -> None:
         self.folder, self._lock = folder, lock
 
     @classmethod
     def take(cls, base: str, digest: str) -> CacheFolder:
-        """The folder of a data set below ``base``, locked; another one beside it where another job has that."""
+        """Lock the folder of a data set below ``base``, or another one beside it if another job holds that lock."""
         home = home_of(base)
         number = 0
         while True:
@@ -237,7 +236,7 @@ class CacheFolder(PieceFolder):
 
     @classmethod
     def of(cls, folder: str) -> CacheFolder:
-        """The folder of another process, for reading."""
+        """Open the folder of another process, for reading."""
         return cls(Path(folder))
 
     def close(self) -> None:
@@ -257,7 +256,7 @@ class CacheFolder(PieceFolder):
         try:
             sums = Checksums.decode(bounds, path.with_name(f"{path.name}.sums").read_bytes(), whole)
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # there is none, or the disk has lost it
+        except OSError:  # absent, or lost by the disk
             return None
         if sums is None or os.fstat(fd).st_size != int(bounds[-1]):
             os.close(fd)
@@ -289,7 +288,7 @@ class CacheFolder(PieceFolder):
         path.with_name(f"{path.name}.sums").unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Delete what a writer that was killed has left half written."""
+        """Delete the incomplete files of a writer that was killed."""
         for name in list(self._own()):
             if name.endswith(".new"):
                 (self.folder / name).unlink(missing_ok=True)
@@ -299,11 +298,11 @@ class CacheFolder(PieceFolder):
 
 
 def _locked(folder: Path) -> int:
-    """Descriptor with the lock of a folder, which is made if need be; -1 where somebody cleans at the same time.
+    """Create a folder if missing, and lock it; returns the descriptor, or -1 if another process deletes the folder.
 
-    Raises ``BlockingIOError`` if another process has it.
+    Raises ``BlockingIOError`` if another process holds the lock.
     """
-    with contextlib.suppress(FileExistsError):  # pathlib's looks once more, and somebody may have cleaned meanwhile
+    with contextlib.suppress(FileExistsError):  # ``Path.mkdir`` checks again, and fails if it was deleted meanwhile
         os.mkdir(folder, 0o700)
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -323,14 +322,14 @@ def _locked(folder: Path) -> int:
 
 
 def clean(base: str) -> int:
-    """Delete this user's caches below ``base`` that no job uses; returns their bytes."""
+    """Delete this user's caches below ``base`` that no job uses; returns the freed bytes."""
     home, freed = home_of(base), 0
     for folder in sorted(home.iterdir()):
         if not folder.is_dir() or not (folder / MARK).exists():
             continue
         try:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:  # somebody else cleans, too
+        except FileNotFoundError:  # another process cleans, too
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -343,7 +342,7 @@ def clean(base: str) -> int:
     for index in [*home.glob(f"*{INDEX}"), *home.glob(f".*{INDEX}.*.new")]:
         if index.name.startswith(".") or index.stem.partition("-")[0] not in kept:
             with contextlib.suppress(OSError), index.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else it is mapped: its stager may be yet to start
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if it is mapped: its stager may start later
                 index.unlink()
     return freed
 
@@ -354,6 +353,6 @@ def _emptied(folder: Path) -> int:
         if _OURS.fullmatch(name) or name == MARK:
             freed += (folder / name).stat().st_blocks * 512
             (folder / name).unlink()
-    with contextlib.suppress(OSError):  # something of somebody else's lies in it
+    with contextlib.suppress(OSError):  # a foreign file lies in it
         folder.rmdir()
     return freed

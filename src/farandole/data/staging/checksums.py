@@ -1,10 +1,10 @@
-"""Checksums of a piece: xxh3_64 of each of its blocks, and of these.
+"""Checksums of a piece: the xxh3_64 of each block, and the xxh3_64 of all these values.
 
     sums = Checksums(pieces.blocks(3), values)
     sums.verify(0, 4, view)                         # blocks 0 to 3, one after the other in memory
 
-They are made of the bytes as shared storage gave them, and travel with the piece: a bit that flips on the wire, in the
-memory of another host or in its cache is found where the block is read.
+They are computed from the bytes that shared storage returned, and travel with the piece: a bit flip on the network, in
+the memory of another host or in its cache is detected where the block is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from farandole.data.storage.pieces import Pieces
 
 @final
 class Checksums:
-    """Values of the blocks of a piece, whose bounds are ``bounds``."""
+    """Checksums of the blocks of a piece; ``bounds`` are the offsets of the blocks in the piece."""
 
     def __init__(self, bounds: Integers, values: npt.NDArray[np.uint64]) -> None:
         self.bounds, self.values = bounds, values
@@ -32,21 +32,21 @@ class Checksums:
 
     @classmethod
     def unknown(cls, bounds: Integers) -> Checksums:
-        """Checksums of a piece that is yet to be read."""
+        """Placeholder for the checksums of a piece that is not read yet."""
         return cls(bounds, np.zeros(len(bounds) - 1, np.uint64))
 
     def __len__(self) -> int:
         return len(self.values)
 
     def covering(self, begin: int, end: int) -> tuple[int, int]:
-        """First block, and the one after the last, that hold the bytes from ``begin`` to ``end``."""
+        """First block, and the block after the last, of the blocks that cover bytes ``begin`` to ``end``."""
         places = self.places
         first = min(bisect.bisect_right(places, begin) - 1, len(places) - 2)
         return first, max(bisect.bisect_left(places, end), first + 1)
 
     @property
     def places(self) -> list[int]:
-        """The bounds as a list, in which a single place is found sooner."""
+        """The bounds as a list, which is faster than an array for single values."""
         if not self._places:
             self._places = self.bounds.tolist()
         return self._places
@@ -56,20 +56,20 @@ class Checksums:
         return self.places[last] - self.places[first]
 
     def note(self, first: int, last: int, data: memoryview) -> None:
-        """Take the values of blocks from their bytes."""
+        """Compute the checksums of blocks from their bytes."""
         for block in range(first, last):
             self.values[block] = self._value(block, first, data)
 
     def verify(self, first: int, last: int, data: memoryview) -> bool:
-        """True if these are the bytes of the blocks."""
+        """True if ``data`` matches the checksums of the blocks."""
         return all(int(self.values[block]) == self._value(block, first, data) for block in range(first, last))
 
     def whole(self) -> int:
-        """One value for the piece: the checksum of all values."""
+        """Checksum of the piece: the checksum of all values."""
         return int(xxhash.xxh3_64_intdigest(self.values.tobytes()))
 
     def runs(self, nbytes: int) -> list[tuple[int, int]]:
-        """Runs of blocks of about ``nbytes`` each, that make up the piece."""
+        """Runs of blocks of about ``nbytes`` each, which together make up the piece."""
         bounds, runs, first = self.bounds, [], 0
         while first < len(self):
             last = int(np.searchsorted(bounds, bounds[first] + nbytes, side="right")) - 1
@@ -79,13 +79,13 @@ class Checksums:
         return runs
 
     def encode(self) -> bytes:
-        """Bytes for a file or the wire, with a value of their own."""
+        """Serialize for a file or the network, followed by a checksum of the values."""
         values = self.values.tobytes()
         return values + xxhash.xxh3_64_digest(values)
 
     @classmethod
     def decode(cls, bounds: Integers, text: bytes, whole: int | None = None) -> Checksums | None:
-        """Checksums from their bytes; ``None`` if these are damaged, of other blocks, or not those of ``whole``."""
+        """Decode checksums; ``None`` if ``text`` is damaged, is of other blocks, or does not match ``whole``."""
         if len(text) != 8 * len(bounds) or xxhash.xxh3_64_digest(text[:-8]) != text[-8:]:
             return None
         found = cls(bounds, np.frombuffer(text[:-8], np.uint64).copy())
@@ -97,7 +97,7 @@ class Checksums:
 
 
 def checksums_of(manifest: Manifest, pieces: Pieces, store: ByteStore) -> npt.NDArray[np.uint64]:
-    """Value of each piece of a data set, for which all of it is read."""
+    """Checksum of each piece of a data set; reads all of the data."""
     values = np.zeros(len(pieces), np.uint64)
     for piece in range(len(pieces)):
         checksums = Checksums.unknown(pieces.blocks(piece))

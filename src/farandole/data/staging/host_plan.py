@@ -1,12 +1,12 @@
-"""``HostPlan``: what one host is to hold, and where it gets each piece, by the plan of all hosts.
+"""``HostPlan``: pieces that one host is to hold, and the sources of each, from the plan of all hosts.
 
     ours = HostPlan(request, "node1", pieces.sizes)
     ours.route(3)                       # ["node2", "", "node3"]: ask node2, read it yourself, ask node3
 
-Every stager and every worker makes the same plan of the same entries; nothing is sent but these. The hosts that are to
-have a piece form a chain: the first reads it from shared storage, each of the others asks the one before it, then those
-before that, reads it itself if they cannot give it, and then asks those after it. So hosts that all want one piece
-never wait for each other. A host that is leaving is in no chain: who is first in one asks it before all others.
+Every stager and every worker computes the same plan from the same entries; only the entries are sent. The hosts that
+are to hold a piece form a chain. The first host reads the piece from shared storage. Each other host asks its
+predecessor, then the hosts before that, reads the piece itself if they do not deliver it, and then asks its successors.
+So hosts that all need one piece never wait for each other. A leaving host is in no chain; the first host asks it first.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from farandole.data.storage.fields import Integers
 Bools = npt.NDArray[np.bool_]
 
 STREAM_PIECES = 3
-"""Pieces for which a host keeps room, where not all data fit: those that are used, and one that comes next."""
+"""Pieces for which a host reserves room if not all data fit: the pieces in use, and the next one."""
 
 STREAM_WINDOW = STREAM_PIECES - 1
-"""Pieces that are used together there."""
+"""Pieces of the stream that are in use together."""
 
 
 HELPERS = 2
-"""Other hosts that are asked for a piece when all that are to have it have failed."""
+"""Number of other hosts that are asked for a piece after all hosts of its chain have failed."""
 
 
 TAKERS = 4
-"""Hosts with most room left, which are asked to keep what another one has no room for."""
+"""Number of hosts, with the most room left, that are asked to keep a piece for which its own host has no room."""
 
 
 @final
 class HostPlan:
-    """The plan of a generation, as ``host`` is to follow it."""
+    """The plan of a generation, for one ``host``."""
 
     def __init__(self, request: Assign, host: str, sizes: Integers) -> None:
         self.request, self.generation, self._host = request, request.generation, host
@@ -58,23 +58,23 @@ class HostPlan:
         stays = np.array([name not in self._leaving for name in self.plan.names])
         self._last = set(np.flatnonzero(self._holds.any(axis=0) & ~self._holds[stays].any(axis=0)).tolist())
         self.gone: set[str] = set()
-        """Hosts that have failed to give: one that is leaving is asked no more."""
+        """Hosts that failed to deliver; a leaving host among them is not asked again."""
         rooms = self.plan.capacities - self.plan.loads()
         roomy = [self.plan.names[at] for at in np.argsort(-rooms, kind="stable")[:TAKERS]]
         self._roomy = [] if self.plan.streamed.any() else [name for name in roomy if name not in self._leaving]
 
     @property
     def kept(self) -> set[int]:
-        """Pieces that this host is to have for good."""
+        """Pieces that this host is to hold for the whole job."""
         return self._kept
 
     @property
     def sole(self) -> set[int]:
-        """Pieces that this host is to have, and no other."""
+        """Pieces that only this host is to hold."""
         return set(np.flatnonzero(self.plan.copies[:, self._me] & (self.plan.copies.sum(axis=1) == 1)).tolist())
 
     def is_ours(self, piece: int) -> bool:
-        """True if this host is to have a piece in its cache."""
+        """True if this host is to hold a piece in its cache."""
         return piece in self._kept or piece in self._streamed
 
     def addresses(self, host: str) -> list[str]:
@@ -84,16 +84,16 @@ class HostPlan:
     def route(self, piece: int) -> list[str]:
         """Sources of a piece, in the order in which this host asks them."""
         chain = self._chain(piece)
-        if self._host not in chain:  # another one has no room for it
+        if self._host not in chain:  # fetched for a host that has no room for it
             return [*chain, SHARED]
         mine = chain.index(self._host)
         first = [*reversed(chain[:mine])] if mine else self._givers(piece)
         return [*first, SHARED, *chain[mine + 1 :], *self._helpers(chain)]
 
     def elsewhere(self, piece: int) -> list[str]:
-        """Sources of a piece that is not to be here, or has no room here: whoever has it, or else has room to keep it.
+        """Sources of a piece that is not to be here, or has no room here: its chain, then hosts with room to keep it.
 
-        The latter are asked in the same order by all, so that it is read again once where its own host's disk is full.
+        All hosts ask the latter in the same order: a piece is read only once more if the disk of its own host is full.
         """
         chain, others = self._chain(piece), self._roomy
         turn, first = self._me % max(1, len(chain)), piece % max(1, len(others))
@@ -101,26 +101,26 @@ class HostPlan:
         return [*(name for name in every if name != self._host), SHARED]
 
     def _givers(self, piece: int) -> list[str]:
-        """Hosts that are leaving, and have a piece that no other has."""
+        """Leaving hosts that hold a piece which no other host holds."""
         some = sorted(self._leaving - self.gone) if piece in self._last else []
         return [name for name in some if self._holds[self.plan.names.index(name), piece]]
 
     def _helpers(self, chain: list[str]) -> list[str]:
-        """Hosts that are not to have a piece, and may have a way to shared storage where those that are have none."""
-        names = [*self.plan.names[self._me :], *self.plan.names[: self._me]]  # not all to one
+        """Hosts outside the chain of a piece: they may reach shared storage when the hosts of the chain cannot."""
+        names = [*self.plan.names[self._me :], *self.plan.names[: self._me]]  # spreads the requests
         return [name for name in names if name not in chain and name not in self._leaving][:HELPERS]
 
     def tell(self, board: Board, order: Iterable[int] = ()) -> None:
-        """Give the board what this host is to fetch, in the ``order`` of first use, and what may go again."""
-        every = list(order) or sorted(self._kept)  # what is not kept is of use in its turn alone
+        """Pass the plan to the board: pieces to fetch in the ``order`` of first use, and pieces that may be dropped."""
+        every = list(order) or sorted(self._kept)  # streamed pieces are fetched only in this order
         wanted = [piece for piece in every if self.is_ours(piece)]
         if self._last:
-            wanted.sort(key=lambda piece: piece not in self._last)  # these first, while somebody gives them
+            wanted.sort(key=lambda piece: piece not in self._last)  # first, while the leaving host still delivers
         streamed = {piece: place for place, piece in enumerate(every) if piece in self._streamed}
         board.assign(self.route, wanted, self._kept, streamed, STREAM_WINDOW)
 
     def _chain(self, piece: int) -> list[str]:
-        """Hosts that are to have a piece, as the plan sends it: its holder or reader first, then the others in turn."""
+        """Hosts that are to hold a piece, in the order in which it is sent: holder or reader first, then the others."""
         names, sends, reader = self.plan.names, self.plan.sends, int(self.plan.reads[piece])
         begin, end = np.searchsorted(sends.pieces, [piece, piece + 1])
         sources, targets = sends.sources[begin:end].tolist(), sends.targets[begin:end].tolist()
@@ -134,17 +134,17 @@ class HostPlan:
 
 
 def planned(entries: Iterable[HostEntry], sizes: Integers) -> StagingPlan:
-    """The plan for hosts with this room, which have these pieces already; what streams has room for some pieces."""
+    """The plan for hosts with their room and their present pieces; reserves room for a few streamed pieces."""
     hosts = [
         HostSpec(each.name, each.capacity, np.flatnonzero(pieces_in(each.holds, len(sizes))), each.leaving)
         for each in entries
     ]
-    sizes = np.maximum(sizes, 1)  # the piece of data without bytes
+    sizes = np.maximum(sizes, 1)  # data without bytes have one empty piece
     return plan(sizes, hosts, reserve=STREAM_PIECES * int(sizes.max(initial=0)))
 
 
 def pieces_in(bits: bytes, count: int) -> Bools:
-    """Pieces that a host has, of ``count``; none, where it has not said so."""
+    """Decode which of ``count`` pieces a host holds; none if the host did not report them."""
     if not bits:
         return np.zeros(count, bool)
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool)

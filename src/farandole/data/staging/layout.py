@@ -1,10 +1,10 @@
-"""``StagedLayout``: order and shares of data that are staged: rows go to ranks that hold them.
+"""``StagedLayout``: order and shares of staged data: each rank gets rows that its host holds.
 
     layout = StagedLayout(store, window=8)
     layout.agree()                      # on all ranks: who is there, what has each of them, what is each to hold
 
-In epoch 0 pieces are on their way, so its order takes them ``window`` at a time; later epochs are shuffled exactly.
-Data that do not fit into all caches together are taken by windows in every epoch.
+In epoch 0 pieces are still arriving, so the order takes them ``window`` at a time; later epochs are shuffled exactly.
+Data that do not fit into all caches together are taken in windows in every epoch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ARRIVAL, STREAM = "arrival-1", "stream-1"
 
 @final
 class StagedLayout(Layout):
-    """Order and shares of the samples in ``store``; ``limit`` is the room of each host in bytes."""
+    """Order and shares of the samples in ``store``; ``limit`` is the cache room of each host in bytes."""
 
     def __init__(self, store: StagedFiles, window: int, limit: int) -> None:
         self._store, self._window, self._limit = store, window, limit
@@ -67,7 +67,7 @@ class StagedLayout(Layout):
             self._bounds = self._store.pieces.sample_bounds()
         bounds, members = self._bounds
         order = WindowOrder(bounds, self._window, seed, epoch, members)
-        self._store.close()  # that the stager is told when each piece is used
+        self._store.close()  # the next use of each piece is then reported to the stager
         if self._is_leader:
             self._store.link.ask(FirstUses(order.pieces.astype(np.int32).tobytes()))
         return order
@@ -114,7 +114,7 @@ class StagedLayout(Layout):
 
     @property
     def plan(self) -> StagingPlan | None:
-        """The plan that the ranks have agreed on; ``None`` before they have."""
+        """The plan that the ranks have agreed on; ``None`` before that."""
         return self._plan
 
     @property
@@ -122,7 +122,7 @@ class StagedLayout(Layout):
         return not is_initialized() or current().topology.local_rank == 0
 
     def _alone(self) -> None:
-        """Be the only host, unless this worker waits to be admitted to a job: then it reads what it needs by itself."""
+        """Plan for this host alone. A worker that waits for admission to a job makes no plan; it reads by itself."""
         if is_initialized() and current().provisional:
             return
         entry = self._entry()
@@ -132,9 +132,9 @@ class StagedLayout(Layout):
             self._take(0, [entry, *self._left((entry.name,))], (entry.name,))
 
     def _left(self, hosts: Sequence[str]) -> list[HostEntry]:
-        """Hosts that have been left since the plan before, which one of the hosts of that tells.
+        """Hosts that left since the previous plan; one host of the previous plan reports them.
 
-        Their workers were told to leave, and their stagers give what nobody else has; after a fault none does.
+        Their workers were told to leave, and their stagers deliver pieces that no other host holds. None after a fault.
         """
         known = sorted(each.name for each in self._entries if each.name in hosts)
         if self._plan is None or not Layout.is_planned or known[:1] != [self._store.link.config.host]:
@@ -144,7 +144,7 @@ class StagedLayout(Layout):
         return [msgspec.structs.replace(each, holds=columns[each.name], leaving=True) for each in left]
 
     def _entry(self) -> HostEntry | str:
-        """This host, as the others are to see it; or what is wrong with it."""
+        """Entry of this host in the plan, or an error message."""
         try:
             found = self._store.link.statistics()
             self._store.use(found.folder)
@@ -166,7 +166,7 @@ class StagedLayout(Layout):
             raise DataError(least)
         self._store.is_stream = bool(self._plan.streamed.any())
         if is_initialized() and current().topology.rank == 0 and (journal := current().settings.elastic_journal):
-            with contextlib.suppress(OSError):  # the training goes on without
+            with contextlib.suppress(OSError):  # training continues without the journal
                 note(f"{journal}{SUFFIX}", generation, entries, self._plan)
         assigned = Assign(session_number() * 2**20 + generation, entries)
         if self._is_leader:

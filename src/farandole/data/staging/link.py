@@ -1,15 +1,15 @@
-"""``StagerLink``: a worker's way to the stager of its host, which it starts if there is none.
+"""``StagerLink``: a worker's connections to the stager of its host, which it starts if none is running.
 
     link = StagerLink(config)
     link.ask(Need(piece=3, first=0, last=4))        # (InCache(), b"")
 
-Threads. Each thread of the worker has a connection of its own, on which it asks one thing at a time. ``_starting`` is
-held while a stager is started and told what is assigned, so that one thread of a process does that. Two processes may
-start one each: the name it listens at is free for one of them, and the other one ends.
+Threads. Each thread of the worker has its own connection, with one request at a time. A thread holds ``_starting``
+while it starts a stager and sends the assignment, so only one thread of a process does that. Two processes may start
+a stager each: only one of the two can bind the name, and the other exits.
 
-A stager that was killed while a thread of it is in uninterruptible sleep keeps its sockets: nobody answers at them, and
-no end comes. Whoever waits looks now and then whether the process is one of these, and then starts another one, which
-listens at the next name.
+A stager that was killed while one of its threads is in uninterruptible sleep keeps its sockets: it sends no answer, and
+its connections are not closed. A waiting thread checks for such a stager every ``LOOK_S``, and then starts another one,
+which listens at the next name.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from farandole.errors import DataError
 
 MODULE = "farandole.data.staging.stager_process"
 ATTEMPTS = 5
-"""How often a stager that ends is started again for one request."""
+"""How often a stager that exits is started again for one request."""
 
 
 NAMES = 8
-"""Stagers of a host that the kernel may keep from ending, and one more."""
+"""Names to try: one for each stager of a host that the kernel keeps from exiting, and one for a live stager."""
 
 LOOK_S = 5.0
-"""How often whoever waits looks whether the stager can still answer."""
+"""Interval at which a waiting thread checks whether the stager can still answer."""
 
 
 @final
 class _Connection(socket.socket):
-    """A connection that its thread may forget: it is closed with it, and nobody is warned."""
+    """A connection that is closed with its thread, without a ``ResourceWarning``."""
 
     def __del__(self) -> None:
         self.close()
 
     def recv_into(self, *args: Any) -> int:
-        """Receive; 0 where nothing can come any more."""
+        """Receive; 0 if no more bytes can arrive."""
         while True:
             try:
                 return super().recv_into(*args)
@@ -69,7 +69,7 @@ class _Connection(socket.socket):
                     return 0
 
     def is_stuck(self) -> bool:
-        """True if the process at the other end was killed, and the kernel waits for a thread of it."""
+        """True if the peer process was killed, and the kernel still waits for one of its threads."""
         with contextlib.suppress(OSError), open(f"/proc/{process_of(self)}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] in b"ZX"
         return False
@@ -77,7 +77,7 @@ class _Connection(socket.socket):
 
 @final
 class StagerLink:
-    """Connections of a process to the stager that ``config`` describes; a forked or pickled copy makes its own."""
+    """Connections of a process to the stager that ``config`` describes; a forked or pickled copy opens its own."""
 
     def __init__(self, config: StagerConfig, assigned: Assign | None = None) -> None:
         self.config = config
@@ -92,16 +92,16 @@ class StagerLink:
         return StagerLink, (self.config, self._assigned)
 
     def assign(self, assigned: Assign) -> None:
-        """Tell the stager what to hold; one that is started later is told the same."""
+        """Send the stager its assignment; a stager that is started later gets the same one."""
         self._assigned = assigned
         self.ask(assigned)
 
     def remember(self, assigned: Assign) -> None:
-        """Have a stager that this process must start told what to hold, which another worker tells the present one."""
+        """Keep the assignment for a stager that this process may start; another worker sends it to the present one."""
         self._assigned = assigned
 
     def ask(self, request: Request) -> tuple[Answer, bytearray]:
-        """Answer of the stager, and the bytes with it. Raises ``DataError`` where it cannot do what was asked."""
+        """Send a request; returns the answer and its bytes. Raises ``DataError`` if the stager cannot fulfil it."""
         for _ in range(ATTEMPTS):
             try:
                 connection = self._connected()
@@ -109,7 +109,7 @@ class StagerLink:
                 found = receive_answer(connection)
             except OSError:
                 found = None
-            if found is None:  # it was killed
+            if found is None:  # the stager was killed
                 self._forget()
                 continue
             if isinstance(found[0], Failed):
@@ -121,22 +121,22 @@ class StagerLink:
         )
 
     def statistics(self) -> Statistics:
-        """Pieces that the stager has, and what it has done."""
+        """Pieces that the stager holds, and its counters."""
         answer, _ = self.ask(Ask())
         if not isinstance(answer, Statistics):
             raise DataError(f"the stager on {self.config.host} answered {type(answer).__name__} to a question")
         return answer
 
     def close(self) -> None:
-        """Say good-bye on all connections; the stager ends with the last worker."""
-        for connection in list(self._all) if self._pid == os.getpid() else ():  # those of a fork are its parent's
+        """Send ``Bye`` on all connections; the stager exits after the last worker."""
+        for connection in list(self._all) if self._pid == os.getpid() else ():  # a fork leaves them to its parent
             with contextlib.suppress(OSError):
                 send(connection, Bye())
             connection.close()
         self._local = threading.local()
 
     def _connected(self) -> socket.socket:
-        if self._pid != os.getpid():  # a fork: the connections are the parent's
+        if self._pid != os.getpid():  # a fork: the connections belong to the parent
             self._local, self._starting = threading.local(), threading.Lock()
             self._all, self._pid = weakref.WeakSet(), os.getpid()
         connection: socket.socket | None = getattr(self._local, "connection", None)
@@ -173,7 +173,7 @@ class StagerLink:
         return f"{self.config.name}.{self._number}" if self._number else self.config.name
 
     def _start(self) -> socket.socket:
-        """Start a stager, which leaves us as soon as it listens."""
+        """Start a stager, which detaches from this process as soon as it listens."""
         with self._starting:
             for _ in range(ATTEMPTS):
                 if (connection := self._dial()) is not None:
@@ -184,12 +184,12 @@ class StagerLink:
                         send(connection, self._assigned)
                         receive_answer(connection)
                     return connection
-                # Another process was quicker, and its stager has ended already, or is killed: once more.
+                # Another process started its stager first, and that stager has exited or was killed already: try again.
             raise DataError(f"the stager on {self.config.host} does not start")
 
     @property
     def _port(self) -> int:
-        """Port at which other hosts look for this one's stager, if one has been there before."""
+        """Port at which other hosts expect the stager of this host, if an earlier stager used one; else 0."""
         entries = self._assigned.hosts if self._assigned is not None else []
         found = [entry.addresses[0] for entry in entries if entry.name == self.config.host and entry.addresses]
         return int(found[0].rpartition(":")[2]) if found else 0

@@ -1,14 +1,14 @@
-"""``MirrorFolder``: pieces that make up copies of the files, under their own names, for programs that know only paths.
+"""``MirrorFolder``: pieces stored as copies of the files, under their own names, for programs that open paths.
 
     mirror = MirrorFolder("/local/set", pieces, manifest)
     mirror.begin(3, checksums, 1)       # written into partial files, which get their names when they are whole
 
-Below the folder lies ``.farandole-stage`` with the partial files and the checksums of all pieces. Files that lie there
-already, and are no copies of ours, are never written: they are an error. After another boot of the host what is there
-is compared with the checksums, as programs read it without us.
+The subfolder ``.farandole-stage`` holds the partial files and the checksums of all pieces. Existing files that are not
+our copies are never written: they are an error. After a reboot of the host all copies are verified, because programs
+read them without Farandole.
 
-Threads. Readers of the stager write pieces at the same time; ``_lock`` guards the set of pieces that are whole, and
-with it the naming of a file whose last piece has arrived.
+Threads. Readers of the stager write pieces concurrently; ``_lock`` guards the set of complete pieces, and the
+renaming of a file whose last piece has arrived.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from farandole.data.storage.pieces import Pieces
 from farandole.errors import DataError
 
 ASIDE = ".farandole-stage"
-"""Folder for what is not whole yet, and for checksums."""
+"""Folder for incomplete files, and for checksums."""
 
 VERIFIED_BYTES = 2**22
-"""Bytes that are compared at once."""
+"""Bytes that are verified at once."""
 
 
 @final
 class MirrorFolder(PieceFolder):
-    """Copies of the files of ``manifest`` below ``target``; one stager has the lock of it."""
+    """Copies of the files of ``manifest`` below ``target``; one stager holds the lock of the folder."""
 
     def __init__(self, target: str, pieces: Pieces, manifest: Manifest) -> None:
         self.folder, self._pieces, self._manifest = Path(target), pieces, manifest
@@ -90,11 +90,11 @@ class MirrorFolder(PieceFolder):
         os.close(self._fd)
 
     def parts(self, piece: int) -> list[tuple[Path, int, int]]:
-        """File that holds each part of a piece now, offset and length."""
+        """Present file of each part of a piece, with offset and length."""
         return [(self._now(file), offset, nbytes) for file, offset, nbytes in self._pieces.extents(piece)]
 
     def reserve(self, piece: int) -> None:
-        """Make the partial files of a piece, with their space."""
+        """Create the partial files of a piece, and reserve their space."""
         for file, offset, nbytes in self._pieces.extents(piece):
             path = self._now(file)
             if path == self._final(file):
@@ -107,7 +107,7 @@ class MirrorFolder(PieceFolder):
                 os.close(fd)
 
     def complete(self, piece: int, checksums: Checksums) -> None:
-        """Note that a piece is written, and give files that are whole now their names."""
+        """Note that a piece is written, and rename the files that are complete now."""
         aside = self._sums(piece).with_suffix(".new")
         aside.write_bytes(checksums.encode())
         with self._lock:
@@ -117,7 +117,7 @@ class MirrorFolder(PieceFolder):
                 self._name(file)
 
     def _name(self, file: int) -> None:
-        """Give a file that is whole its name; one without bytes, which is in no piece, is made."""
+        """Rename a file that is complete; create a file without bytes, which is in no piece."""
         size, final, partial = int(self._manifest.sizes[file]), self._final(file), self._partial(file)
         if not size and not final.exists():
             partial.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ class MirrorFolder(PieceFolder):
         return self._aside / f"{self._manifest.digest}-{piece:08x}.sums"
 
     def _found(self) -> set[int]:
-        """Pieces of this very data set that are here; raises ``DataError`` where foreign files are in the way."""
+        """Complete pieces of this data set in the folder; raises ``DataError`` if foreign files have their names."""
         there = {name for name in os.listdir(self._aside) if name.endswith(".sums")}
         whole = {piece for piece in range(len(self._pieces)) if self._sums(piece).name in there}
         foreign: dict[bool, str] = {}
@@ -157,7 +157,7 @@ class MirrorFolder(PieceFolder):
                 if is_other or not whole.issuperset(pieces):
                     foreign.setdefault(is_other, f"{self.folder / name}")
                 continue
-            if not self._partial(file).exists():  # somebody has deleted it
+            if not self._partial(file).exists():  # the file was deleted
                 whole.difference_update(pieces)
         if foreign:
             raise DataError(
@@ -167,7 +167,7 @@ class MirrorFolder(PieceFolder):
         return whole
 
     def _verify_after_boot(self) -> None:
-        """Forget pieces that the host has lost in a failure."""
+        """Drop pieces that a crash of the host has damaged."""
         boot, mark = Path("/proc/sys/kernel/random/boot_id").read_text(), self._aside / "boot"
         if mark.exists() and mark.read_text() == boot:
             return
@@ -179,9 +179,9 @@ class MirrorFolder(PieceFolder):
 
 
 def aside_of(target: str) -> Path:
-    """The folder of ours in a folder that copies go to; both are made if they are not there.
+    """Create ``.farandole-stage`` in the folder ``target``, and return its path.
 
-    Raises ``DataError`` where another user could put links into them.
+    Raises ``DataError`` if another user could place links in one of them.
     """
     folder, cure = Path(target), f"give a folder of your own, as in {target}/{os.environ.get('USER', 'yours')}"
     try:
@@ -195,7 +195,7 @@ def aside_of(target: str) -> Path:
 
 
 def _below(path: str, root: str) -> str:
-    """Name of a file below the root of its data set. Raises ``DataError`` for what would lie elsewhere."""
+    """Name of a file relative to the root of its data set. Raises ``DataError`` for a file outside of the root."""
     name = path.removeprefix(root).lstrip("/") if "://" in path else os.path.relpath(path, root)
     if not name or "://" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
         raise DataError(
@@ -260,7 +260,7 @@ class _MirrorWriter(NewPiece):
         self._mirror.complete(self._piece, self._checksums)
 
     def cancel(self) -> None:
-        pass  # the next attempt writes over it
+        pass  # the next attempt overwrites the bytes
 
 
 def _write_fully(fd: int, offset: int, data: memoryview) -> None:

@@ -1,15 +1,15 @@
-"""Pieces between hosts: ``PeerServer`` answers other stagers, ``PeerReader`` asks them.
+"""Transfer of pieces between hosts: ``PeerServer`` answers other stagers, ``PeerReader`` sends requests to them.
 
     server = PeerServer(keys, read=..., fetch=..., address="tcp://*:0")
     reader = PeerReader(keys)
     for first, last, view, sums in reader.blocks(["tcp://node2:7000"], piece=3, runs=[(0, 4)], give_up_s=600): ...
 
-Pull, not push: a reader has a few requests of a megabyte each under way, so that nobody is sent more than it takes.
+Pull, not push: a reader has a few requests of a megabyte each under way, so it never gets more than it can take.
 
-Threads. The server has a thread of its own, which alone touches its sockets; ``close`` and ``wake`` reach it through an
-eventfd. A request for a piece that is not here yet waits in its list, and is answered after ``wake``; until then the
-reader is told now and then that it is not forgotten, and so sees soon where a host is gone. A reader belongs to the
-thread that made it: ZeroMQ's sockets know no other.
+Threads. The server has one thread, and only this thread uses its sockets; ``close`` and ``wake`` reach it through an
+eventfd. A request for a piece that is not here yet waits in a list, and is answered after ``wake``. Until then the
+server sends the reader a keep-alive every ``COMING_S``, so the reader detects early that a host has failed. Only the
+thread that made a reader may use it, because ZeroMQ's sockets must not be shared between threads.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from farandole.data.staging.protocol import Get, Got, decode_get, decode_got, en
 from farandole.errors import ControlError, DataError
 
 IN_FLIGHT = 4
-"""Requests of a reader that are under way."""
+"""Requests that a reader has under way."""
 
 ANSWER_S = 5.0
-"""How long a stager is looked for at its addresses."""
+"""Timeout for an answer of a stager at one of its addresses."""
 
 COMING_S, SILENT_S = 1.0, 10.0
-"""How often a stager says that a piece is on its way, and after how long it counts as gone if it does not."""
+"""Interval of the keep-alives for a piece that is on its way, and the silence after which a stager counts as failed."""
 
 LARGEST_FRAME = 2**28
-"""Whoever sends more is cut off; a worker asks for less at once."""
+"""Limit of a received frame: ZeroMQ disconnects a sender that exceeds it. A worker requests less at once."""
 
 
 class SentBlocks(NamedTuple):
-    """Blocks of a piece that is here, with its checksums; or why they cannot be had."""
+    """Blocks of a piece with its checksums, or the error that prevents them."""
 
     data: bytearray
     sums: bytes
@@ -53,12 +53,12 @@ class SentBlocks(NamedTuple):
 
 
 Look = Callable[[Get], SentBlocks | None]
-"""Blocks asked for; ``None`` if the piece is still to come."""
+"""Function that returns the requested blocks; ``None`` if the piece has not arrived yet."""
 
 
 @final
 class PeerServer:
-    """Answers requests of other stagers until it is closed. ``look`` is called by its thread."""
+    """Answers requests of other stagers until it is closed. Its thread calls ``look``."""
 
     def __init__(self, keys: JobKeys, look: Look, ports: str = "", interface: str = "", port: int = 0) -> None:
         self._look, self._waiting = look, list[tuple[bytes, Get]]()
@@ -83,7 +83,7 @@ class PeerServer:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look again for what others wait for."""
+        """Check again the requests that wait for a piece."""
         os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
@@ -116,14 +116,14 @@ class PeerServer:
                 self._receive()
 
     def _receive(self) -> None:
-        for _ in range(64):  # then the bell again
+        for _ in range(64):  # at most, so that the bell is checked in between
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
                 request = decode_get(frames[0])
-            except (msgspec.MsgspecError, IndexError):  # of another version
+            except (msgspec.MsgspecError, IndexError):  # from another version
                 continue
             if not self._answer(identity, request):
                 self._waiting.append((identity, request))
@@ -131,7 +131,7 @@ class PeerServer:
     def _answer(self, identity: bytes, request: Get) -> bool:
         try:
             content = self._look(request)
-        except Exception as error:  # whatever it is, the others are to be answered
+        except Exception as error:  # of any kind: the other stagers need an answer
             content = SentBlocks(bytearray(), b"", f"{type(error).__name__}: {error}")
         if content is None:
             return False
@@ -145,7 +145,7 @@ class PeerServer:
 
 @final
 class PeerReader:
-    """Asks other stagers for blocks; of one thread, which closes it."""
+    """Requests blocks from other stagers. One thread makes it, uses it and closes it."""
 
     def __init__(self, keys: JobKeys, host: str, data: str) -> None:
         self._keys, self._host, self._data, self._context = keys, host, data, Context()
@@ -160,9 +160,9 @@ class PeerReader:
         *,
         stays: bool = False,
     ) -> Iterator[tuple[int, int, memoryview, bytes]]:
-        """Runs of blocks of a piece in their order, each with its bytes and the checksums of the whole piece.
+        """Yield runs of blocks of a piece in order, each with its bytes and the checksums of the whole piece.
 
-        Raises ``DataError`` where the other host cannot give them within ``give_up_s``, or is silent.
+        Raises ``DataError`` if the other host does not deliver them within ``give_up_s``, or is silent.
         """
         socket, asked = self._socket(tuple(addresses)), 0
         for number, (first, last) in enumerate(runs):
@@ -180,13 +180,13 @@ class PeerReader:
         self._context.term()
 
     def forget(self, addresses: Sequence[str]) -> None:
-        """Close the connection to a host: what it still sends belongs to a request that was given up."""
+        """Close the connection to a host; the bytes that it still sends belong to an abandoned request."""
         if (socket := self._sockets.pop(tuple(addresses), None)) is not None:
             socket.close(0)
 
     def _socket(self, addresses: tuple[str, ...]) -> zmq.Socket[bytes]:
         if addresses not in self._sockets:
-            # ZeroMQ would use all addresses in turn: the first that answers is to be the only one.
+            # ZeroMQ would use all addresses in turn: connect only to the first that answers.
             try:
                 address = first_answering(addresses, self._keys, ANSWER_S)
             except ControlError as error:
@@ -207,7 +207,7 @@ class PeerReader:
                 self.forget(addresses)
                 raise DataError(f"its stager at {addresses[0]} is of another version: {error}") from error
             if got.piece != piece or got.is_coming or (not got.error and got.first != first):
-                continue  # of a request that was given up
+                continue  # a keep-alive, or the answer to an abandoned request
             if got.error or not data:
                 self.forget(addresses)
                 raise DataError(got.error or "it sent no bytes")

@@ -1,10 +1,10 @@
-"""Journal of plans: the inputs of each, from which it can be made again.
+"""Journal of plans: the inputs of each plan, from which it can be computed again.
 
     note("job.journal.data", generation=3, entries=entries, staging=staging)
     for record, staging in replay(lines): ...          # raises if this version plans otherwise
 
-In a job with ``--elastic-journal FILE`` rank 0 adds a line of JSON to ``FILE.data`` whenever hosts have agreed on a
-plan. ``python -m farandole.data.staging.plan_journal FILE.data`` makes all plans again, compares, and tells of them.
+In a job with ``--elastic-journal FILE`` rank 0 appends a line of JSON to ``FILE.data`` whenever hosts agree on
+a plan. ``python -m farandole.data.staging.plan_journal FILE.data`` computes all plans again and prints them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from farandole.data.staging.protocol import HostEntry
 from farandole.errors import UsageError
 
 SUFFIX = ".data"
-"""End of the name of the file, beside the journal of the job."""
+"""Suffix of the file, beside the journal of the job."""
 
 
 @final
 class PlanRecord(msgspec.Struct, frozen=True):
-    """A line: what was planned for, and a digest of what came out. ``sizes`` are 64-bit integers, deflated."""
+    """One line: the inputs of a plan, and a digest of the result. ``sizes`` are 64-bit integers, deflated."""
 
     generation: int
     hosts: list[HostEntry]
@@ -40,14 +40,14 @@ class PlanRecord(msgspec.Struct, frozen=True):
 
 
 def note(path: str, generation: int, entries: list[HostEntry], staging: StagingPlan) -> None:
-    """Add a plan to the file at ``path``. Raises ``OSError`` where it cannot be written."""
+    """Append a plan to the file at ``path``. Raises ``OSError`` if the file cannot be written."""
     sizes = zlib.compress(staging.sizes.tobytes())
     with open(path, "ab") as file:
         file.write(msgspec.json.encode(PlanRecord(generation, entries, sizes, digest(staging))) + b"\n")
 
 
 def digest(staging: StagingPlan) -> str:
-    """32 hex digits that tell a plan from any other."""
+    """Digest of a plan, 32 hex digits."""
     found = xxhash.xxh3_128(msgspec.msgpack.encode(staging.names))
     for column in (staging.copies, staging.reads, staging.streamed, *staging.sends, *staging.drops):
         found.update(np.ascontiguousarray(column).tobytes())
@@ -55,7 +55,7 @@ def digest(staging: StagingPlan) -> str:
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[tuple[PlanRecord, StagingPlan]]:
-    """Make each plan again. Raises ``UsageError`` at the first that comes out otherwise, and for what is no record."""
+    """Compute each plan again. Raises ``UsageError`` at the first that differs, and at a line that is no record."""
     for number, line in enumerate(lines, 1):
         try:
             record = msgspec.json.decode(line, type=PlanRecord)

@@ -1,4 +1,4 @@
-"""Progress of staging: a bar with bytes, rate and what is left, for people and for log files.
+"""Progress of staging: bytes, rate and time left, as a bar on a terminal and as lines in a log.
 
 await_staged(data)                  # every rank calls it; rank 0 shows the bar
 """
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 EVERY_S = 0.25
 SLOW_S = 10.0
-"""Seconds after which a read is told of."""
+"""Seconds after which a slow read is reported."""
 IN_LOG_S = 5.0
-"""Interval of the lines where the output is no terminal."""
+"""Interval of the lines if the output is no terminal."""
 
 
 def await_staged(data: Source, *, title: str = "staging") -> None:
-    """Wait until every host has what it is to hold of staged ``data``. Every rank calls this.
+    """Wait until every host holds its part of the staged ``data``. Every rank calls this.
 
-    Raises ``UsageError`` for data that are not staged, ``DataError`` where something cannot be had.
+    Raises ``UsageError`` for data that are not staged, ``DataError`` if a part cannot be fetched.
     """
     store = data.store
     if not isinstance(store, StagedFiles):
@@ -59,7 +59,7 @@ def await_staged(data: Source, *, title: str = "staging") -> None:
 
 
 class HostState(NamedTuple):
-    """Bytes that a host is to have, those that it has, and what keeps it from having more."""
+    """Bytes that a host is to hold, bytes that it holds, and the error or slow read that delays the rest."""
 
     wanted: int = 0
     held: int = 0
@@ -80,7 +80,7 @@ def _state(store: StagedFiles) -> HostState:
 
 @final
 class Bar:
-    """Bar of rich on a terminal; elsewhere a line now and then."""
+    """Progress bar of rich on a terminal; elsewhere a line every few seconds."""
 
     def __init__(self, title: str, unit: str = "") -> None:
         self._title, self._unit = title, unit
@@ -89,7 +89,7 @@ class Bar:
         self._bar = _rich_bar(title, unit) if sys.stderr.isatty() else None
 
     def show(self, done: int, total: int, trouble: str = "") -> None:
-        """Show that ``done`` of ``total`` bytes are there, and what is slow."""
+        """Show that ``done`` of ``total`` are there, and ``trouble``, the slow read of a host."""
         self._first = done if self._first is None else self._first
         if self._bar is not None:
             words = f"{self._title} ({trouble})" if trouble else self._title

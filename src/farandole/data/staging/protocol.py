@@ -1,7 +1,7 @@
 """Messages between workers and the stager of their host, and between stagers.
 
-Workers and their stager have a Unix socket: frames with their length before them, each a message, some followed by
-bytes. Stagers have ZeroMQ, with the keys of the job. Every request has one answer.
+Workers and their stager use a Unix socket: two lengths, then a message, then raw bytes for some messages. Stagers use
+ZeroMQ, with the keys of the job. Every request gets one answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LENGTH = struct.Struct("<II")
 """Lengths of a message and of the bytes that follow it."""
 
 LONGEST_MESSAGE = 2**28
-"""The largest message that is read; assignments of a million pieces have some megabytes."""
+"""Largest message that is accepted; assignments of a million pieces have some megabytes."""
 
 CHUNK_BYTES = 2**20
 """Bytes that a stager sends at once."""
@@ -27,13 +27,13 @@ CHUNK_BYTES = 2**20
 
 @final
 class StagerConfig(msgspec.Struct, frozen=True):
-    """Config of a stager, on its standard input: where it keeps what, its name for workers, and the keys of the job.
+    """Configuration of a stager, on its standard input: its cache, its name for workers, and the keys of the job.
 
-    ``index`` is the file of the manifest, whose pieces have ``most_bytes`` at most. With a ``mirror`` it
-    makes copies of the files there, in place of a cache. ``patience_s`` is how long a read
-    of shared storage may stand still before another host is asked, ``give_up_s`` how long whoever needs a piece waits,
-    ``linger_s`` how long a stager lives without workers. ``port`` is the one that others know from before, if any.
-    With ``hands_over`` a stager that is told to end while workers are there gives others what only it has.
+    ``index`` is the file of the manifest, whose pieces have at most ``most_bytes``. With a ``mirror`` the stager copies
+    the files to that folder instead of a cache. ``patience_s`` is how long a read of shared storage may make no
+    progress before another host is asked, ``give_up_s`` how long a reader waits for a piece, ``linger_s`` how long a
+    stager lives without workers. ``port`` is the one that other hosts know, if any. With ``hands_over`` a stager that
+    gets SIGTERM while it has workers first delivers to other hosts the pieces that only it holds.
     """
 
     cache: str
@@ -56,9 +56,9 @@ class StagerConfig(msgspec.Struct, frozen=True):
 
 @final
 class HostEntry(msgspec.Struct, frozen=True):
-    """One host of an assignment: its name, room in its cache, addresses of its stager, and pieces it had (bits).
+    """One host of an assignment: its name, room in its cache, addresses of its stager, and the pieces it held (bits).
 
-    One that is ``leaving`` has no worker any more, and gives what nobody else has as long as it may.
+    A ``leaving`` host has no workers any more; its stager delivers pieces that no other host holds while it can.
     """
 
     name: str
@@ -70,7 +70,7 @@ class HostEntry(msgspec.Struct, frozen=True):
 
 @final
 class Assign(msgspec.Struct, frozen=True, tag=True):
-    """Hosts of a generation: what each of them is to hold follows from these entries."""
+    """Hosts of a generation; the pieces that each host is to hold follow from these entries."""
 
     generation: int
     hosts: list[HostEntry]
@@ -85,7 +85,7 @@ class FirstUses(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Need(msgspec.Struct, frozen=True, tag=True):
-    """Wait until ``piece`` is in the cache, or, where it is not to be, send its blocks ``first`` to ``last``."""
+    """Wait until ``piece`` is in the cache; if it is not to be cached here, send its blocks ``first`` to ``last``."""
 
     piece: int
     first: int
@@ -94,31 +94,31 @@ class Need(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """A worker begins to use this piece: those that a stream used long before it may go."""
+    """A worker starts to use this piece; pieces that the stream used long before may be dropped."""
 
     piece: int
 
 
 @final
 class Damaged(msgspec.Struct, frozen=True, tag=True):
-    """The piece in the cache differs from its checksums: fetch it again."""
+    """The cached piece does not match its checksums: fetch it again."""
 
     piece: int
 
 
 @final
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Tell what there is and what has been done: see ``Statistics``."""
+    """Request the ``Statistics`` of the stager."""
 
 
 @final
 class Bye(msgspec.Struct, frozen=True, tag=True):
-    """This worker has no more to ask."""
+    """This worker sends no more requests."""
 
 
 @final
 class InCache(msgspec.Struct, frozen=True, tag=True):
-    """The piece is in the cache, which is in ``folder``; what it was waited for is ``wait``, as in ``waits``."""
+    """The piece is in the cache in ``folder``; ``wait`` is the cause of the wait for it, a category of ``waits``."""
 
     folder: str = ""
     wait: str = "disk"
@@ -126,7 +126,7 @@ class InCache(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Blocks(msgspec.Struct, frozen=True, tag=True):
-    """The blocks follow; ``sums`` are all checksums of the piece. ``source`` is where they were read."""
+    """The blocks follow; ``sums`` are all checksums of the piece. ``source`` is where the blocks were read."""
 
     sums: bytes
     source: str
@@ -134,17 +134,17 @@ class Blocks(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Answer that something cannot be had, and why."""
+    """The request failed, for the reason ``error``."""
 
     error: str
 
 
 @final
 class Statistics(msgspec.Struct, frozen=True, tag=True):
-    """Bytes since the stager began: read from shared storage, received and sent; pieces it is to hold, and has.
+    """Bytes since the stager started: read from shared storage, received and sent; bytes it is to hold, and holds.
 
-    ``folder`` is that of its cache, ``holds`` are its pieces, as bits. ``error`` says why something planned cannot be
-    had. ``reading`` tells of the reads that are under way: path, offset, and seconds so far.
+    ``folder`` is the folder of its cache, ``holds`` its pieces, as bits. ``error`` is the reason why a planned piece is
+    unavailable. ``reading`` lists the reads under way: path, offset, and elapsed seconds.
     """
 
     addresses: list[str]
@@ -171,10 +171,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @final
 class Get(msgspec.Struct, frozen=True, array_like=True):
-    """A stager asks another one for blocks of a piece, which that one fetches if it has not got it.
+    """A stager requests blocks of a piece from another stager, which fetches the piece if it does not hold it.
 
-    ``data`` says of which data set, cut how: at an address that it had, another stager of the job may listen by now.
-    What ``stays``, as the asker is not to have it, is refused where others would have to go for it.
+    ``data`` identifies the data set and its division into pieces, because another stager of the job may use the address
+    now. With ``stays`` (the asker is not to hold the piece) the request is refused if other pieces had to be dropped.
     """
 
     piece: int
@@ -187,9 +187,9 @@ class Get(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class Got(msgspec.Struct, frozen=True, array_like=True):
-    """The answer: bytes follow in a frame of their own, unless ``error`` says why not.
+    """Answer to ``Get``: the bytes follow in a frame of their own, unless ``error`` is the reason why not.
 
-    With ``is_coming`` it is none yet: the piece is on its way, and this only says that somebody cares.
+    With ``is_coming`` it is a keep-alive: the piece is on its way, and the answer follows later.
     """
 
     piece: int
@@ -212,7 +212,7 @@ def send(connection: socket.socket, message: Request | Answer, data: memoryview 
 
 
 def receive_request(connection: socket.socket) -> Request | None:
-    """The next request of a worker; ``None`` at the end. Raises ``DataError`` for what is none."""
+    """Receive the next request of a worker; ``None`` at the end. Raises ``DataError`` for an invalid message."""
     found = _receive(connection)
     if found is None:
         return None
@@ -223,7 +223,7 @@ def receive_request(connection: socket.socket) -> Request | None:
 
 
 def receive_answer(connection: socket.socket) -> tuple[Answer, bytearray] | None:
-    """The stager's answer and the bytes after it; ``None`` if the stager has ended."""
+    """Receive the stager's answer and the bytes after it; ``None`` if the stager has exited."""
     found = _receive(connection)
     if found is None:
         return None

@@ -1,13 +1,13 @@
-"""``PieceSources``: bytes of pieces from shared storage and from other hosts, compared, and counted.
+"""``PieceSources``: reads pieces from shared storage and from other hosts, verifies them and counts the bytes.
 
     for first, data in sources.blocks(3, "node2", addresses, checksums):
         writer.write(first, data)
 
-What another host sends is compared with the checksums that come along, and these with the index, where that has any.
-It has one for each piece, of the checksums of all blocks. So what shared storage gives is compared when a piece is read
-whole; for the first part of a piece that is read past the cache all of it is read once, to know those of its blocks.
+Bytes from another host are verified with the checksums that it sends, and these with the index, if that has any. The
+index has one checksum per piece, over the checksums of its blocks. So bytes from shared storage are verified if a piece
+is read whole; before a part of a piece is read past the cache, the whole piece is read once to learn its checksums.
 
-Threads. Readers and threads of workers call at the same time; each has connections of its own to other stagers.
+Threads. Reader threads and threads of workers call concurrently; each has its own connections to other stagers.
 ``_lock`` guards the counters.
 """
 
@@ -27,22 +27,22 @@ from farandole.data.storage.pieces import Pieces
 from farandole.errors import DataError
 
 READ_BYTES = 2**20
-"""Bytes that are asked of shared storage at once; after each it is seen to move, however slow it is."""
+"""Bytes per read of shared storage: after each read the attempt counts as moving, however slow the storage is."""
 
 PeerBlocks: TypeAlias = tuple[int, int, memoryview, bytes]
-"""First block, the one after the last, their bytes, and the checksums of the piece."""
+"""First block, the block after the last, their bytes, and the checksums of the piece."""
 
 DIFFERS = "it differs from the checksum in the index: the file is damaged, or has changed since"
 
 
 @final
 class PieceSources:
-    """Sources of the pieces of ``manifest``, as the stager with ``config`` asks them."""
+    """Sources of the pieces of ``manifest``, for the stager with ``config``."""
 
     def __init__(self, config: StagerConfig, manifest: Manifest, pieces: Pieces) -> None:
         self._config, self._manifest, self._pieces = config, manifest, pieces
         self.data = f"{config.digest}-{config.most_bytes:x}"
-        """Name of the data set, and of how it is cut."""
+        """Name of the data set and of its division into pieces."""
         self._stored = StoredPieces(manifest, pieces)
         self._known: dict[int, Checksums] = {}
         self._local, self._lock = threading.local(), threading.Lock()
@@ -56,10 +56,10 @@ class PieceSources:
         checksums: Checksums,
         part: tuple[int, int] | None = None,
     ) -> Iterator[tuple[int, memoryview]]:
-        """Runs of blocks of a piece, or of a ``part`` of it, each with its first number; ``checksums`` are filled in.
+        """Yield runs of blocks of a piece, or of a ``part`` of it, each with its first number; fills in ``checksums``.
 
-        Of a part another host is asked only if it has room to keep the piece: it will be asked for other parts.
-        Raises ``DataError`` where they cannot be had, or are not what they were.
+        Another host is asked for a part only if it has room to keep the piece, because requests for other parts follow.
+        Raises ``DataError`` if the blocks cannot be read, or have changed.
         """
         if source != SHARED:
             runs = [part] if part else checksums.runs(CHUNK_BYTES)
@@ -79,11 +79,11 @@ class PieceSources:
             raise DataError(DIFFERS)
 
     def place(self, piece: int) -> tuple[str, int]:
-        """Path and offset at which a piece begins, to be shown."""
+        """Path and offset at which a piece begins, for messages."""
         return self._stored.place(piece)
 
     def words(self, piece: int, why: str) -> str:
-        """Sentence about a piece that cannot be had."""
+        """Message about a piece that is unavailable."""
         path, offset = self.place(piece)
         return f"piece {piece} ({path} from byte {offset} on) cannot be had on {self._config.host}: {why}"
 

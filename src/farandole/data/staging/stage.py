@@ -1,4 +1,4 @@
-"""``stage``: a data set whose bytes are read from shared storage once in the job, and then live on its hosts.
+"""``stage``: reads each byte of a data set from shared storage once per job, and caches it on the hosts.
 
 data = hvd.data.stage(hvd.data.tfrecord("/lustre/cosmo/train"), cache="$TMPDIR", limit="200GB")
 """
@@ -33,10 +33,10 @@ AnySource = TypeVar("AnySource", bound=Source)
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 UNLIMITED = 2**62
 PIECES_IN_CACHE = 64
-"""Pieces that fit into the smallest cache, or more: what is kept free for the next one is then little of it."""
+"""Pieces that fit into a small cache: the room that is kept free for the next piece is then a small part of it."""
 
 links: weakref.WeakSet[StagerLink] = weakref.WeakSet()
-"""Links of this process, which say good-bye when it exits."""
+"""Links of this process, which are closed when it exits."""
 
 
 def stage(
@@ -49,25 +49,25 @@ def stage(
     give_up_s: float = 600.0,
     mirror: str = "",
 ) -> AnySource:
-    """The samples of ``source``, out of caches on the hosts of the job; every rank calls this.
+    """Read the samples of ``source`` through caches on the hosts of the job; every rank calls this.
 
         data = hvd.data.stage(hvd.data.hdf5("/lustre/set", keys=["x", "y"]), limit="200GB")
         sampler = hvd.elastic.ElasticSampler(data)
         loader = hvd.elastic.DataLoader(data, global_batch_size=256, sampler=sampler, threads=8)
 
-    Returns at once: the first batch needs ``window`` pieces of at most 64 MiB, and the rest arrives meanwhile. Each
-    byte is read from shared storage by one host. There are as many copies as fit into ``limit`` bytes of each ``cache``
-    (by default nine tenths of what is free there), one on each host at most; of data that do not even fit once, as much
-    as possible stays, and the rest is read once in each epoch. The cache stays for the next job; ``farandole data
+    Returns at once: the first batch needs ``window`` pieces of at most 64 MiB, and the rest arrives meanwhile. Only one
+    host reads each byte from shared storage. Each piece gets as many copies as fit into ``limit`` bytes of each
+    ``cache`` (by default nine tenths of the free space), at most one per host. If the data do not fit even once, as
+    much as possible stays, and the rest is read once in each epoch. The cache stays for the next job; ``farandole data
     clean`` deletes it.
 
-    A read of shared storage that takes ``patience_s`` is given to another host. Whoever needs a sample that no host can
-    read within ``give_up_s`` gets ``DataError``, which names file, offset and host.
+    A read of shared storage that makes no progress for ``patience_s`` is given to another host. If no host can read a
+    sample within ``give_up_s``, the worker that needs it gets ``DataError``, which names file, offset and host.
 
-    With ``mirror`` a folder of every host gets copies of the files, and there is no cache: for programs that know only
-    paths (``farandole run --stage``).
+    With ``mirror`` every host gets copies of the files in that folder, and no cache, for programs that open paths
+    (``farandole run --stage``).
 
-    Raises ``UsageError`` for a limit that is none, ``DataError`` where the cache cannot be used or is too small.
+    Raises ``UsageError`` for an invalid limit, ``DataError`` if the cache cannot be used or is too small.
     """
     room, store, failure = parse_bytes(limit), None, ""
     try:
@@ -80,7 +80,7 @@ def stage(
     try:
         layout.agree()
     except BaseException:
-        store.link.close()  # nobody is left who would
+        store.link.close()  # the caller never gets the store
         raise
     staged = source.on(store)
     staged.layout = layout
@@ -88,12 +88,12 @@ def stage(
 
 
 def _store(manifest: Manifest, base: str, room: int, mirror: str, waits_s: tuple[float, float]) -> StagedFiles:
-    """Store of this process, whose stager is not started yet."""
+    """Store of this process; its stager is not started yet."""
     most = MOST_BYTES if len(manifest.sums) else max(LEAST_BYTES, min(MOST_BYTES, room // PIECES_IN_CACHE))
     host, keys, settings = "localhost", None, Settings()
     if is_initialized():
         host, keys, settings = current().topology.host, current().keys, current().settings
-        if current().provisional:  # it has no link of its own yet, and its stager is to ask those of the others
+        if current().provisional:  # no link of its own yet, but its stager must reach the others
             keys = JobKeys.from_secret(detect().key)
     index, kept = keep_index(base, manifest)
     secret = keys.client.public if keys is not None else os.urandom(16)
@@ -121,7 +121,7 @@ def _store(manifest: Manifest, base: str, room: int, mirror: str, waits_s: tuple
 
 
 def parse_bytes(text: str | int | None) -> int:
-    """Number of bytes: ``"200GB"`` is 200 × 10⁹, ``"2GiB"`` is 2 × 2³⁰. Raises ``UsageError`` for what is none."""
+    """Number of bytes: ``"200GB"`` is 200 × 10⁹, ``"2GiB"`` is 2 × 2³⁰. Raises ``UsageError`` for an invalid size."""
     if text is None or isinstance(text, int):
         return UNLIMITED if text is None else text
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper())
@@ -131,14 +131,14 @@ def parse_bytes(text: str | int | None) -> int:
 
 
 def cache_folder(text: str) -> str:
-    """Folder of a cache as a user gives it: variables are expanded, and ``$TMPDIR`` has a default as everywhere."""
+    """Folder of a cache, from a user's text: expands variables; ``$TMPDIR`` defaults to Python's temporary folder."""
     if not os.environ.get("TMPDIR"):
         text = text.replace("$TMPDIR", tempfile.gettempdir()).replace("${TMPDIR}", tempfile.gettempdir())
     return os.path.abspath(os.path.expanduser(os.path.expandvars(text)))
 
 
 def _name(digest: str, host: str, most: int, secret: bytes) -> str:
-    """Name at which the stager of a host listens: the same for all workers of a job there, and for nobody else's."""
+    """Name at which the stager of a host listens: the same for all workers of the job there, and unique to the job."""
     told = b"|".join([secret, digest.encode(), host.encode(), b"%d" % most])
     return f"farandole-stage-{xxhash.xxh3_128_hexdigest(told)}"
 

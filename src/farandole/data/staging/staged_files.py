@@ -1,13 +1,13 @@
-"""``StagedFiles``: the bytes of a data set out of the cache of this host, or from the host that has them.
+"""``StagedFiles``: bytes of a data set from the cache of this host, or from the host that holds them.
 
     store = StagedFiles(manifest, link)
     source = source.on(store)
 
-A read opens the file of its piece and compares the checksums of what it reads; where the piece is not there yet it asks
-the stager, and waits. Nothing of that touches shared storage.
+A read opens the file of its piece and verifies the checksums of the blocks that it reads. If the piece is not here yet,
+the read asks the stager, and waits. A worker never reads shared storage itself.
 
-Threads. Any thread reads. ``_lock`` guards the table of open pieces; one that is dropped from it is closed when the
-last reader has let go of it.
+Threads. Any thread reads. ``_lock`` guards the table of open pieces; a piece that is dropped from the table is closed
+when its last reader has released it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from farandole.data.storage.waits import during
 from farandole.errors import DataError
 
 MOST_OPEN = 512
-"""Pieces that a process keeps open, each a descriptor: with fewer, a random order opens one for most samples."""
+"""Pieces that a process keeps open, one descriptor each: with fewer, most samples of a random order open a piece."""
 ATTEMPTS = 3
-"""How often a piece is fetched again that is damaged each time."""
+"""How often a piece is fetched again if it is damaged each time."""
 
 READ_BYTES = 16 * 2**20
-"""Bytes that are read at once: more is no quicker, and another host sends them in one answer."""
+"""Bytes per read: a larger read is no faster, and another host sends this many in one answer."""
 
 
 @final
 class StagedFiles(ByteStore):
-    """Files of ``manifest`` as the stager behind ``link`` keeps them in ``folder``."""
+    """Files of ``manifest``, which the stager behind ``link`` keeps in ``folder``."""
 
     def __init__(self, manifest: Manifest, link: StagerLink, folder: str = "") -> None:
         self.manifest, self.link, self._folder = manifest, link, folder
@@ -51,7 +51,7 @@ class StagedFiles(ByteStore):
         self._numbers: dict[str, int] = {}
         self._begins, self._bounds = self.pieces.begins.tolist(), self.pieces.bounds.tolist()
         self.is_stream = True
-        """True if the stager must be told which pieces are in use: some of them do not stay."""
+        """True if the stager must know which pieces are in use, because some pieces do not stay."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (self.link.config.index, self.link, self._folder)
@@ -85,20 +85,20 @@ class StagedFiles(ByteStore):
             self.read_into(path, offset, buffer)
 
     def local_path(self, path: str) -> str | None:
-        """The file of a piece where that is the whole of ``path``, and here; none of a stream, which may go again."""
+        """File of a piece that is all of ``path`` and is cached here, else ``None``; a stream may drop its pieces."""
         if self.is_stream:
             return None
         file = self._number(path)
         spanned = self.pieces.spanned(file, 0, int(self.manifest.sizes[file]))
         if len(spanned) != 1 or int(self.pieces.sizes[spanned[0]]) != int(self.manifest.sizes[file]):
             return None
-        buffer = bytearray(self.size(path))  # its checksums are compared once, here
+        buffer = bytearray(self.size(path))  # verifies its checksums once
         self.read_into(path, 0, memoryview(buffer))
         found = str(self._cache.path(spanned[0]))
         return found if os.path.exists(found) else None
 
     def use(self, folder: str) -> None:
-        """Look for pieces in this folder: a stager that was started again may have another one."""
+        """Look for pieces in this folder: a stager that was started again may use another one."""
         if folder != self._folder:
             self._folder, self._cache = folder, CacheFolder.of(folder)
 
@@ -122,13 +122,13 @@ class StagedFiles(ByteStore):
             if cached is None:
                 if self._ask(piece, begin, buffer):
                     return
-                cached = self._opened(piece)  # the stager has it now
+                cached = self._opened(piece)  # now the stager has it
             if cached is not None:
                 with during("disk", f"piece {piece}", len(buffer)):
                     if _read_verified(cached, begin, buffer):
                         return
             elif os.path.exists(self._folder) and not self._cache.path(piece).exists():
-                continue  # another worker needed its room: once more
+                continue  # dropped, because another worker needed the room: try again
             damaged += 1
             with self._lock:
                 self._open.pop(piece, None)
@@ -144,7 +144,7 @@ class StagedFiles(ByteStore):
         if cached is not None:
             with self._lock:
                 for other in [other for other, each in self._open.items() if each.is_dropped()]:
-                    del self._open[other]  # its room is needed
+                    del self._open[other]  # unlinked: free its room
                 self._open[piece] = cached
                 if len(self._open) > MOST_OPEN:
                     self._open.popitem(last=False)
@@ -153,7 +153,7 @@ class StagedFiles(ByteStore):
         return cached
 
     def _ask(self, piece: int, begin: int, buffer: memoryview) -> bool:
-        """Wait until the stager has a piece; true if it has sent the bytes themselves."""
+        """Wait until the stager has a piece; true if it has sent the bytes instead."""
         bounds = self.pieces.blocks(piece)
         first, last = Checksums.unknown(bounds).covering(begin, begin + len(buffer))
         with during("peer", f"piece {piece}", len(buffer)) as waited:
@@ -169,14 +169,14 @@ class StagedFiles(ByteStore):
             return False
         sums = Checksums.decode(bounds, answer.sums)
         if sums is None or not sums.verify(first, last, memoryview(data)):
-            return False  # once more
+            return False  # damaged: try again
         start = begin - int(bounds[first])
         buffer[:] = data[start : start + len(buffer)]
         return True
 
 
 def _read_verified(cached: CachedPiece, begin: int, buffer: memoryview) -> bool:
-    """Fill ``buffer`` from ``begin`` on with the blocks around it verified; false if they are damaged."""
+    """Fill ``buffer`` from ``begin`` on, and verify the blocks around it; false if they are damaged."""
     sums = cached.checksums
     if begin + len(buffer) > sums.places[-1]:
         return False

@@ -1,19 +1,19 @@
-"""The stager: one process per host that fetches the pieces of a data set, keeps them, and gives them to other hosts.
+"""The stager: one process per host that fetches the pieces of a data set, stores them, and sends them to other hosts.
 
-A worker starts it, it outlives that worker, and ends when none of them is connected any more, or by SIGTERM from the
-agent of the host. Its config is one message on standard input. Only its readers touch shared storage.
+A worker starts the stager, which outlives it and exits when no worker is connected any more, or after SIGTERM from the
+agent of the host. Its configuration is one message on standard input. Workers never read shared storage.
 
 Threads. ``_changed`` is the one condition; its lock guards the board, the assignment and the open pieces.
 
-- The main thread accepts workers, and looks once in a while for reads that take too long.
-- Each connection of a worker has a thread: it asks one thing at a time, and waits for the answer.
-- Readers take attempts from the board. What somebody waits for always finds one: a new one is started where all are
-  busy, as hosts whose readers all wait for each other would wait for ever. A reader that shared storage does not let go
-  of stays in the kernel, and the board gives its piece to another source. Readers are daemons, and the process ends by
-  ``_exit``, as nothing else would end it before such a read does.
+- The main thread accepts workers, and checks at intervals for reads that take too long.
+- Each connection of a worker has a thread: the worker sends one request at a time, and waits for the answer.
+- Readers take attempts from the board. A piece with a waiter always gets a reader: if all are busy, a new one is
+  started, because hosts whose readers all wait for each other would wait for ever. A reader that is stuck in a read of
+  shared storage stays in the kernel, and the board gives its piece to another source. Readers are daemons, and the
+  process ends by ``_exit``, because any other exit would wait for such a read.
 - ``PeerServer`` has a thread, which calls ``_look``.
 
-A piece that is read is opened under the lock and read without it. Dropping it removes its name alone.
+A piece is opened under the lock and read without it. Dropping a piece only removes its name.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ from farandole.errors import DataError, UsageError
 
 TICK_S = 0.5
 AT_FIRST = 2
-"""Pieces that are fetched at once in the beginning; one more with each that is there."""
+"""Pieces that are fetched at once in the beginning; each piece that arrived adds one."""
 QUIET_S = 3.0
-"""How long a host that is to be left waits for others to come for what only it has."""
+"""How long a leaving host waits for the next request for a piece that only it holds."""
 ASSIGNED_S = 5.0
-"""How long workers that are quicker than the first of their host wait until that has said what is to be here."""
+"""How long a worker's request waits for the assignment, which the first worker of the host may send later."""
 MOST_OPEN = 128
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @final
 class Stager:
-    """PieceState of a stager, and what its threads do with it."""
+    """State of a stager, and the work of its threads."""
 
     def __init__(self, config: StagerConfig, manifest: Manifest, clock: Callable[[], float] = time.monotonic) -> None:
         self._config, self._manifest, self._clock = config, manifest, clock
@@ -92,7 +92,7 @@ class Stager:
         self._healing: set[int] = set()
         self.healed = 0
         self._owed: set[int] | None = None
-        """Pieces that others are to get before this host leaves; ``None``: it stays."""
+        """Pieces that other hosts have yet to fetch before this host leaves; ``None``: it stays."""
         self._asked_s = 0.0
         self._server: PeerServer | None = None
         if config.keys is not None:
@@ -100,7 +100,7 @@ class Stager:
 
     @property
     def hands_over(self) -> bool:
-        """True if other hosts may be left when this one is told to end."""
+        """True if other hosts may remain when this stager gets SIGTERM."""
         return self._config.hands_over
 
     def start_reader(self) -> None:
@@ -108,7 +108,7 @@ class Stager:
         threading.Thread(target=self._read, name="farandole reader", daemon=True).start()
 
     def _demand(self, piece: int) -> None:
-        """Fetch a piece at once; with the lock."""
+        """Fetch a piece at once; the caller holds the lock."""
         self._board.demand(piece)
         self._changed.notify_all()
         if self._idle < self._board.due:
@@ -121,20 +121,20 @@ class Stager:
             for task in late:
                 self._demand(task.piece)
         if late:
-            self._wake()  # others need not wait for shared storage here
+            self._wake()  # other hosts need not wait for shared storage here
 
     def leave(self) -> None:
-        """Hand over what only this host has: it is to be left. Called in the main thread, by a signal: without lock."""
+        """Hand over the pieces that only this host holds. Called by a signal handler: without lock."""
         if self._owed is None:
             self._owed = self._assignment.sole & self._board.held if self._assignment is not None else set()
 
     def is_owing(self, since_s: float) -> bool:
-        """True while others still come for what only this host has, after its workers have left at ``since_s``."""
+        """True while other hosts still request pieces that only this host holds; its workers left at ``since_s``."""
         with self._changed:
             return bool(self._owed) and self._clock() < max(since_s, self._asked_s) + QUIET_S
 
     def close(self) -> None:
-        """Free the lock of the cache, and the port."""
+        """Release the lock of the cache, and the port."""
         self._cache.close()
         if self._server is not None:
             self._server.close()
@@ -142,18 +142,18 @@ class Stager:
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def serve(self, connection: socket.socket) -> bool:
-        """Answer one connection of a worker until its end; true if it said good-bye."""
+        """Answer one connection of a worker until its end; true if the worker sent ``Bye``."""
         try:
             while (request := receive_request(connection)) is not None:
                 if isinstance(request, Bye):
                     return True
                 try:
                     answer, data = self._answer(request)
-                except (DataError, UsageError, IndexError, ValueError) as error:  # of what the request says
+                except (DataError, UsageError, IndexError, ValueError) as error:  # the request is invalid
                     answer, data = Failed(readable(f"{type(request).__name__}: {error}")), b""
                 send(connection, answer, data)
         except (OSError, DataError):
-            pass  # the worker has ended
+            pass  # the worker has exited
         return False
 
     def _answer(self, request: Request) -> tuple[Answer, memoryview | bytes]:
@@ -204,12 +204,12 @@ class Stager:
         return self._far(need, assignment.elsewhere(need.piece) if assignment is not None else [SHARED])
 
     def _await(self, piece: int, until_s: float) -> Answer:
-        """Wait, with the lock, for a piece that is to be here."""
+        """Wait, with the lock held, for a piece that this host is to hold."""
         self._demand(piece)
         while (state := self._board.state_of(piece)) is not PieceState.HELD or not self._cache.has(piece):
             if state is PieceState.HELD:
                 self._heal(piece)
-            elif state is PieceState.ABSENT:  # it was here, and has gone again before this thread could look
+            elif state is PieceState.ABSENT:  # it arrived, and was dropped before this thread could check
                 self._demand(piece)
             if state is PieceState.FAILED:
                 return Failed(self._sources.words(piece, self._board.error_of(piece)))
@@ -221,7 +221,7 @@ class Stager:
         return InCache(str(self._cache.folder), wait)
 
     def _far(self, need: Need, route: Sequence[str]) -> tuple[Answer, memoryview | bytes]:
-        """Blocks of a piece that is another host's to hold, or has no room here."""
+        """Fetch blocks of a piece that other hosts are to hold, or that has no room here."""
         reasons = []
         for host in route:
             try:
@@ -265,7 +265,7 @@ class Stager:
                     self._idle -= 1
             try:
                 self._fetch(task)
-            except Exception as error:  # whatever a file system raises, this reader goes on
+            except Exception as error:  # a file system may raise anything; this reader goes on
                 is_crowded = isinstance(error, OSError) and error.errno in NO_ROOM
                 with self._changed:
                     self._board.failed(task, readable(str(error)), is_crowded=is_crowded)
@@ -275,7 +275,7 @@ class Stager:
             self._wake()
 
     def _is_calm(self) -> bool:
-        """True if what nobody waits for may be fetched: few at first, as the first batch needs the first pieces."""
+        """True if pieces without a waiter may be fetched: few at first, to give the first batch its pieces soon."""
         return self._owed is None and self._board.busy() < min(
             self._config.readers, AT_FIRST + len(self._board.sources)
         )
@@ -299,7 +299,7 @@ class Stager:
             self._changed.notify_all()
 
     def _begin(self, task: Fetch, checksums: Checksums) -> NewPiece:
-        """Begin to write a piece, for which others may have to go."""
+        """Start to write a piece; drops other pieces to make room."""
         while True:
             with self._changed:
                 drops = self._board.room_for(task.piece)
@@ -312,7 +312,7 @@ class Stager:
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
-                with self._changed:  # somebody else has filled the disk: go on with what there is
+                with self._changed:  # another program has filled the disk: keep to the present bytes
                     self._board.limit = min(self._board.limit, self._board.used)
                     if self._board.room_for(task.piece) is None:
                         raise
@@ -320,7 +320,7 @@ class Stager:
     # -- other hosts ---------------------------------------------------------------------------------------------------
 
     def _look(self, get: Get) -> SentBlocks | None:
-        """Answer another stager, if the piece is here; ``None``: it is still to come."""
+        """Answer another stager; ``None`` if the piece has not arrived yet."""
         host = self._config.host
         if get.data != self._sources.data or not 0 <= get.piece < len(self._pieces):
             return SentBlocks(bytearray(), b"", f"{host} stages other data at this address")
@@ -330,7 +330,7 @@ class Stager:
             if self._board.state_of(get.piece) is not PieceState.HELD:
                 if get.stays and not self._assignment.is_ours(get.piece) and self._board.room_for(get.piece) != []:
                     return SentBlocks(bytearray(), b"", f"{host} has no room for it either")
-                asker = SHARED if get.stays else get.asker  # who is not to have it is asked for it by nobody
+                asker = SHARED if get.stays else get.asker  # with ``stays`` no host requests it from the asker
                 if error := self._board.refusal(get.piece, asker, host):
                     return SentBlocks(bytearray(), b"", error)
                 self._demand(get.piece)
@@ -345,7 +345,7 @@ class Stager:
         return content
 
     def _content(self, cached: OpenPiece, get: Get) -> SentBlocks | None:
-        """Blocks out of the cache; ``None`` if they are damaged."""
+        """Blocks from the cache; ``None`` if they are damaged."""
         sums = cached.checksums
         if not 0 <= get.first < get.last <= len(sums):
             return SentBlocks(
@@ -366,14 +366,14 @@ class Stager:
             if (cached := self._cache.open(piece, self._pieces.blocks(piece), whole)) is None:
                 return None
             if len(self._open) >= MOST_OPEN:
-                self._open.pop(next(iter(self._open)))  # closed when nobody reads it any more
+                self._open.pop(next(iter(self._open)))  # closed after its last reader
             self._open[piece] = cached
         return self._open[piece]
 
     def _heal(self, piece: int) -> None:
-        """Fetch a piece again whose file is gone or damaged."""
+        """Fetch a piece again, because its file is missing or damaged."""
         self.healed += 1
-        self._healing.add(piece)  # not from another job of this host, whose file may be the same
+        self._healing.add(piece)  # do not link it from another job of this host, which may have the same file
         self._drop(piece)
         self._demand(piece)
 
@@ -385,7 +385,7 @@ class Stager:
     # -- small things --------------------------------------------------------------------------------------------------
 
     def _at(self, host: str) -> list[str]:
-        """Addresses of the stager of another host; none of shared storage."""
+        """Addresses of the stager of another host; none for shared storage."""
         return self._assignment.addresses(host) if self._assignment is not None else []
 
     def _wake(self) -> None:

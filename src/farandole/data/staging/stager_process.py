@@ -1,4 +1,4 @@
-"""The process of a stager: how it begins, who connects, and when it ends.
+"""The process of a stager: its start, the connections of its workers, and its exit.
 
 Threads: see ``stager``. ``Entrance._lock`` guards the number of connections.
 """
@@ -31,7 +31,7 @@ BACKLOG = 1024
 
 
 def listen(name: str) -> socket.socket | None:
-    """Listen at an abstract name; ``None`` if another stager does."""
+    """Listen at an abstract name; ``None`` if another stager listens there."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         listening.bind(f"\0{name}")
@@ -44,7 +44,7 @@ def listen(name: str) -> socket.socket | None:
 
 @final
 class Entrance:
-    """Accepts workers, each in a thread, and knows when the last of them has gone."""
+    """Accepts workers, each in a thread, and detects that the last one has disconnected."""
 
     def __init__(self, stager: Stager, listening: socket.socket, linger_s: float) -> None:
         self._stager, self._listening, self._linger_s = stager, listening, linger_s
@@ -53,20 +53,20 @@ class Entrance:
         self._leaves = False
 
     def leave(self) -> None:
-        """Hand over what others have not, where SIGTERM comes to the workers, too; at another one, end at once."""
+        """Handle SIGTERM: with workers connected, hand over pieces that only this host holds; else exit at once."""
         self._leaves = self._leaves or (self._connections > 0 and self._stager.hands_over)
         if not self._leaves:
             os._exit(0)
         self._stager.leave()
 
     def serve(self) -> None:
-        """Accept until nobody is connected any more."""
+        """Accept connections until no worker is connected any more."""
         while not self._is_done():
             ready, _, _ = select.select([self._listening.fileno(), self._bell], [], [], TICK_S)
             if self._bell in ready:
                 os.eventfd_read(self._bell)
             if self._listening.fileno() in ready:
-                with contextlib.suppress(OSError):  # one that has left again, or no descriptor is left
+                with contextlib.suppress(OSError):  # it has disconnected again, or no descriptor is left
                     self._accept()
             self._stager.tick()
 
@@ -99,7 +99,7 @@ class Entrance:
 
 
 def main() -> None:
-    """Entry of the process. It leaves its parent, whose end says that it listens, or, on standard output, why not."""
+    """Entry point: listen, then detach by a fork, so that the parent returns. Prints an error on standard output."""
     text = sys.stdin.buffer.read()
     try:
         config = msgspec.msgpack.decode(text, type=StagerConfig)
@@ -112,10 +112,10 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    listening.listen(BACKLOG)  # once more: whoever connects is told who listens
+    listening.listen(BACKLOG)  # again, so that SO_PEERCRED names this process
     process.name_this("farandole stage")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the workers', which tell us when they end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the workers, whose exit ends the stager
     raise_descriptor_limit()
     try:
         stager = Stager(config, manifest)
@@ -132,13 +132,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: entrance.leave())
     with contextlib.suppress(OSError):
         entrance.serve()
-    listening.close()  # whoever comes now finds nobody, and starts another one
+    listening.close()  # a worker that connects now gets an error, and starts another stager
     stager.close()
     os._exit(0)
 
 
 def raise_descriptor_limit() -> None:
-    """Allow this process as many descriptors as it may have, within reason: each thread of a worker takes one."""
+    """Raise the descriptor limit as far as allowed, up to ``MOST_DESCRIPTORS``: each thread of a worker takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

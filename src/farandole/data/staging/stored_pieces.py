@@ -1,10 +1,10 @@
-"""``StoredPieces``: pieces as shared storage has them.
+"""``StoredPieces``: pieces as they lie in shared storage.
 
     stored = StoredPieces(manifest, pieces)
     data = stored.read(3, checksums.bounds, first=0, last=4)        # blocks 0 to 3
 
-A file that differs from its listing in size or time is refused: its samples need not lie any more where the manifest
-says, and hosts that read it at different times would have different bytes.
+A file whose size or time differs from its listing is refused: its samples may lie elsewhere than the manifest says, and
+hosts that read it at different times would get different bytes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from farandole.errors import DataError
 
 @final
 class StoredPieces:
-    """Blocks of pieces, read where the files lie. Any thread may read."""
+    """Blocks of pieces, read from the original files. Any thread may read."""
 
     def __init__(self, manifest: Manifest, pieces: Pieces) -> None:
         self._manifest, self._pieces = manifest, pieces
         self._store: ByteStore = store_for(manifest.paths[0] if len(manifest.paths) else "")
 
     def read(self, piece: int, bounds: Integers, first: int, last: int) -> memoryview:
-        """Blocks ``first`` to before ``last``. Raises ``DataError`` where they cannot be read, or have changed."""
+        """Read blocks ``first`` to before ``last``. Raises ``DataError`` if they cannot be read, or have changed."""
         begin, end = int(bounds[first]), int(bounds[last])
         data = memoryview(bytearray(end - begin))
         at = 0
@@ -42,7 +42,7 @@ class StoredPieces:
         return data
 
     def place(self, piece: int) -> tuple[str, int]:
-        """Path and offset at which a piece begins, to be shown."""
+        """Path and offset at which a piece begins, for messages."""
         extents = self._pieces.extents(piece)
         path, offset = (self._manifest.paths[extents[0][0]], extents[0][1]) if extents else (self._manifest.root, 0)
         return readable(path), offset
@@ -58,5 +58,5 @@ class StoredPieces:
 
 
 def readable(path: str) -> str:
-    """A path for messages: what is no Unicode in it is written as numbers."""
+    """A path for messages: bytes that are no Unicode are escaped."""
     return path.encode(errors="backslashreplace").decode()

@@ -1,12 +1,12 @@
-"""``ByteStore``: the bytes of files, wherever they lie: on shared storage, behind a URL, in the cache of a host.
+"""``ByteStore``: the bytes of files on shared storage, behind a URL, or in the cache of a host.
 
     store = SharedFiles()
     store.read("/lustre/set/part-0.h5", 512, 100)
     h5py.File(store.open("/lustre/set/part-0.h5"))
 
-Threads. Any thread reads at any time. ``SharedFiles`` keeps some descriptors open: ``_lock`` guards their table. One
-that is dropped from it is closed when the last thread that reads by it has let go of it, and not before: else its
-number could become another file's in the middle of a read.
+Threads. Any thread reads at any time. ``SharedFiles`` keeps some descriptors open: ``_lock`` guards their table. A
+descriptor that is dropped from the table is closed when the last thread that reads from it has released it, and not
+before: otherwise its number could be reused for another file in the middle of a read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ByteStore(ABC):
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes of a file from ``offset`` on.
 
-        Raises ``DataError`` naming file and offset for a file that is shorter or cannot be read.
+        Raises ``DataError``, naming file and offset, if the file is shorter or cannot be read.
         """
 
     def read_many(self, requests: Sequence[tuple[str, int, memoryview]]) -> None:
@@ -53,7 +53,7 @@ class ByteStore(ABC):
             self.read_into(path, offset, buffer)
 
     def read(self, path: str, offset: int = 0, nbytes: int = -1) -> bytearray:
-        """Bytes of a file from ``offset`` on; ``nbytes=-1``: all that follow."""
+        """Bytes of a file from ``offset`` on; ``nbytes=-1``: up to its end."""
         buffer = bytearray(max(0, self.size(path) - offset) if nbytes < 0 else nbytes)
         self.read_into(path, offset, memoryview(buffer))
         return buffer
@@ -62,7 +62,7 @@ class ByteStore(ABC):
         """Path of a real file with exactly these bytes, which a library may open; ``None``: use ``open``."""
 
     def version(self, path: str) -> tuple[int, int] | None:  # noqa: B027 (a store need not know)
-        """Size of a file and time of its last change in ns; ``None`` where to ask would take as long as a read."""
+        """Size of a file and time of its last change in ns; ``None`` if the query would take as long as a read."""
 
     def open(self, path: str) -> StoredFile:
         """A file object over ``read_into``."""
@@ -74,7 +74,7 @@ class ByteStore(ABC):
 
 @final
 class StoredFile(io.RawIOBase):
-    """File object, for libraries that take one, over the bytes of a store. It has no thread and no buffer."""
+    """File object over the bytes of a store, for libraries that need one. It has no thread and no buffer."""
 
     def __init__(self, store: ByteStore, path: str) -> None:
         self.name = path
@@ -107,7 +107,7 @@ class StoredFile(io.RawIOBase):
 
 @final
 class SharedFiles(ByteStore):
-    """Files where they lie. A stale handle, as file servers give, is opened once more."""
+    """Files in place. After ``ESTALE``, a stale handle of a file server, the file is opened once more."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
@@ -161,7 +161,7 @@ class SharedFiles(ByteStore):
         raise AssertionError
 
     def _opened(self, path: str) -> _OpenFile:
-        if self._pid != os.getpid():  # a fork: another thread may have had the lock, and nobody gives that back
+        if self._pid != os.getpid():  # a fork: another thread of the parent may have held the lock
             self._open, self._lock, self._pid = OrderedDict(), threading.Lock(), os.getpid()
         with self._lock:
             if (file := self._open.get(path)) is not None:
@@ -177,7 +177,7 @@ class SharedFiles(ByteStore):
 
 @final
 class _OpenFile:
-    """A descriptor, closed when neither the table nor a thread that reads refers to this object any more."""
+    """A descriptor, closed when neither the table nor a reading thread refers to this object any more."""
 
     __slots__ = ("fd",)
 
@@ -185,7 +185,7 @@ class _OpenFile:
         self.fd = -1
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound: modules go first when Python ends
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound: at exit ``os`` may be cleared
         if self.fd >= 0:
             close(self.fd)
 
@@ -195,7 +195,7 @@ def _fill(fd: int, path: str, offset: int, buffer: memoryview) -> None:
 
 
 def read_fully(fd: int, path: str, offset: int, buffer: memoryview) -> None:
-    """Fill ``buffer`` from a descriptor. Raises ``DataError`` where the file ends before."""
+    """Fill ``buffer`` from a descriptor. Raises ``DataError`` if the file ends too early."""
     done = 0
     while done < len(buffer):
         count = os.preadv(fd, [buffer[done:]], offset + done)

@@ -4,7 +4,7 @@
     rows.locate(np.array([3, 1001]))            # files [0, 1], offsets [1328, 528], lengths [400, 400]
 
 A block is a run of samples in one file. Its samples lie one after the other at a stride, or share their bytes (stride
-0: a compressed chunk, a whole file), or each says where it lies.
+0: a compressed chunk, a whole file), or have an offset each.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 class Field:
     """Extents of one part of each sample. Block ``b`` holds the samples ``first[b]`` to ``first[b + 1]``.
 
-    ``base``, ``stride`` and ``nbytes`` are per block, in bytes; ``offsets`` and ``sizes``, where samples differ in
-    length, per sample, in their place.
+    ``base``, ``stride`` and ``nbytes`` are per block, in bytes. If samples differ in length, ``offsets`` and ``sizes``
+    per sample replace them.
     """
 
     COLUMNS = ("first", "files", "base", "stride", "nbytes", "offsets", "sizes")
@@ -52,7 +52,7 @@ class Field:
 
     @property
     def is_listed(self) -> bool:
-        """True if each sample says where it lies."""
+        """True if each sample has its own offset."""
         return not len(self.base)
 
     @property
@@ -115,7 +115,7 @@ class Field:
 
     def extent(self, sample: int) -> tuple[int, int, int]:
         """File, offset and length of one sample."""
-        block = bisect.bisect_right(self.first, sample) - 1  # quicker than NumPy's for one
+        block = bisect.bisect_right(self.first, sample) - 1  # faster than NumPy's for one value
         file = int(self.files[block])
         if self.is_listed:
             return file, int(self.offsets[sample]), int(self.sizes[sample])
@@ -127,7 +127,7 @@ class Field:
         return {name: getattr(self, name) for name in self.COLUMNS}
 
     def cuts(self, block: int, limit: int) -> Integers:
-        """Offsets in the file at which samples of a block begin: where it may be cut into parts of ``limit`` bytes."""
+        """Offsets in the file at which samples of a block begin: places to cut it into parts of ``limit`` bytes."""
         if self.is_listed:
             return self.offsets[self.first[block] : self.first[block + 1]]
         stride = int(self.stride[block])

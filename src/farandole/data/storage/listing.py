@@ -1,4 +1,4 @@
-"""``list_files``: the files of a data set, in one order everywhere, from a folder, a pattern, a list or a URL.
+"""``list_files``: the files of a data set from a folder, a pattern, a list or a URL, in the same order on every host.
 
 list_files("/lustre/set", suffixes=(".tfrecord",))
 list_files("/lustre/set/train-*.tfrecord")
@@ -22,11 +22,11 @@ INDEX_NAME = ".farandole-index"
 """Name of a stored manifest in the folder that it describes."""
 
 OURS = ".farandole"
-"""Beginning of the names of what we put beside data."""
+"""Prefix of the names of our own files beside data."""
 
 
 class FileEntry(NamedTuple):
-    """One file of a data set as its listing found it."""
+    """One file of a data set, as listed."""
 
     path: str
     size: int
@@ -36,8 +36,8 @@ class FileEntry(NamedTuple):
 def list_files(what: Where, suffixes: Sequence[str] = (), *, hidden: bool = False) -> list[FileEntry]:
     """Files of a data set, sorted by path.
 
-    In folders, those without the ``suffixes`` are left out, and, unless they are asked for, ``hidden`` ones.
-    Raises ``DataError`` where there is none.
+    Folders give only files with one of the ``suffixes``, if there are any, and ``hidden`` files only on request.
+    Raises ``DataError`` if there is no file.
     """
     if isinstance(what, str | os.PathLike):
         try:
@@ -59,7 +59,7 @@ def list_files(what: Where, suffixes: Sequence[str] = (), *, hidden: bool = Fals
 
 def root_of(what: Where) -> str:
     """Folder that holds all files of a data set; the part before the first pattern."""
-    if not isinstance(what, str | os.PathLike):  # no look at each of them: there may be millions
+    if not isinstance(what, str | os.PathLike):  # no stat of each file: there may be millions
         parents = {os.path.dirname(os.path.abspath(each)) for each in what if "://" not in os.fspath(each)}
         return os.path.commonpath(parents) if parents else os.path.dirname(os.fspath(what[0]))
     path = os.fspath(what)
@@ -94,7 +94,7 @@ def _entry(path: str) -> FileEntry:
 def _below(
     folder: str, suffixes: tuple[str, ...], hidden: bool, links: frozenset[str] = frozenset()
 ) -> Iterator[FileEntry]:
-    """Files below a folder; ``scandir`` once per folder is all that the server of the files notices beside ``stat``."""
+    """Files below a folder; beside ``stat`` the file server sees only one ``scandir`` per folder."""
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
@@ -103,7 +103,7 @@ def _below(
         if entry.is_dir():
             target = {os.path.realpath(entry.path)} if entry.is_symlink() else set()
             if not any(each in links or f"{os.path.realpath(folder)}/".startswith(f"{each}/") for each in target):
-                yield from _below(entry.path, suffixes, hidden, links | target)  # no link to a folder that it lies in
+                yield from _below(entry.path, suffixes, hidden, links | target)  # no link to a folder that contains it
         elif entry.is_file() and (not suffixes or entry.name.endswith(suffixes)):
             status = entry.stat()
             yield FileEntry(entry.path, status.st_size, status.st_mtime_ns)
@@ -129,6 +129,6 @@ def _remote(url: str, suffixes: tuple[str, ...], hidden: bool) -> Iterator[FileE
 
 
 def _modified_ns(info: dict[str, object]) -> int:
-    """Time of the last change as far as a file system tells it as a number; 0 elsewhere."""
+    """Time of the last change, if the file system reports it as a number; else 0."""
     told = info.get("mtime")
     return int(told * 1e9) if isinstance(told, int | float) else 0

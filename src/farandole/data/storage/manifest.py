@@ -4,9 +4,9 @@
     manifest.save("/lustre/set/.farandole-index")
     Manifest.load("/lustre/set/.farandole-index").extents(17)       # [(0, 1234, 560)]: file, offset, bytes
 
-On disk: eight bytes of magic, the length of the header, a checksum of all that follows, the header (msgpack: format,
-root, details, and where each column lies), then the columns one after the other, aligned. ``load`` maps it, so that
-hosts with many ranks hold it once. A writer writes aside and renames, so that a reader never sees half of one.
+On disk: eight bytes of magic, the length of the header, a checksum of everything that follows, the header (msgpack:
+format, root, details, and the place of each column), then the columns in sequence, aligned. ``load`` maps the file, so
+that the ranks of a host share one copy. A writer renames a temporary file, so no reader sees an incomplete one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ALIGNED_TO = 64
 
 @final
 class _Header(msgspec.Struct, frozen=True):
-    """Everything of a manifest but its columns; these by name: dtype, place after the header, and number of items."""
+    """Everything of a manifest but its columns; for each column: dtype, place after the header, and number of items."""
 
     format: str
     root: bytes
@@ -48,7 +48,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 @final
 class Paths(Sequence[str]):
-    """Paths of files below a root, decoded when asked for: millions of them are one piece of memory."""
+    """Paths of files below a root, decoded on access: millions of paths are one block of memory."""
 
     def __init__(self, root: str, names: npt.NDArray[np.uint8], ends: Integers) -> None:
         self._root, self._names, self._ends = root, names, ends
@@ -86,7 +86,7 @@ class Manifest:
         self.sizes: Integers = self._columns["sizes"]
         self.mtimes_ns: Integers = self._columns["mtimes_ns"]
         self.sums: npt.NDArray[np.uint64] = self._columns["sums"]
-        """xxh3_64 of each piece where they were asked for, else empty."""
+        """Checksum (xxh3_64) of each piece, or empty if they were not requested."""
         self.paths = Paths(root, self._columns["names"], self._columns["ends"])
         self.fields = tuple(
             Field(**{name: self._columns[f"{number}.{name}"] for name in Field.COLUMNS}) for number in range(fields)
@@ -102,7 +102,7 @@ class Manifest:
         fields: Sequence[Field],
         details: Mapping[str, Any] | None = None,
     ) -> Manifest:
-        """Manifest of listed files. Raises ``DataError`` where fields have different numbers of samples."""
+        """Manifest of listed files. Raises ``DataError`` if fields have different numbers of samples."""
         if len({len(field) for field in fields}) > 1:
             raise DataError(
                 f"the parts of the samples in {root} differ in number: {[len(field) for field in fields]}; "
@@ -122,7 +122,7 @@ class Manifest:
         return cls(format_name, root, columns, len(fields), dict(details or {}))
 
     def with_sums(self, sums: npt.NDArray[np.uint64]) -> Manifest:
-        """The same with digests of its pieces."""
+        """The same manifest with checksums of its pieces."""
         return Manifest(self.format, self.root, {**self._columns, "sums": sums}, len(self.fields), self.details)
 
     @property
@@ -137,7 +137,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """32 hex digits that tell this data set, as it was listed, from any other."""
+        """Digest of this data set, as listed: 32 hex digits."""
         if not self._digest:
             digest = xxhash.xxh3_128(msgspec.msgpack.encode(self._front(), order="sorted"))
             for name in sorted(set(self._columns) - {"sums"}):
@@ -151,7 +151,7 @@ class Manifest:
         return self.format, os.fsencode(self.root), self.details  # names of folders need not be Unicode
 
     def sum_of(self, piece: int) -> int | None:
-        """Checksum of a piece; ``None`` where they were not asked for."""
+        """Checksum of a piece; ``None`` if the manifest has none."""
         return int(self.sums[piece]) if len(self.sums) else None
 
     def extents(self, sample: int) -> list[tuple[int, int, int]]:
@@ -174,7 +174,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, text: bytes | memoryview | mmap.mmap, name: str = "the index") -> Manifest:
-        """The manifest in ``encode``'s bytes, whose columns are views of them. Raises ``DataError`` for others."""
+        """Parse the bytes of ``encode``; columns are views of these bytes. Raises ``DataError`` for invalid bytes."""
         view = memoryview(text)
         if bytes(view[: len(MAGIC)]) != MAGIC:
             raise DataError(f"{name} is no index of a data set: make one with 'farandole data index FOLDER'")
@@ -193,9 +193,9 @@ class Manifest:
         return cls(header.format, os.fsdecode(header.root), columns, header.fields, header.details)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the manifest to a file, whole or not at all. Raises ``DataError`` where it cannot be written."""
+        """Write the manifest to a file, whole or not at all. Raises ``DataError`` if the file cannot be written."""
         target = Path(path)
-        aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.new")  # pids of two hosts may be one
+        aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.new")  # pids of two hosts may be equal
         try:
             aside.write_bytes(self.encode())
             aside.replace(target)
@@ -205,14 +205,14 @@ class Manifest:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, is_held: bool = False) -> Manifest:
-        """The manifest in a file, which is mapped into memory. Raises ``DataError`` for one that is none.
+        """Map the manifest in a file into memory. Raises ``DataError`` if the file is no manifest.
 
-        With ``is_held`` this process has a shared ``flock`` of the file until the manifest is gone.
+        With ``is_held`` this process holds a shared ``flock`` on the file as long as the manifest lives.
         """
         try:
             with open(path, "rb") as file:
                 if is_held:
-                    fcntl.flock(file, fcntl.LOCK_SH)  # the mapping has a copy of the descriptor, and so the lock, too
+                    fcntl.flock(file, fcntl.LOCK_SH)  # the mapping duplicates the descriptor, and so keeps the lock
                     if not os.fstat(file.fileno()).st_nlink:
                         raise FileNotFoundError(errno.ENOENT, "it was deleted just now")
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,12 +1,12 @@
-"""``Pieces``: what of a data set is staged as one. Pure.
+"""``Pieces``: division of a data set into the units that are staged. Pure.
 
     pieces = Pieces.of(manifest)
     pieces.sizes                        # bytes of each
     pieces.extents(0)                   # [(file, offset, nbytes), ...]
     pieces.of_samples(np.arange(64))    # piece of each sample
 
-The files one after the other are a line of bytes. Big files are cut where samples begin, into pieces of 64 MiB at most;
-small ones are bundled to 4 MiB at least. A piece never holds a part of one file and anything of another.
+The concatenated files are a line of bytes. Large files are cut where samples begin, into pieces of 64 MiB at most;
+small files are bundled to 4 MiB at least. A piece with a part of a file holds nothing of another file.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from farandole.data.storage.manifest import Manifest
 MOST_BYTES = 64 * 2**20
 LEAST_BYTES = 4 * 2**20
 LEAST_BLOCK, MOST_BLOCK = 2**15, 2**18
-"""Bytes that have a checksum together."""
+"""Bytes that share one checksum, at least and at most."""
 
 MOST_KNOWN = 256
-"""Pieces whose blocks are remembered."""
+"""Pieces whose blocks are kept in memory."""
 
 
 @final
 class Pieces:
-    """Pieces of the files of a manifest; ``bounds`` are the places of their ends on the line of all bytes, 0 first."""
+    """Pieces of the files of a manifest; ``bounds`` are their ends on the line of all bytes, with 0 first."""
 
     def __init__(self, manifest: Manifest, bounds: npt.ArrayLike) -> None:
         self._manifest = manifest
         self.bounds: Integers = np.asarray(bounds, np.int64)
         self.begins: Integers = np.concatenate([[0], np.cumsum(manifest.sizes)]).astype(np.int64)
-        """Place of the first byte of each file on the line, and where the last one ends."""
+        """Place of the first byte of each file on the line, and the end of the last file."""
         self._blocks: dict[int, Integers] = {}
         self._by_file: dict[Field, tuple[Integers, Integers]] = {}
 
@@ -47,14 +47,14 @@ class Pieces:
     def of(cls, manifest: Manifest, most: int = MOST_BYTES, least: int = LEAST_BYTES) -> Pieces:
         """Cut the files of a manifest into pieces of ``most`` bytes at most, or bundles of ``least`` at least.
 
-        A piece is larger where one sample is.
+        A piece is larger if one sample is larger.
         """
         sizes, begins = manifest.sizes, np.concatenate([[0], np.cumsum(manifest.sizes)])
         cuts = _cuts(manifest, most)
         bounds, begun = [0], 0
         for file in range(len(sizes)):
             begin, end = int(begins[file]), int(begins[file + 1])
-            if end - begin >= least:  # a file of its own pieces
+            if end - begin >= least:  # this file has pieces of its own
                 if bounds[-1] < begin:
                     bounds.append(begin)
                 bounds += _cut(begin, end, cuts.get(file), most)
@@ -98,14 +98,14 @@ class Pieces:
         return self.of_bytes(files, offsets)
 
     def blocks(self, piece: int) -> Integers:
-        """Bounds in a piece, 0 and its size included, of what has a checksum of its own.
+        """Bounds of the blocks of a piece, each with a checksum of its own; 0 and the size of the piece are included.
 
-        That is 32 to 256 KiB, cut where samples begin: whoever reads a sample reads, and verifies, hardly more.
+        Blocks have 32 to 256 KiB and are cut where samples begin: to read and verify a sample takes hardly more bytes.
         """
         found = self._blocks.get(piece)
         if found is None:
             if len(self._blocks) >= MOST_KNOWN:
-                self._blocks = {}  # and no look for the oldest one, which other threads would disturb
+                self._blocks = {}  # all, because a search for the oldest would race with other threads
             found = self._blocks[piece] = self._block_bounds(piece)
         return found
 
@@ -129,7 +129,7 @@ class Pieces:
                 yield cuts[(cuts >= begin) & (cuts < end)]
 
     def _blocks_of(self, field: Field, file: int) -> list[int]:
-        """Blocks of a field that lie in a file, looked up once for all of them."""
+        """Blocks of a field that lie in a file; the look-up table is made once for all files."""
         if field not in self._by_file:
             order = np.argsort(field.files, kind="stable")
             self._by_file[field] = order, field.files[order]
@@ -138,7 +138,7 @@ class Pieces:
         return [int(each) for each in order[begin:end]]
 
     def sample_bounds(self) -> tuple[Integers, Integers | None]:
-        """Samples before each piece, and all of them by piece; ``None`` where that is their own order."""
+        """Number of samples before each piece, and the samples by piece; ``None`` if they are in that order already."""
         count, field = self._manifest.samples, self._manifest.fields[0]
         if field.is_sorted:
             low, high = np.zeros(len(self.bounds), np.int64), np.full(len(self.bounds), count, np.int64)
@@ -154,16 +154,16 @@ class Pieces:
         return bounds.astype(np.int64), np.argsort(pieces, kind="stable").astype(np.int64)
 
     def needed_by(self, sample: int) -> list[int]:
-        """All pieces that a sample has bytes in, in ascending order."""
+        """All pieces that hold bytes of a sample, in ascending order."""
         found: set[int] = set()
         for file, offset, nbytes in self._manifest.extents(sample):
             found |= set(self.spanned(file, offset, nbytes))
         return sorted(found)
 
     def spanned(self, file: int, offset: int, nbytes: int) -> range:
-        """Pieces that a part of a file lies in."""
+        """Pieces that hold bytes of a part of a file."""
         place = int(self.begins[file]) + offset
-        first = bisect.bisect_right(self.bounds, place) - 1  # quicker than NumPy's for one
+        first = bisect.bisect_right(self.bounds, place) - 1  # faster than NumPy's for one value
         if first + 1 < len(self.bounds) and place + nbytes <= self.bounds[first + 1]:
             return range(first, first + 1)
         last = bisect.bisect_right(self.bounds, place + max(nbytes, 1) - 1) - 1
@@ -180,7 +180,7 @@ def _cuts(manifest: Manifest, most: int) -> dict[int, Integers]:
 
 
 def _cut(begin: int, end: int, starts: Integers | None, most: int) -> list[int]:
-    """Ends of the pieces of a file that lies from ``begin`` to ``end``: as large as they may be, cut at ``starts``."""
+    """Ends of the pieces of a file that lies from ``begin`` to ``end``: as large as allowed, cut at ``starts``."""
     bounds, at = [], begin
     while end - at > most:
         ideal, cut = at + most, at + most

@@ -1,4 +1,4 @@
-"""``store_for``: the store that reads files where they are, by what their paths look like."""
+"""``store_for``: choice of the store that reads files, by their paths."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from farandole.data.storage.url_files import UrlFiles
 
 
 def store_for(path: str) -> ByteStore:
-    """The store for paths like this one: ``SharedFiles``, or ``UrlFiles`` where it is a URL."""
+    """The store for paths like this one: ``SharedFiles``, or ``UrlFiles`` for a URL."""
     return UrlFiles() if "://" in path else SharedFiles()

@@ -1,9 +1,9 @@
-"""``UrlFiles``: bytes of files behind URLs, by fsspec, which knows S3, HTTP, SSH and others.
+"""``UrlFiles``: bytes of files behind URLs, by fsspec, which supports S3, HTTP, SSH and others.
 
     store = UrlFiles()
     store.read("s3://bucket/set/part-0.tfrecord", 0, 12)
 
-fsspec's own thread serves its file systems, so a forked child cannot use them: it makes its own.
+fsspec's own thread serves its file systems, so a forked child cannot use its parent's: it makes its own.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from farandole.errors import DataError
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """File system of fsspec for a URL, and the path in it. Raises ``DataError`` where a package is missing."""
+    """File system of fsspec for a URL, and the path in it. Raises ``DataError`` if a package is missing."""
     try:
         import fsspec
     except ModuleNotFoundError as error:
         raise DataError(f'{url} needs the package fsspec: pip install "farandole[data]"') from error
     try:
         found, path = fsspec.core.url_to_fs(url)
-    except Exception as error:  # of any file system's own making
+    except Exception as error:  # a file system may raise anything
         raise DataError(f"{url} cannot be opened: {error}") from error
     return found, str(path)
 

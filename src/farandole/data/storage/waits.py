@@ -1,4 +1,4 @@
-"""Accounting of what a thread's time goes into while it gets a sample: storage, a peer, a disk, or decoding.
+"""Accounting of a thread's time while it gets a sample: shared storage, a peer, a disk, or decoding.
 
 with during("decode"):                             # the pool, around dataset[17]
     with during("shared storage", "/lustre/a.h5"): # the store, around each read; it does not count as decoding
@@ -6,8 +6,8 @@ with during("decode"):                             # the pool, around dataset[17
 mine().take()                                      # {"shared storage": 0.021, "decode": 0.004}
 """
 
-# Threads. A ``ThreadTimes`` is its thread's. Others only look at the last element of ``open``, a list, which changes in
-# single operations; a look that comes too late tells of a wait that has just ended.
+# Threads. Only its own thread changes a ``ThreadTimes``. Others only read the last element of ``open``, a list, which
+# changes in single operations; a late read reports a wait that has just ended.
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ LANE = "input"
 """Row of a timeline."""
 
 PHASES = {"shared storage": "read", "disk": "read", "peer": "fetch", "staging": "stage", "decode": "decode"}
-"""Categories, and what a timeline calls them."""
+"""Categories, and their names in a timeline."""
 
 
 @final
 class ThreadTimes:
-    """Seconds of one thread by category, without those of categories inside of it."""
+    """Seconds of one thread by category, without the seconds of nested categories."""
 
     __slots__ = ("clock", "cpu_s", "open", "spent")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.spent = clock, {}  # type: Callable[[], float], dict[str, float]
         self.cpu_s = 0.0
-        """Processor time of other processes for this thread."""
+        """CPU time that other processes spent for this thread."""
         self.open: list[during] = []
-        """Waits that have begun, the innermost last."""
+        """Waits under way, the innermost last."""
 
     def take(self) -> dict[str, float]:
-        """Return what was spent since the last call."""
+        """Return the seconds since the last call."""
         spent, self.spent = self.spent, {}
         return spent
 
     def add(self, spent: Mapping[str, float], cpu_s: float) -> None:
-        """Count time that another process has spent for this thread, which waited for it meanwhile."""
+        """Add time that another process spent for this thread, while the thread waited."""
         self.cpu_s += cpu_s
         for category, seconds in spent.items():
             self.spent[category] = self.spent.get(category, 0.0) + seconds
@@ -53,7 +53,7 @@ class ThreadTimes:
             self.open[-1].nested_s += sum(spent.values())
 
     def now(self) -> tuple[str, str]:
-        """Category of the wait under way, and of what; empty where there is none. Any thread may call."""
+        """Category of the wait under way, and its object; empty if there is none. Any thread may call."""
         for wait in self.open[-1:]:
             return wait.category, wait.what
         return "", ""
@@ -75,7 +75,7 @@ def mine() -> ThreadTimes:
 
 @final
 class during:  # noqa: N801 (reads as a statement)
-    """Block whose time counts as ``category``; ``what`` is the file, or the piece of it, that reports name.
+    """Block whose time counts as ``category``; ``what`` is the file, or the part of it, that reports name.
 
     >>> with during("disk", "/tmp/a.npy", nbytes=5):
     ...     data = b"12345"
@@ -120,10 +120,10 @@ class Meter:
         self.seconds: dict[str, float] = {}
 
     def add(self, spent: Mapping[str, float]) -> None:
-        """Count ``spent``."""
+        """Add ``spent``."""
         for category, seconds in spent.items():
             self.seconds[category] = self.seconds.get(category, 0.0) + seconds
 
     def largest(self) -> str:
-        """Category with the most seconds; empty where nothing was counted."""
+        """Category with the most seconds; empty if nothing was added."""
         return max(self.seconds, key=lambda category: self.seconds[category], default="")

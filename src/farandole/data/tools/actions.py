@@ -1,4 +1,4 @@
-"""The work of the commands ``farandole data ...``, which need NumPy and more; ``command`` has their options."""
+"""Implementation of the commands ``farandole data ...``, which needs NumPy and more; ``command`` has their options."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from farandole.data.tools.pack import pack
 from farandole.errors import UsageError
 
 KEYED = {"hdf5": "keys", "netcdf": "variables", "zarr": "arrays", "arrays": "keys", "geotiff": "bands"}
-"""Formats that are told what to read, and the name of that argument."""
+"""Formats with an argument that selects what is read, and its name."""
 
 
 def index(args: argparse.Namespace) -> int:
-    """List files and samples once for good."""
+    """List files and samples, and store the list."""
     source = _source(args)
     manifest, pieces = source.manifest, Pieces.of(source.manifest)
     if args.checksums:
@@ -45,7 +45,7 @@ def index(args: argparse.Namespace) -> int:
 
 
 def show_plan(args: argparse.Namespace) -> int:
-    """Foretell who reads what, bytes and times."""
+    """Predict which host reads what, bytes and times."""
     limit = parse_bytes(args.limit)
     manifest = _manifest(args.path)
     most = MOST_BYTES if len(manifest.sums) else max(LEAST_BYTES, min(MOST_BYTES, limit // PIECES_IN_CACHE))
@@ -62,7 +62,7 @@ def show_plan(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Tell whether samples are sorted."""
+    """Report whether samples are sorted."""
 
     def label(sample: Any) -> Any:
         found = sample if not args.label else _part(sample, args.label)
@@ -104,7 +104,7 @@ def _source(args: argparse.Namespace) -> Source:
 
 
 def _manifest(path: str) -> Manifest:
-    """A stored manifest, that of a folder which has one, or one of the files alone: a plan needs no samples."""
+    """A stored manifest, the index in a folder, or a manifest of the files alone: a plan needs no samples."""
     for stored in (Path(path), Path(path) / INDEX_NAME):
         if stored.is_file():
             with open(stored, "rb") as file:

@@ -1,4 +1,4 @@
-"""``farandole data index | plan | doctor | pack | clean``: what is done with data before, between and after trainings.
+"""``farandole data index | plan | doctor | pack | clean``: commands for data before, between and after trainings.
 
 farandole data index /lustre/set --format hdf5 --keys x,y
 farandole data plan /lustre/set --hosts 16 --limit 200GB --epochs 50

@@ -1,9 +1,9 @@
-"""Copies of a folder on every host of a job, for scripts that only know paths: ``farandole run --stage SRC=DST``.
+"""Copies of a folder on every host of a job, for scripts that open paths: ``farandole run --stage SRC=DST``.
 
     copy_to_hosts("/lustre/set", "/local/set", run="5f3a")          # on one rank of each host
 
-The launcher runs this on every host before the script; a worker on a host that joined later runs it alone. What lies
-there from an earlier run is compared with the files of today by their sizes and times, once in each run.
+The launcher runs this on every host before the script; a worker on a host that joined later runs it alone. A copy from
+an earlier run is compared with the present files by size and time, once in each run.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from farandole.runtime.session.init import init, is_initialized, shutdown
 
 MODULE = "farandole.data.tools.copy"
 DONE = "done"
-"""File below the folder of a copy: the run for which all is there."""
+"""File below the folder of a copy that names the run for which the copy is complete."""
 
 
 @final
 class CopiedFiles(Source):
-    """Files as they are, in parts of 64 MiB, so that no piece is larger: who copies needs no samples."""
+    """Files as they are, in parts of 64 MiB, so that no piece is larger: a copy needs no samples."""
 
     def sample(self, index: int) -> Any:
         return self.parts(index)[0]
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Source and target of ``SRC=DST``, with variables expanded. Raises ``UsageError`` for what is none."""
+    """Source and target of ``SRC=DST``, with variables expanded. Raises ``UsageError`` for another text."""
     source, equals, target = text.rpartition("=")
     if not (source and equals and target):
         raise UsageError(f"--stage {text}: write SRC=DST, as in --stage /lustre/set=$TMPDIR/set")
@@ -51,9 +51,9 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def copy_to_hosts(source: str, target: str, run: str) -> None:
-    """Copy the files below ``source`` to ``target`` on the hosts of all ranks, each byte read by one of them.
+    """Copy the files below ``source`` to ``target`` on the hosts of all ranks; one host reads each byte.
 
-    Raises ``DataError`` where a file cannot be read, or a foreign one is in the way.
+    Raises ``DataError`` if a file cannot be read, or a foreign file has the name of a copy.
     """
     manifest = made_once(lambda: listed(source))
     root, goal = os.path.realpath(manifest.root), os.path.realpath(target)
@@ -66,18 +66,18 @@ def copy_to_hosts(source: str, target: str, run: str) -> None:
 
 
 def is_done(target: str, run: str) -> bool:
-    """True if a whole copy lies there, and this run has compared it with the files of today."""
+    """True if a complete copy exists, and this run has compared it with the present files."""
     done = Path(target) / ASIDE / DONE
     return done.exists() and done.read_text() == run
 
 
 def command_after(run: str, stages: list[str], command: list[str]) -> list[str]:
-    """A worker's command that first makes sure of the copies, as on a host that joined the job later."""
+    """A worker's command, preceded by a check of the copies, for a host that joined the job later."""
     return [*entry_command(MODULE), "then", run, *stages, "--", *command]
 
 
 def main() -> None:
-    """Entry: ``all RUN SRC=DST ...`` on the hosts of a job, ``then RUN SRC=DST ... -- COMMAND`` in a worker."""
+    """Entry point: ``all RUN SRC=DST ...`` on the hosts of a job, ``then RUN SRC=DST ... -- COMMAND`` in a worker."""
     verb, run, *rest = sys.argv[1:]
     stages, command = rest, list[str]()
     if "--" in rest:
@@ -95,12 +95,12 @@ def main() -> None:
     except (DataError, UsageError) as error:
         sys.exit(f"farandole: {error}")
     for link in list(links):
-        link.close()  # nobody does when the command is executed, and the next run would have to wait for the stager
+        link.close()  # ``exec`` runs no exit handlers, and the next run would wait for the stager
     os.execvp(command[0], command)  # noqa: S606 (that is what it is for)
 
 
 def _ensure(source: str, target: str, run: str) -> None:
-    """Copy alone what the other hosts had before this one came; one worker of the host does, the others wait."""
+    """Copy what the other hosts had before this host joined; one worker of the host copies, the others wait."""
     if is_done(target, run):
         return
     with open(aside_of(target) / "lock", "w") as lock:
@@ -110,7 +110,7 @@ def _ensure(source: str, target: str, run: str) -> None:
 
 
 def listed(source: str, *, hidden: bool = True) -> Manifest:
-    """Manifest of files in parts of 64 MiB, whatever is in them."""
+    """Manifest of files in parts of 64 MiB, whatever their format."""
     entries = list_files(source, hidden=hidden)
     parts = [-(-entry.size // MOST_BYTES) for entry in entries]
     same = [MOST_BYTES] * len(entries)

@@ -2,9 +2,9 @@
 
     print(diagnose(source, label=lambda sample: sample["y"], window=8))
 
-The clustering is h = n Var(means of pieces) / Var(samples), with n samples in a piece: 1 where samples lie at random, n
-where a piece holds one value alone (the design effect of cluster sampling; Kish, "Survey Sampling", 1965, section 5.4).
-A window of w pieces averages that away where h / w is small.
+The clustering is h = n Var(means of pieces) / Var(samples), with n samples in a piece: 1 if samples lie at random, n if
+a piece holds one value alone (the design effect of cluster sampling; Kish, "Survey Sampling", 1965, section 5.4). A
+window of w pieces averages the clustering away if h / w is small.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_CLUSTERED = 2.0
 
 @final
 class Diagnosis(NamedTuple):
-    """Finding about the order of a data set. ``print`` says it in words."""
+    """Finding about the order of a data set; ``print`` describes it."""
 
     samples: int
     pieces: int
@@ -59,10 +59,10 @@ def diagnose(
     most_bytes: int = 64 * 2**20,
     seed: int = 0,
 ) -> Diagnosis:
-    """Look at ``most`` samples, the same number of each piece, and compare ``label`` between and within pieces.
+    """Read ``most`` samples, the same number of each piece, and compare ``label`` between and within pieces.
 
-    A label is a number, an array of them (each is looked at), or anything with ``==``, which counts as a class. Raises
-    ``UsageError`` for data of fewer than two samples.
+    A label is a number, an array of numbers (each is compared), or anything with ``==``, which counts as a class.
+    Raises ``UsageError`` for data of fewer than two samples.
     """
     if len(source) < 2:
         raise UsageError(f"{source!r}: to tell whether samples are sorted, there must be two or more")
@@ -85,9 +85,9 @@ def diagnose(
 
 
 def clustering(values: npt.NDArray[np.float64], pieces: npt.NDArray[np.int64], per_piece: float) -> float:
-    """The largest clustering among the columns of ``values``, one row a sample of ``pieces``.
+    """Largest clustering among the columns of ``values``, with one row for each sample and its piece in ``pieces``.
 
-    The variance between pieces is that of their means less what chance adds to it, as few samples of each were seen.
+    The variance between pieces is the variance of their means, less the part due to chance, because samples are few.
     """
     total = values.var(axis=0)
     numbers, places = np.unique(pieces, return_inverse=True)
@@ -102,7 +102,7 @@ def clustering(values: npt.NDArray[np.float64], pieces: npt.NDArray[np.int64], p
 
 
 def _numbers(values: list[Any]) -> npt.NDArray[np.float64]:
-    """One row of numbers for each label; classes become one column each."""
+    """One row of numbers for each label; each class becomes a column."""
     rows = [np.asarray(value).ravel() for value in values]
     if all(row.dtype.kind in "fiub" and row.size == rows[0].size for row in rows):
         return np.stack(rows).astype(np.float64)

@@ -2,9 +2,9 @@
 
     example({"x": np.zeros((2, 3), "f4"), "label": 7, "name": "a"})
 
-Floats in single precision and few integers become the lists that an Example has; an array of another shape than a row
-gets its shape in ``NAME/shape``. All else is kept as bytes, with its dtype in ``NAME/dtype``: an Example has integers
-of 64 bits alone, one by one.
+Floats in single precision and short integer arrays become the lists of an Example; the shape of an array with several
+axes is stored in ``NAME/shape``. Everything else is stored as bytes, with its dtype in ``NAME/dtype``, because an
+Example has only 64-bit integers, one by one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy.typing as npt
 from farandole.errors import DataError
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3
-"""Numbers of the lists of a feature in its protocol buffer."""
+"""Field numbers of the lists in the protocol buffer of a feature."""
 
 FEW = 64
-"""Integers of an array up to which they are a list."""
+"""Largest number of integers that are stored as a list."""
 
 
 def example(fields: Mapping[str, Any]) -> bytes:
-    """Serialize ``fields``. Raises ``DataError`` for what is neither numbers nor text nor bytes."""
+    """Serialize ``fields``. Raises ``DataError`` for anything but numbers, text and bytes."""
     features: dict[str, bytes] = {}
     for name, value in fields.items():
         features |= _features(name, value)

@@ -1,4 +1,4 @@
-"""Readers by the names of their formats, as commands and the front door have them.
+"""Readers by the names of their formats, for the commands and for ``farandole.data``.
 
 reader("hdf5")("/lustre/set", keys=["x"])
 format_of("/lustre/set")                    # "hdf5", by the names of the files
@@ -26,7 +26,7 @@ MODULES = {name: name for name in FORMATS} | {"zarr": "zarr_store"}
 """Module of each format below ``farandole.data.formats``; its function has the name of the format."""
 
 BAKED = ("hdf5", "netcdf", "zarr", "arrays")
-"""Formats whose index says what to read, too: keys, axis, scaling."""
+"""Formats whose index also fixes what is read: keys, axis, scaling."""
 
 SUFFIXES = {
     ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".h5": "hdf5", ".hdf5": "hdf5", ".nc": "netcdf",
@@ -37,9 +37,9 @@ SUFFIXES = {
 
 
 def reader(name: str) -> Reader:
-    """The reader of a format. In a job of several ranks it lists and indexes on rank 0, and all of them call it.
+    """The reader of a format. In a job of several ranks all of them call it, and rank 0 lists and indexes.
 
-    Raises ``UsageError``, with all names, for one that there is not.
+    Raises ``UsageError``, with all names, for an unknown format.
     """
     if name not in MODULES:
         raise UsageError(f"there is no format {name!r}, but {', '.join(MODULES)}")
@@ -64,7 +64,7 @@ def reader(name: str) -> Reader:
 
 
 def _asked(read: Reader, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, str]:
-    """Arguments that the index of a reader depends on, where they are not its defaults."""
+    """Arguments on which the index of a reader depends, if they differ from the defaults."""
     signature = inspect.signature(read)
     given = signature.bind_partial("", *arguments, **options).arguments
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
@@ -83,7 +83,7 @@ def _require_asked(manifest: Manifest, asked: dict[str, str]) -> None:
 
 
 def format_of(path: Where) -> str:
-    """Format of the files of a data set, by the ends of their names. Raises ``UsageError`` where they tell none."""
+    """Format of the files of a data set, by their suffixes. Raises ``UsageError`` if these do not determine one."""
     names = [PurePath(entry.path) for entry in list_files(path)]
     if any(part.endswith(".zarr") for name in names for part in name.parts):
         return "zarr"

@@ -2,8 +2,8 @@
 
     pack(source, "/lustre/packed", into="tfrecord", shuffle=True)
 
-Samples are arrays, numbers, strings or bytes, or dicts of these. A shard is written aside and renamed: what has its
-name is whole.
+Samples are arrays, numbers, strings or bytes, or dicts of them. A shard is written to a temporary file and renamed: a
+file under its final name is complete.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def pack(
     seed: int = 0,
     shard_bytes: int = SHARD_BYTES,
 ) -> list[Path]:
-    """Write the samples of ``source`` below ``target``; returns the files, or the store of Zarr.
+    """Write the samples of ``source`` below ``target``; returns the files, or the Zarr store.
 
-    Shards have about ``shard_bytes`` bytes. ``shuffle``: in the order that ``ExactOrder`` gives for ``seed``, so that
-    neighbours are alike no more than any two samples. Raises ``UsageError`` for an unknown format, ``DataError`` for a
+    Shards have about ``shard_bytes`` bytes. ``shuffle``: in the order of ``ExactOrder`` for ``seed``, so that
+    neighbours are no more alike than any two samples. Raises ``UsageError`` for an unknown format, ``DataError`` for a
     folder that is not empty, and for samples that the format cannot hold.
     """
     writers: dict[str, Callable[[Source, Sequence[int], Path, int], list[Path]]] = {
@@ -82,7 +82,7 @@ def _tars(source: Source, order: Sequence[int], folder: Path, shard_bytes: int) 
 def _sharded(
     records: Iterable[bytes], count: int, folder: Path, suffix: str, shard_bytes: int, end: bytes = b""
 ) -> list[Path]:
-    """Write records, one after the other, to files of about ``shard_bytes`` each, which end with ``end``."""
+    """Write records, one after the other, to files of about ``shard_bytes`` each, and ``end`` at the end of each."""
     bar, done, written = Bar("packing", "samples"), 0, list[Path]()
     waiting = iter(records)
     record = next(waiting, None)
@@ -137,7 +137,7 @@ def _zarr(source: Source, order: Sequence[int], folder: Path, shard_bytes: int) 
 
 
 def _fields(sample: Any, index: int) -> dict[str, Any]:
-    """The parts of a sample by name: those of a dict, numbers of a tuple, or one named ``data``."""
+    """Parts of a sample by name: items of a dict, elements of a tuple by number, or one part named ``data``."""
     if isinstance(sample, dict):
         return {str(name): value for name, value in sample.items()}
     if isinstance(sample, tuple):
@@ -148,7 +148,7 @@ def _fields(sample: Any, index: int) -> dict[str, Any]:
 
 
 def _member(name: str, value: Any, index: int) -> tuple[str, bytes]:
-    """Ending and bytes of a member of a tar archive."""
+    """Extension and bytes of a member of a tar archive."""
     if isinstance(value, bytes | bytearray | memoryview):
         return name, bytes(value)
     if isinstance(value, str):

@@ -1,1 +1,1 @@
-"""The membership of an elastic job: from what happens to what is to be done; pure."""
+"""Membership of an elastic job: a pure state machine from events to actions."""

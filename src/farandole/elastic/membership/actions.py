@@ -26,14 +26,14 @@ class Start(Action, frozen=True):
 
 @final
 class Kill(Action, frozen=True):
-    """Kill this worker now. It counts for nothing already; ``WorkerExited`` frees its slot."""
+    """Kill this worker now. The membership already ignores it; ``WorkerExited`` frees its slot."""
 
     worker_id: int
 
 
 @final
 class Rest(Action, frozen=True):
-    """Report that no worker is started in this slot (-1: on this host) for ``rest_s``; nothing is to be done."""
+    """Report, for information only: no worker is started in this slot (-1: on this host) for ``rest_s`` seconds."""
 
     host: str
     slot: int
@@ -42,9 +42,9 @@ class Rest(Action, frozen=True):
 
 @final
 class Greet(Action, frozen=True):
-    """Let a newcomer build its model: a provisional ``Welcome`` to a session of its own.
+    """Let a new worker build its model: it gets a provisional ``Welcome`` to a session of its own.
 
-    ``worker_ids`` are those of the generation that it may become a member of, by rank, its own among them.
+    ``worker_ids``: expected members of the next generation, by rank, this worker included.
     """
 
     worker_id: int
@@ -53,12 +53,12 @@ class Greet(Action, frozen=True):
 
 @final
 class Announce(Action, frozen=True):
-    """Tell the members that a change is due: they interrupt themselves together, at their next commit."""
+    """Announce a change to the members: all of them interrupt training at the same commit, their next one."""
 
 
 @final
 class AbortGeneration(Action, frozen=True):
-    """End the generation for all who are still in it."""
+    """Abort the generation on all its remaining members."""
 
 
 @final
@@ -78,14 +78,14 @@ class RefuseWorkers(Action, frozen=True):
 
 @final
 class Dismiss(Action, frozen=True):
-    """Send workers home that wait in ``init()`` and are not needed: they should end as if finished."""
+    """Dismiss workers that wait in ``init()`` and are not needed: they exit as if they had finished."""
 
     worker_ids: list[int]
 
 
 @final
 class Finish(Action, frozen=True):
-    """End the job with this exit status: workers that still run are stopped. Nothing is decided after it."""
+    """End the job with this exit status, and stop workers that still run. No decision follows."""
 
     status: int
 

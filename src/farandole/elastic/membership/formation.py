@@ -1,4 +1,4 @@
-"""The generations of an elastic job, as its membership decides; without any I/O.
+"""Generations of an elastic job, formed as its membership decides; without any I/O.
 
     formation = ElasticFormation(Membership(Policy.of(settings)), engine, time.monotonic)
     formation.tell(HostsFound({"a": 2, "b": 2}))
@@ -6,7 +6,7 @@
     while formation.orders:                     # after each of the controller's turns
         obey(formation.orders.popleft())        # Start, Kill, Finish
 
-The controller says what it hears of workers and obeys what concerns them; the rest is for the launcher.
+The controller reports events of workers and carries out decisions about them; the launcher carries out ``orders``.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class ElasticFormation(Formation):
     def __init__(self, membership: Membership | Recorded, choose: Choose, clock: Callable[[], float]) -> None:
         super().__init__()
         self.orders: deque[actions.Decision] = deque()
-        """Decisions for the loop that starts and kills workers and ends the job; all others go to the controller."""
+        """Decisions for the loop that starts and kills workers and ends the job; the controller gets all others."""
         self.on_decision: Callable[[actions.Decision], object] = lambda _: None
-        """Callback for every decision, whichever side obeys it."""
+        """Callback for every decision, those for the loop and those for the controller."""
         self.on_generation_ended: Callable[[GenerationEnded], object] = lambda _: None
-        """Callback for the end of a generation, where that was not decided here."""
+        """Callback for the end of a generation that the controller reports."""
         self.claim: Callable[[actions.Form], object] | None = None
-        """Callback for a generation that others must not hear of before ``claimed`` is told its number."""
+        """Callback for a new generation, which is then held back until ``claimed`` is called with its number."""
         self._unclaimed = 0
         self._membership, self._choose, self._clock = membership, choose, clock
-        self._known: dict[int, Member] = {}  # as they said hello last
+        self._known: dict[int, Member] = {}  # by worker id, with its latest ``Hello``
         self._seniors = {
             worker_id for worker_id, worker in membership.workers.items() if worker.senior
-        }  # have been members
+        }  # worker ids that have been members
         self._formed: tuple[Member, ...] = ()
         self._due: deque[Decision] = deque()
         self._is_news = False
@@ -77,11 +77,11 @@ class ElasticFormation(Formation):
         return self._membership
 
     def tell(self, event: job_events.JobEvent) -> None:
-        """Pass the membership an event that the controller does not know of."""
+        """Pass an event to the membership that the controller does not know of."""
         self._membership.on(self._clock(), event)
         self._is_news = True
 
-    # -- what the controller says -------------------------------------------------------------------------------------
+    # -- called by the controller -------------------------------------------------------------------------------------
 
     def started(self, worker_id: int, description: str) -> None:
         """See ``Formation``."""
@@ -114,7 +114,7 @@ class ElasticFormation(Formation):
         self.registry.leave(event.worker_id)
         self._known.pop(event.worker_id, None)
         self._seniors.discard(event.worker_id)
-        # Without its last lines: the journal has what is decided by, and they may be long.
+        # Without the worker's last output lines: no decision depends on them, and they would fill the journal.
         self.tell(WorkerExited(event.worker_id, event.code, event.description))
 
     def left(self, worker_id: int, ending: bool, told: bool) -> None:
@@ -141,10 +141,10 @@ class ElasticFormation(Formation):
             self.tell(job_events.WorkerHung(worker_id, reason))
         return bool(worker_ids)
 
-    # -- what follows -------------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     def waits(self) -> WaitInInit | None:
-        """See ``Formation``; newcomers that wait while others train are none."""
+        """See ``Formation``; new workers that wait while a generation trains do not count."""
         workers = self._membership.workers.values()
         here = [each for each in workers if each.phase is WorkerPhase.READY and each.worker_id in self._known]
         if not self._membership.over or not here:
@@ -164,11 +164,11 @@ class ElasticFormation(Formation):
 
     @property
     def _is_held(self) -> bool:
-        """True while the next thing to do is to begin a generation that is not claimed."""
+        """True while the next decision begins a generation that is not claimed yet."""
         return bool(self._unclaimed and self._due) and isinstance(self._due[0], Formed)
 
     def claimed(self, generation: int) -> None:
-        """Begin a generation that was held back by ``claim``."""
+        """Release the generation that ``claim`` held back."""
         if generation == self._unclaimed:
             self._unclaimed = 0
 
@@ -211,12 +211,12 @@ class ElasticFormation(Formation):
         self._due.append(Formed(action.generation, self._formed, engine, reason))
 
     def _choice(self, worker_ids: Collection[int]) -> tuple[str, str]:
-        """Engine of a generation of these workers, as far as they are known, and why that one."""
+        """Engine for a generation of these workers, from those that are known, and the reason for this engine."""
         hellos = [member.hello for member in self._members(worker_ids)]
         return self._choose([hello.host for hello in hellos], [_that_form_again(hello.engines) for hello in hellos])
 
     def _strangers(self, worker_ids: Sequence[int]) -> dict[int, str]:
-        """Newcomers that do not fit the oldest worker, which may have said only now what it trains; and why."""
+        """New workers that do not fit the oldest one, with reasons; it may have described its state only just now."""
         oldest = self._known[worker_ids[0]]
         new = {
             worker_id: disagreement((oldest, self._known[worker_id]))
@@ -226,7 +226,7 @@ class ElasticFormation(Formation):
         return {worker_id: misfit for worker_id, misfit in new.items() if misfit}
 
     def _undo(self, action: actions.Form, unfit: Mapping[int, str]) -> None:
-        """Undo a ``Form`` that ``unfit`` workers, with these reasons, make impossible. The others still wait."""
+        """Undo a ``Form`` that ``unfit`` workers (reasons by worker id) make impossible; other workers still wait."""
         self.tell(GenerationEnded(action.generation, next(iter(unfit.values()))))
         for worker_id in action.worker_ids:
             if worker_id in unfit:
@@ -241,12 +241,12 @@ class ElasticFormation(Formation):
         where = {worker_id: worker.slot.host for worker_id, worker in self._membership.workers.items()}
         where |= {
             worker_id: member.hello.host for worker_id, member in self._known.items()
-        }  # not those of another controller
+        }  # lacks workers of a previous controller
         hosts = tuple(where[worker_id] for worker_id in action.worker_ids)
         try:
             engine = self._choice(action.worker_ids)[0]
         except FarandoleError:
-            engine = "solo"  # there is time to say so when it is ready
+            engine = "solo"  # ``_form`` reports the failure when the worker is ready
         self._due.append(Deferred((self._known[action.worker_id],), rank, hosts, engine, reason))
 
     def _refuse(self, action: actions.RefuseWorkers, reason: str) -> None:
@@ -260,5 +260,5 @@ class ElasticFormation(Formation):
 
 
 def _that_form_again(engines: list[str]) -> list[str]:
-    """Engines without MPI, whose processes end together, and which no other can join."""
+    """The ``engines`` without MPI: MPI processes end together, and no other process can join them."""
     return [engine for engine in engines if engine != "mpi"]

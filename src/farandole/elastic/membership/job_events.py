@@ -1,9 +1,9 @@
-"""Events of the workers and hosts of an elastic job, as ``Membership`` is told them.
+"""Events of the workers and hosts of an elastic job: the input of ``Membership``.
 
     membership.on(now, WorkerConnected(worker_id=3, ready=True, step=412))
 
-A *worker id* stands for one process; ids count in the order of starting and are never used again. A *slot* is a host
-and an index there, in which a worker runs. Each event is told once, in the order in which it was learnt.
+A *worker id* identifies one process; ids count up in start order and are never reused. A *slot* is a host and an index
+on it; a worker runs in a slot. Each event is passed on once, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from farandole.control.exits import GenerationEnded, WorkerExited
 
 UNTOLD = -1
-"""Worker id in events of journals from before these told it."""
+"""Worker id of a ``LongestStep`` in old journals, which do not record it."""
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
@@ -24,7 +24,7 @@ class Event(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class HostsFound(Event, frozen=True):
-    """The hosts of the job as of now, with their slots, in filling order; other hosts may be used no more."""
+    """Current hosts of the job with their number of slots, in filling order; no other host may be used."""
 
     hosts: dict[str, int]
 
@@ -38,10 +38,10 @@ class WorkerStarted(Event, frozen=True):
 
 @final
 class WorkerConnected(Event, frozen=True):
-    """A worker called ``init()`` (``Hello``). It is ``ready`` to be a member, or still has its model to build.
+    """A worker called ``init()`` (``Hello``). It is ``ready`` to be a member, or has yet to build its model.
 
-    ``step`` says, of one that has been a member, from where the job can go on with its state: that is whole, or the one
-    with which the worker began the job (0). It is ``NEW`` where a state was being received, or changed by a step.
+    ``step``, for a former member: the step from which the job can go on with its state, which is whole (0: the state
+    with which it began the job). ``NEW``: its state is not whole, because a transfer or a step was interrupted.
     """
 
     worker_id: int
@@ -51,11 +51,10 @@ class WorkerConnected(Event, frozen=True):
 
 @final
 class WorkerLeft(Event, frozen=True):
-    """A member called ``shutdown()`` and raised no alarm: it is about to come again, or to end.
+    """A member called ``shutdown()`` without reporting a failure: it will rejoin or exit.
 
-    If it is ``ending`` its script has raised: nothing but its end is to come. Nor is anything else where it was
-    ``told`` to end (SIGTERM), but that may take as long as a last checkpoint does. That may also be one who is no
-    member, or not yet.
+    ``ending``: its script has raised, and the process exits next. ``told``: it got SIGTERM and will exit, perhaps only
+    after it has written a last checkpoint; such a worker may also be no member, or not a member yet.
     """
 
     worker_id: int
@@ -65,14 +64,14 @@ class WorkerLeft(Event, frozen=True):
 
 @final
 class Answered(Event, frozen=True):
-    """A member does something of its own while the others wait for it to re-form: its process runs."""
+    """A sign of life from a member that is busy while the others wait for it to form the next generation."""
 
     worker_id: int
 
 
 @final
 class WorkerHung(Event, frozen=True):
-    """A member makes no progress, and others wait for it; its process lives."""
+    """A member makes no progress while others wait for it; its process is alive."""
 
     worker_id: int
     reason: str
@@ -80,7 +79,7 @@ class WorkerHung(Event, frozen=True):
 
 @final
 class WorkerUnfit(Event, frozen=True):
-    """A worker cannot be a member: another version, engines that do not match."""
+    """A worker cannot be a member: it has another version, or engines that do not match."""
 
     worker_id: int
     reason: str
@@ -88,7 +87,7 @@ class WorkerUnfit(Event, frozen=True):
 
 @final
 class HostLost(Event, frozen=True):
-    """A host is silent, or its agent has ended. Nothing that ran there counts any more, should it be heard again."""
+    """A host is silent, or its agent has exited. Its workers no longer count, even if the host answers again."""
 
     host: str
     reason: str
@@ -96,9 +95,9 @@ class HostLost(Event, frozen=True):
 
 @final
 class LongestStep(Event, frozen=True):
-    """Duration of a worker's longest recent step. One that takes much longer than that of any is not merely slow.
+    """Duration of a worker's longest recent step. A step that takes much longer counts as a hang.
 
-    Journals from before ``worker_id`` was told read as those of one worker.
+    In old journals, without ``worker_id``, all reports count as reports of one worker.
     """
 
     step_s: float
@@ -107,12 +106,12 @@ class LongestStep(Event, frozen=True):
 
 @final
 class ControllerReplaced(Event, frozen=True):
-    """Another controller has taken over: workers that wait in ``init()`` have yet to tell this one so."""
+    """Another controller has taken over: workers that wait in ``init()`` have yet to send it their ``Hello``."""
 
 
 @final
 class MemberSlot(msgspec.Struct, frozen=True):
-    """Place of a member: its number, its host, and its slot there."""
+    """Place of a member: its worker id, its host, and its slot on this host."""
 
     worker_id: int
     host: str
@@ -121,10 +120,10 @@ class MemberSlot(msgspec.Struct, frozen=True):
 
 @final
 class LeadReplaced(Event, frozen=True):
-    """Another lead has taken over, which has no journal of the one before: its last ``generation``, by rank.
+    """Another leader has taken over without its predecessor's journal: the last ``generation``, members by rank.
 
-    Hosts that went with the lead are told as lost next, and so are those that do not come. If no member is left then,
-    the job begins anew, from its checkpoint. Workers that were never members are given up.
+    ``HostLost`` follows for hosts that were lost with the predecessor and for hosts that do not connect. If no member
+    is left then, the job restarts from its checkpoint. Workers that were never members are given up.
     """
 
     generation: int

@@ -1,6 +1,6 @@
-"""State of an elastic job: the phase of each worker, and what has become of the latest generation.
+"""State of an elastic job: the phase of each worker, and whether the latest generation still runs.
 
-Takes events in and answers those that need an answer at once; what else follows is for the rules (``membership``).
+``JobState`` applies events and makes decisions that are due at once; the rules in ``membership`` make all others.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from farandole.elastic.membership.workers import Worker, WorkerPhase
 from farandole.runtime.coordination.stall import LATELY_S, STEPS_OF_PATIENCE
 
 GONE = (WorkerPhase.DISMISSED, WorkerPhase.DOOMED)
-"""Phases of processes that are workers of the job no more."""
+"""Phases of processes that are no longer workers of the job."""
 
 BETWEEN = (WorkerPhase.GREETED, WorkerPhase.READY, WorkerPhase.LEFT)
-"""Phases of those that are in no generation, and may come to the next one."""
+"""Phases of workers that are in no generation and may join the next one."""
 
 LOST = 1
-"""The exit status that a worker counts with whose host was lost."""
+"""Exit status that counts for a worker whose host was lost."""
 
 
 @final
 class JobState:
-    """Workers, slots and generation of one job. ``over`` says why the latest generation has ended; empty while it runs.
+    """Workers, slots and generation of one job. ``over``: why the latest generation has ended; empty while it runs.
 
-    ``answers`` are decisions that are due at once. ``patience_from_s`` is the time since which the others wait for
-    workers that have not noticed that the generation is over. ``failures`` are those of members of the latest
-    generation: exit status and description.
+    ``answers``: decisions that are due at once. ``patience_from_s``: time since which other workers wait for those
+    that have not noticed that the generation is over. ``failures``: exit status and description of each member of the
+    latest generation that failed, by worker id.
     """
 
     def __init__(self, policy: Policy, first_worker_id: int = 0) -> None:
@@ -50,22 +50,22 @@ class JobState:
         self.answers: list[Decision] = []
         self.next_worker_id = first_worker_id
         self.adopting = False
-        """True until the first generation is formed with workers of the lead before."""
+        """True until the first generation is formed with workers of the previous leader."""
         self.awaits_hosts = False
-        """True until this lead has found its hosts: those of the one before are none."""
+        """True until this leader has found its hosts: hosts of the previous leader do not count."""
         self._seniority: list[int] = []  # workers that have been members, the oldest first
-        self._steps: dict[int, tuple[float, float]] = {}  # by worker, its last word: when, and how long a step took
+        self._steps: dict[int, tuple[float, float]] = {}  # by worker id, its last report: time, and duration of a step
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def on(self, now: float, event: job_events.JobEvent) -> None:
-        """Take an event in."""
+        """Apply an event."""
         self._HANDLERS[type(event)](self, now, event)
 
     def _on_found(self, now: float, event: job_events.HostsFound) -> None:
         self.slots.found(event.hosts)
         if self.awaits_hosts and self.patience_from_s is not None:
-            self.patience_from_s = now  # until now hosts of another lead had not all called, or were not lost
+            self.patience_from_s = now  # before, some hosts had neither connected nor been lost
         self.awaits_hosts = False
 
     def _on_started(self, now: float, event: job_events.WorkerStarted) -> None:
@@ -134,7 +134,7 @@ class JobState:
             if worker.phase is WorkerPhase.MEMBER:
                 self._leave(worker, now)
             self._answer(RefuseWorkers([event.worker_id]), event.reason)
-            worker.enter(WorkerPhase.DISMISSED, now)  # it is to end by itself, with its own words
+            worker.enter(WorkerPhase.DISMISSED, now)  # it exits by itself, with its own error message
 
     def _on_host_lost(self, now: float, event: job_events.HostLost) -> None:
         lost = [worker for worker in self.workers.values() if worker.slot.host == event.host]
@@ -151,7 +151,7 @@ class JobState:
             self.patience_from_s = now if self.patience_from_s is None else self.patience_from_s
 
     def _on_longest_step(self, now: float, event: job_events.LongestStep) -> None:
-        # What one says replaces only what it has said itself, and what is old: of recent steps nobody has spoken since.
+        # A report replaces the same worker's earlier report; reports older than ``LATELY_S`` are dropped.
         self._steps = {worker_id: said for worker_id, said in self._steps.items() if now - said[0] <= LATELY_S}
         if event.worker_id in self.workers or event.worker_id == job_events.UNTOLD:
             self._steps[event.worker_id] = (now, event.step_s)
@@ -161,7 +161,7 @@ class JobState:
             before = WorkerPhase.GREETED if self.generation else WorkerPhase.STARTING
             worker.enter(WorkerPhase.LEFT if worker.senior else before, now)
         if self.patience_from_s is not None:
-            self.patience_from_s = now  # they could not come meanwhile
+            self.patience_from_s = now  # workers could not connect before
 
     def _on_lead_replaced(self, now: float, event: job_events.LeadReplaced) -> None:
         for seat in event.members:
@@ -169,7 +169,7 @@ class JobState:
             worker = Worker(seat.worker_id, slot, WorkerPhase.MEMBER, now, senior=True, member_since_s=now)
             self.workers[seat.worker_id] = worker
             self.slots.take(slot, seat.worker_id)
-        # Room for those that are there, and no more, until hosts are found.
+        # Slots for the adopted members only, until hosts are found.
         room: dict[str, int] = {}
         for seat in event.members:
             room[seat.host] = max(room.get(seat.host, 0), seat.slot + 1)
@@ -179,7 +179,7 @@ class JobState:
         self._seniority, self.adopting, self.awaits_hosts = list(self.members), True, True
 
     def _leave(self, worker: Worker, now: float) -> None:
-        """Take a member out of its generation, which is over for all: each of the others comes again, or ends."""
+        """Remove a member from its generation, which is then over for all members: each of them rejoins or exits."""
         worker.enter(WorkerPhase.LEFT, now)
         self.over = self.over or f"{worker} has left it"
 
@@ -213,10 +213,10 @@ class JobState:
         job_events.LeadReplaced: _on_lead_replaced,
     }
 
-    # -- what is done -------------------------------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------------------
 
     def hire(self, slot: HostSlot, now: float) -> Worker:
-        """Register a worker that is to be started in ``slot``."""
+        """Register a new worker, which the caller starts in ``slot``."""
         worker = Worker(self.next_worker_id, slot, WorkerPhase.STARTING, now)
         self.workers[worker.worker_id] = worker
         self.slots.take(slot, worker.worker_id)
@@ -239,25 +239,25 @@ class JobState:
         self.over, self.failures, self.patience_from_s, self.adopting = "", {}, None, False
 
     def begin_anew(self, now: float) -> None:
-        """Begin the job from its checkpoint, as nobody is left of those that another lead was to go on with."""
-        for worker in self.in_order():  # those that have come know that the job has begun, and cannot begin it
+        """Restart the job from its checkpoint, because no member of the previous leader's generation is left."""
+        for worker in self.in_order():  # they know that the job had begun, and cannot begin it
             self.doom(worker, now, f"{worker} has no state of the job, which begins anew", to_blame=False)
         self.generation, self.members, self.over, self.failures = 0, (), "", {}
         self.patience_from_s, self.adopting = None, False
 
     def doom(self, worker: Worker, now: float, reason: str, to_blame: bool = True) -> None:
-        """Have a worker killed; ``to_blame`` says whether its slot has failed."""
+        """Order the kill of a worker; ``to_blame``: count it as a failure of its slot."""
         self._answer(Kill(worker.worker_id), reason)
         if to_blame:
             self._lose(worker, now, exit_status(-9), reason)
         worker.enter(WorkerPhase.DOOMED, now)
         worker.to_blame = to_blame
 
-    # -- what is known ------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
-        """True while a generation trains, for all that is known."""
+        """True while a generation trains, as far as the events show."""
         return bool(self.generation) and not self.over
 
     def in_order(self) -> list[Worker]:
@@ -271,7 +271,7 @@ class JobState:
         return [worker for worker in self.in_order() if worker.phase in phases]
 
     def may_stay(self, worker: Worker) -> bool:
-        """True unless its host or slot is to be used no more."""
+        """True unless its host or slot must no longer be used."""
         return self.slots.exists(worker.slot)
 
     @property
@@ -281,7 +281,7 @@ class JobState:
 
     @property
     def patience_ends_s(self) -> float | None:
-        """Time at which workers that have ``LEFT`` are no longer waited for; ``None``: no limit now."""
+        """Time at which the wait for workers that have ``LEFT`` ends; ``None``: no limit now."""
         patience_s = self.policy.patience_s(self.step_s)
         if not self.over or patience_s is None or self.patience_from_s is None or self.awaits_hosts:
             return None
@@ -296,7 +296,7 @@ class JobState:
         return min(longest_s, max(self.patience_from_s, worker.answered_s) + patience_s)
 
     def why_hung(self, ends_s: float) -> str:
-        """Reason for giving up, at ``ends_s``, a member that others have waited for."""
+        """Reason for killing, at ``ends_s``, a member that others have waited for."""
         waited = f" after {ends_s - self.patience_from_s:.0f} s" if self.patience_from_s is not None else ""
         return (
             f"it has not noticed{waited} that its generation is over (--hang-timeout {self.policy.hang_timeout_s:g}, "
@@ -304,7 +304,7 @@ class JobState:
         )
 
     def awaited(self, now: float) -> list[Worker]:
-        """Workers that must come, end or run out of patience before the next generation can form."""
+        """Workers that must connect, exit or time out before the next generation can form."""
         if not self.generation:
             return self.in_phase(WorkerPhase.STARTING)
         ends_s = self.patience_ends_s
@@ -313,7 +313,7 @@ class JobState:
 
     @property
     def needed(self) -> int:
-        """Fewest members of a generation; workers that have finished count."""
+        """Minimum number of members of a generation; workers that have finished reduce it."""
         return max(1, self.policy.min_np - len(self.finished))
 
     def chosen(self) -> list[Worker]:
@@ -330,10 +330,10 @@ class JobState:
         return staying[: self.policy.max_np or None]
 
     def _handing_over(self, ready: Sequence[Worker], newest: int) -> list[Worker]:
-        """Members where those that are to go have seen the last step alone: they hand it over first.
+        """Members of a generation in which workers that must leave hand over the newest state, which no other has.
 
-        Where there is not room for all of them, one of these and those who take it over are enough. With a ``max_np``
-        of ``needed`` there is one more, for this once: else a newcomer would be sent away, and the next one started.
+        If ``max_np`` does not admit all, one of these workers and the receivers are enough. If ``max_np`` equals
+        ``needed``, this generation has one member more; else a new worker would be dismissed and the next one started.
         """
         room = self.policy.max_np or len(ready)
         takers = [worker for worker in ready if self.may_stay(worker)][: max(self.needed, room - 1)]
@@ -352,5 +352,5 @@ class JobState:
         return ready[: max(0, self.policy.max_np - len(members))] if self.policy.max_np else ready
 
     def status(self) -> tuple[int, str]:
-        """The job's exit status if it ended now: of the first failure that no later generation made good."""
+        """Exit status and reason if the job ended now: the first failure since the latest generation began."""
         return next(iter(self.failures.values()), (0, ""))

@@ -1,4 +1,4 @@
-"""The limits that an elastic job's membership is decided by.
+"""Limits for decisions about the membership of an elastic job.
 
 >>> Policy(min_np=2).patience_s(step_s=0.1), Policy(min_np=2).patience_s(step_s=4.0)
 (5.0, 20.0)
@@ -17,11 +17,11 @@ from farandole.settings import Settings
 
 @final
 class Policy(msgspec.Struct, frozen=True):
-    """Limits of one job: those that ``Settings`` has, by the same names, and those that nobody needs to set.
+    """Limits of one job: fields of ``Settings`` with the same names, and constants that users do not set.
 
-    ``window_s``: changes that are wished for within it become one. ``slot_failures``: after so many in a row nothing
-    is started in a slot for the longest cool-down. ``host_failures``: a host with so many such slots (or, if it has
-    fewer, with nothing but such slots) is left alone as a whole for as long.
+    ``window_s``: joins and leaves within this time become one change. ``slot_failures``: failures in a row after which
+    no worker is started in a slot for the longest cool-down. ``host_failures``: number of such slots on a host after
+    which no worker is started on the whole host for the same time.
     """
 
     min_np: int = 1
@@ -51,5 +51,5 @@ class Policy(msgspec.Struct, frozen=True):
         )
 
     def patience_s(self, step_s: float) -> float | None:
-        """Seconds that others wait for a rank without a sign of life, with steps of ``step_s``; ``None``: for ever."""
+        """Seconds that other ranks wait for a silent rank, if steps take ``step_s``; ``None``: without limit."""
         return max(self.hang_timeout_s, STEPS_OF_PATIENCE * step_s) if self.hang_timeout_s else None

@@ -1,6 +1,6 @@
 """Replay the journal of an elastic job: ``python -m farandole.elastic.membership.replay FILE``.
 
-Prints events and decisions. The decisions are made anew from the events; the command fails if one comes out otherwise.
+Prints events and decisions. It decides again from the events, and fails if a decision differs from the recorded one.
 """
 
 from __future__ import annotations

@@ -31,10 +31,10 @@ class WorkerPhase(Enum):
 @final
 @dataclass(slots=True)
 class Worker:
-    """One worker process. ``senior``: it has been a member; ``step``: that of its state when it last came.
+    """One worker process. ``senior``: it has been a member. ``step``: step of its state at its latest ``Hello``.
 
-    ``to_blame``: its end counts as a failure of its slot. ``since_s`` is the time at which it entered its phase,
-    ``answered_s`` that of its last sign of life while others waited for it.
+    ``to_blame``: its exit counts as a failure of its slot. ``since_s``: time at which it entered its phase.
+    ``answered_s``: time of its last sign of life while others waited for it.
     """
 
     worker_id: int
@@ -48,7 +48,7 @@ class Worker:
     answered_s: float = -math.inf
 
     def enter(self, phase: WorkerPhase, now: float) -> None:
-        """Go on to ``phase``."""
+        """Change to ``phase``."""
         self.phase, self.since_s = phase, now
 
     @property
@@ -57,7 +57,7 @@ class Worker:
         return self.senior and self.step > NEW
 
     def lasted_s(self, now: float) -> float:
-        """Seconds for which it has been a member."""
+        """Seconds since it first became a member; 0 if it never did."""
         return 0.0 if self.member_since_s is None else now - self.member_since_s
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""``EpochSampler``: the samples of an epoch for loaders, each of them once, whoever comes and goes."""
+"""``EpochSampler``: the samples of an epoch for data loaders, each exactly once while workers join and leave."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class EpochSampler:
     >>> list(sampler)[:3]
     [0, 1, 2]
 
-    Register it with the state. ``set_epoch`` begins an epoch, unless it is the one under way. The names are Horovod's.
-    Frameworks derive samplers that their loaders take.
+    Register it with the state. ``set_epoch`` begins an epoch, unless that epoch is under way. The names are Horovod's.
+    Framework modules derive samplers for their data loaders.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -34,7 +34,7 @@ class EpochSampler:
 
     @staticmethod
     def _shuffled(length: int, seed: int, epoch: int) -> Sequence[int]:
-        """Random order of an epoch, the same everywhere."""
+        """Random order of an epoch, the same on all ranks."""
         return shuffled(length, seed, epoch)
 
     @property
@@ -49,7 +49,7 @@ class EpochSampler:
 
     @property
     def num_replicas(self) -> int:
-        """Number of ranks that the indices are shared out among."""
+        """Number of ranks that share the indices."""
         return self.cursor.size
 
     @property
@@ -69,13 +69,13 @@ class EpochSampler:
 
     @property
     def total_size(self) -> int:
-        """Number of indices that all ranks together get; ``num_samples`` times their number."""
+        """Number of indices that all ranks together get: ``num_samples`` times the number of ranks."""
         return self.num_samples * self.cursor.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch`` with all of its samples; where it is under way, it goes on with those that are left.
+        """Begin ``epoch`` with all of its samples; an epoch under way goes on with the samples that are left.
 
-        Raises ``UsageError`` where the data set has got another number of samples.
+        Raises ``UsageError`` if the number of samples in the data set has changed.
         """
         if len(self.dataset) != self.cursor.length:
             raise UsageError(
@@ -85,7 +85,7 @@ class EpochSampler:
         self.cursor.set_epoch(epoch)
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has used ``batch_size`` samples of its own; not for batches that are handed out."""
+        """Record that every rank has used ``batch_size`` samples of its own; not for batches from ``hand_out``."""
         self.cursor.record(batch_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,13 +97,13 @@ class EpochSampler:
         self.cursor.load_state_dict(state_dict)
 
     def reset(self) -> None:
-        """Share out what is left among the ranks there are now; a registered sampler need not be told."""
+        """Distribute the remaining samples over the current ranks; the state does this for a registered sampler."""
         if is_initialized():
             topology = current().topology
             self.cursor.rearrange(topology.rank, topology.size)
 
     def agree(self) -> None:
-        """Have the data set agree with the other ranks, all of which call this, on where its samples lie."""
+        """Let the data set agree with the other ranks on where its samples are stored. Collective."""
         if self._layout is not None:
             self._layout.agree()
 

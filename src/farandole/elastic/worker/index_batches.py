@@ -1,4 +1,4 @@
-"""Batches of indices of one rank, from where an epoch is: what loaders of frameworks take samples by.
+"""Batches of sample indices of one rank, from the current position in the epoch, for loaders of frameworks.
 
 batches = IndexBatches(sampler, batch_size=32)
 for indices in batches: ...
@@ -19,10 +19,9 @@ from farandole.settings import Settings
 
 @final
 class IndexBatches:
-    """The batches of this rank, of ``batch_size`` samples, or of its part of ``global_batch_size`` of all ranks.
+    """Batches of this rank, of ``batch_size`` samples, or of its part of the ``global_batch_size`` of all ranks.
 
-    ``whole``: every rank gets the global batches as they are, for virtual workers. Raises ``UsageError`` for sizes that
-    cannot be.
+    ``whole``: every rank gets whole global batches, for virtual workers. Raises ``UsageError`` for invalid sizes.
     """
 
     def __init__(self, sampler: EpochSampler, batch_size: int, global_batch_size: int = 0, whole: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""``Layout``: what a data set says about the order of its samples, and about which ranks have them near.
+"""``Layout``: order of the samples of a data set, and which ranks store each sample locally.
 
-A data set with an attribute ``layout`` has samplers ask it; all others are shuffled as their framework does it, and a
-batch is shared out in slices.
+Samplers use the attribute ``layout`` of a data set. A data set without it is shuffled as its framework does, and a
+batch is split into slices.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import ClassVar
 
 
 class Layout(ABC):
-    """Order of the samples of an epoch, and the rows of a global batch of each rank; the same on all ranks."""
+    """Order of the samples of an epoch, and the rows of a global batch for each rank; the same on all ranks."""
 
     is_planned: ClassVar[bool] = False
-    """True if the generation before has ended by a change that was announced: who is missing was told to leave."""
+    """True if the previous generation ended by an announced change: a missing rank has left and did not fail."""
 
     @property
     @abstractmethod
@@ -24,18 +24,18 @@ class Layout(ABC):
 
     @abstractmethod
     def adopt(self, name: str) -> None:
-        """Go on in the order of this name, which a state was saved with. Raises ``UsageError`` if there is no such."""
+        """Use the order with this name, from a saved state. Raises ``UsageError`` if there is no such order."""
 
     @abstractmethod
     def order(self, length: int, seed: int, epoch: int) -> Sequence[int]:
         """All samples in the order of an epoch."""
 
     def rows(self, samples: Sequence[int], counts: Sequence[int]) -> Sequence[Sequence[int]] | None:
-        """Places in ``samples``, those of a global batch, of what each rank computes, ``counts`` of them.
+        """For each rank, the ``counts`` positions in ``samples`` (a global batch) that it computes.
 
-        ``None``: neighbouring slices, as anywhere else.
+        ``None``: contiguous slices, as without a layout.
         """
         return None
 
     def agree(self) -> None:  # noqa: B027 (most have nothing to agree on)
-        """Agree with the other ranks, all of which call this, about what follows from who is there."""
+        """Agree with the other ranks on what depends on the current ranks. Collective."""

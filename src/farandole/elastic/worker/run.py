@@ -1,4 +1,4 @@
-"""``run``: a training function that goes on when workers come and go.
+"""``run``: a training function that goes on when workers join, leave or fail.
 
     @run
     def train(state):
@@ -9,19 +9,19 @@
 
     train(state)
 
-The process, its model and its data stay. When a worker was lost, or others are to come, those that are left join the
-next generation, agree on the newest state, and the function is called again.
+The process keeps its model and its data. After a worker was lost, or before new workers join, the remaining workers
+form the next generation, agree on the newest state, and call the function again.
 """
 
-# All of this runs in the thread that calls ``train``. The one thing that interrupts it is SIGTERM, whose handler Python
-# runs in the main thread between two bytecodes of whatever is under way there: user code, a collective, ``rejoin``.
-# So the handler takes no lock, and raises nothing while there is a session: an exception in the middle of a step would
-# cost all ranks that step. It sets a flag and has the session say in the next vote, or commit, that a change is due;
-# all ranks then leave their generation at the same commit, and this one looks at its flag. The flag outlives the
-# session, which may have heard of the signal in its last moment. Nor does it raise on top of ``shutdown`` and
-# ``rejoin``, of which an exception between two lines would leave half: sockets that are open, for which something
-# waits later and for ever. It has the wait for the next generation end (``withdraw``), and ``_Turn._rejoin`` looks at
-# the flag. So it raises only where this process is in no session and at neither: as nobody else would.
+# All code here runs in the thread that calls ``train``. Only SIGTERM interrupts it: Python runs the handler in the main
+# thread between two bytecodes of user code, a collective or ``rejoin``. So the handler takes no lock, and raises
+# nothing while there is a session: an exception in the middle of a step would cost all ranks that step. The handler
+# sets a flag and makes the session report, in the next vote or commit, that a change is due; all ranks then leave their
+# generation at the same commit, and this rank checks its flag. The flag outlives the session, which may have got the
+# signal in its last moment. The handler does not raise inside ``shutdown`` and ``rejoin`` either: an exception between
+# two of their lines would leave sockets open, for which some code would later wait for ever. Instead it ends the wait
+# for the next generation (``withdraw``), and ``_Turn._rejoin`` checks the flag. So the handler raises only where this
+# process is in no session and in neither function, because no other code would raise there.
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DIED_OF_IT = ("is killed by signal: Terminated", "terminated abruptly")
-"""Words of errors of a child process that a scheduler's SIGTERM, which all processes get, may have ended first."""
+"""Error texts about a child process that a scheduler's SIGTERM, sent to all processes, may have killed first."""
 
 OWN_NOTICE_S = 1.0
-"""Wait for the SIGTERM of this process itself then."""
+"""Seconds to wait for the SIGTERM of this process itself after such an error."""
 
 CHILD_HANDLERS = "torch.utils.data._utils.signal_handling"
-"""Module of the SIGCHLD handler that raises, between any two lines, where a process of a data loader dies."""
+"""Module of the SIGCHLD handler that raises, between any two lines, when a process of a data loader dies."""
 
 ATTEMPTS = 3
-"""Attempts to repeat one step after errors that no other worker's end explains."""
+"""Attempts to repeat one step after errors that the exit of another worker does not explain."""
 
 
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -63,14 +63,14 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     ... def train(state): ...
     >>> train(hvd.elastic.TorchState(model, optimizer, epoch=0))
 
-    What ended the call decides what ``state`` is then: after a fault, what ``State.restore`` says; after a planned
-    change, what it was. Raises what ``func`` raises, unless it says that a generation has ended; ``StartError`` if
-    there are too few workers for too long; and ``MismatchError``, as the ranks then run different programs.
+    Before the next call, ``state`` is restored (``State.restore``) after a fault, and unchanged after a planned change.
+    Raises what ``func`` raises, except errors that report the end of a generation; ``StartError`` if there are too few
+    workers for too long; and ``MismatchError``, because the ranks then run different programs.
 
-    A worker that gets SIGTERM leaves at the next commit with exit status 143 (``SystemExit``), and no step is lost: so
-    schedulers give notice. An error that ``func`` raises meanwhile, as of a child process that got the same signal, is
-    a leave as at the last commit. From then on SIGTERM is ignored, as the script may write a last checkpoint. A script
-    that handles SIGTERM itself keeps its handler.
+    A worker that gets SIGTERM, with which schedulers give notice, leaves at the next commit with exit status 143
+    (``SystemExit``), and no step is lost. If ``func`` raises before that commit, for example because a child process
+    got the same signal, the worker leaves with the state of the last commit. Afterwards SIGTERM is ignored, because the
+    script may write a last checkpoint. A script that handles SIGTERM itself keeps its handler.
     """
 
     @functools.wraps(func)
@@ -85,8 +85,8 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                     raise
                 except CollectiveError as error:
                     turn = turn.after_fault(error)
-                    state.restore()  # before the worker may end: what its script then saves has been committed
-                    notice.heed()  # before the next turn: a worker that is to end must not become a member once more
+                    state.restore()  # before the worker may exit: its script may then save only committed state
+                    notice.heed()  # before the next turn: a worker that got SIGTERM must not become a member again
                 except HostsUpdatedInterrupt:
                     notice.heed()
                     turn = turn.after_change()
@@ -101,10 +101,10 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
 @final
 class _Notice:
-    """SIGTERM handler while an elastic worker trains: it ends where the state is whole and the others have it."""
+    """SIGTERM handler of an elastic worker: the worker exits where its state is whole and other workers have it."""
 
     def __init__(self) -> None:
-        # Python lets no other thread set a handler, and calls none elsewhere than in the main thread.
+        # Python sets and calls signal handlers only in the main thread.
         is_ours = threading.current_thread() is threading.main_thread()
         is_free = is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         self._listens = is_free and current("elastic.run").settings.is_elastic
@@ -117,15 +117,15 @@ class _Notice:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._listens and signal.getsignal(signal.SIGTERM) is self._handler:  # or the script has set its own
-            # A worker that ends may be writing a last checkpoint when it is told again.
+        if self._listens and signal.getsignal(signal.SIGTERM) is self._handler:  # else the script has set its own
+            # A worker that exits may be writing a last checkpoint when a second SIGTERM arrives.
             leaves = kind is SystemExit and self._given
             signal.signal(signal.SIGTERM, signal.SIG_IGN if leaves else signal.SIG_DFL)
             if leaves and getattr(signal.getsignal(signal.SIGCHLD), "__module__", "") == CHILD_HANDLERS:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or it might raise while that is written
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else it might raise while the checkpoint is written
 
     def explains(self, error: Exception) -> bool:
-        """True if SIGTERM has come before ``error``, which is then told, or comes now to one that tells of it."""
+        """True if SIGTERM arrived before ``error``, or arrives now and the text of ``error`` suggests it. Logs it."""
         until_s = time.monotonic() + OWN_NOTICE_S
         while self._listens and not self._given and any(words in str(error) for words in DIED_OF_IT):
             if time.monotonic() >= until_s:
@@ -140,10 +140,10 @@ class _Notice:
         return self._given
 
     def heed(self) -> None:
-        """End the worker by ``SystemExit`` if SIGTERM has come."""
+        """End the worker by ``SystemExit`` if SIGTERM has arrived."""
         if self._given:
-            if is_initialized():  # else the others would wait for the end of the process, which may take a second
-                finish()  # first: a checkpoint that all ranks write would be lost with this one's share
+            if is_initialized():  # else other workers would wait for the exit of this process, up to a second
+                finish()  # first: a checkpoint that all ranks write would lack the part of this rank
                 current().leave_for_good()
             raise SystemExit(128 + signal.SIGTERM)
 
@@ -151,29 +151,29 @@ class _Notice:
         self._given = True
         if is_initialized():
             self.announce()
-            current().forget_orders()  # all workers are told when a job's time is up: a pause must not outlast it
+            current().forget_orders()  # all workers get SIGTERM at a job's time limit: no pause may outlast it
         elif not withdraw():
-            # It is in no session, and nobody reads ``change_due``. In a forked child (of a data loader, say) this ends
-            # the child, as SIGTERM should.
+            # There is no session, and nothing reads ``change_due``. In a forked child (of a data loader, say) this ends
+            # the child, which SIGTERM should do.
             self.heed()
 
     @property
     def has_come(self) -> bool:
-        """True if SIGTERM has."""
+        """True if SIGTERM has arrived."""
         return self._given
 
     def announce(self) -> None:
-        """Have the session say that a change is due, if SIGTERM has come."""
+        """Make the session report that a change is due, if SIGTERM has arrived."""
         if self._given:
             current().change("a worker was told to end (SIGTERM)")
 
 
 @final
 class _Turn:
-    """One call of the training function in one generation. The first begins where ``init`` has left the worker.
+    """One call of the training function in one generation. The first turn begins after ``init``.
 
-    A later one begins with the end of the generation before, and tells how long it took until the next step.
-    ``failures`` counts how often the step that is next has failed without another worker's end to explain it.
+    A later turn begins at the end of the previous generation, and reports the time until the next step. ``failures``:
+    how often the next step has failed without the exit of another worker to explain it.
     """
 
     def __init__(self, state: State, because: str = "", failures: int = 0, *, is_planned: bool = False) -> None:
@@ -183,7 +183,7 @@ class _Turn:
         self._begun_s = self._formed_s = time.monotonic()
 
     def begin(self, notice: _Notice) -> None:
-        """Join a generation if need be, and bring the state to that of all ranks."""
+        """Join a generation if needed, and synchronize the state."""
         if self._because:
             self._step_vote.reach("reform")
             self._rejoin(notice)
@@ -203,18 +203,18 @@ class _Turn:
         """Leave the session and join the next generation, unless this worker was told to end."""
         shutdown()
         try:
-            # A signal that came until now has told the session only, and that is gone. One that comes after this line
-            # ends the wait. In both cases the others are told, who would else wait for the end of this process.
+            # A SIGTERM before this line was reported only to the session, which is closed. A SIGTERM after this line
+            # ends the wait. Both times other workers are notified, which would else wait for this process to exit.
             rejoin(self._state.content, self._state._step, notice.has_come)
         except StartError:
             notice.heed()
             raise
-        notice.announce()  # it may have come after the wait, and before there was a session to be told
+        notice.announce()  # SIGTERM may have arrived after the wait and before the new session
 
     def after_fault(self, error: CollectiveError) -> _Turn:
         """The next turn; raises ``error`` once the same step has failed too often."""
         failures = 0
-        if not isinstance(error, AbortError):  # those have another worker's end to explain them, and may be many
+        if not isinstance(error, AbortError):  # another worker's exit explains these, and there may be many
             failures = 1 + (self._failures if self._step_vote.step == self._step else 0)
         if failures > ATTEMPTS:
             raise error
@@ -243,5 +243,5 @@ class _Turn:
         events.emit(recovery)
         if recovery.rank == 0:
             events.logger.info("%s", recovery.text)
-            if self._is_planned:  # what a fault costs says nothing of what a change would
+            if self._is_planned:  # the cost of a fault does not predict the cost of a change
                 session.report(Progressed({}, pause_s=recovery.total_s))

@@ -5,9 +5,9 @@
     cursor.hand_out(next(cursor.batches(batch_size=2)))
     cursor.advance(6)                                               # the samples of all ranks: the step is committed
 
-An epoch is a fixed order of all samples, and a cursor in it: what lies before the cursor is committed, what follows is
-not. A step takes the next samples, whatever the number of ranks, and the cursor moves when the step is voted. So a
-fault, or another number of ranks, changes the rank that computes a sample, and never whether it counts. Pure.
+An epoch is a fixed order of all samples with a cursor in it: samples before the cursor are committed, samples after it
+are not. A step takes the next samples, for any number of ranks, and the cursor moves when the step is voted. So a
+fault, or another number of ranks, changes which rank computes a sample, and never whether the sample counts. Pure.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Order: TypeAlias = Callable[[int, int, int], Sequence[int]]
 
 
 def shuffled(length: int, seed: int, epoch: int) -> Sequence[int]:
-    """The indices below ``length`` in random order; the same everywhere for one seed and epoch."""
+    """The indices below ``length`` in random order; the same on all ranks for one seed and epoch."""
     indices = list(range(length))
     random.Random(f"{seed} {epoch}").shuffle(indices)  # noqa: S311 (no secret)
     return indices
 
 
 def sequential(length: int, _seed: int, _epoch: int) -> Sequence[int]:
-    """The indices below ``length`` as they are."""
+    """The indices below ``length`` in ascending order."""
     return range(length)
 
 
@@ -67,7 +67,7 @@ class GlobalBatch:
         return range(start, start + even + (rank < odd))
 
     def computed(self, rank: int, size: int) -> range:
-        """The slice of one rank, never empty: without a sample of its own it has the last one, which weighs nothing."""
+        """The slice of one rank, never empty: a rank without a sample of its own gets the last one, with weight 0."""
         return self.positions(rank, size) or range(self.stop - 1, self.stop)
 
 
@@ -77,7 +77,7 @@ def per_rank(cursor: int, length: int, size: int, batch_size: int) -> Iterator[G
     >>> [batch.counts(2) for batch in per_rank(0, 9, 2, batch_size=2)]
     [[2, 2], [3, 2]]
 
-    What is left after the last full batch is one more step, or, where some rank would have none, part of the last one.
+    The rest after the last full batch is one more step or, if some rank would get no sample, part of the last step.
     """
     full = batch_size * size
     while cursor < length:
@@ -116,9 +116,9 @@ class SampleCursor:
         self.position = 0
         """Number of committed samples of this epoch."""
         self.in_flight: list[GlobalBatch] = []
-        """Batches that are handed out, and not committed."""
+        """Batches that are handed out and not yet committed."""
         self.is_fresh = False
-        """True if batches were handed out since the last pass: the next one is over these."""
+        """True if batches were handed out since the last backward pass: the next pass is over these batches."""
         self._passing: list[GlobalBatch] = []
         self._rearranged = 0
         self._order = order
@@ -140,32 +140,32 @@ class SampleCursor:
 
     @property
     def arrangement(self) -> int:
-        """Counter; it changes when batches that were planned before must not be handed out any more."""
+        """Counter; when it changes, batches that were planned before must no longer be handed out."""
         return self._rearranged
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch``; where that is the one under way, it goes on."""
+        """Begin ``epoch``; an epoch under way goes on."""
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
             self._drop()
 
     def rearrange(self, rank: int, size: int) -> None:
-        """Adapt to other ranks than before: batches in flight are dropped, and their samples handed out again."""
+        """Set a new rank and number of ranks: batches in flight are dropped, and their samples handed out again."""
         self.rank, self.size = rank, size
         self._drop()
 
     def batches(self, batch_size: int = 0, global_batch_size: int = 0) -> Iterator[GlobalBatch]:
-        """The steps that are left of this epoch, at this size, after what is handed out already."""
+        """The remaining steps of this epoch, with this batch size, after the batches in flight."""
         begin = self.in_flight[-1].stop if self.in_flight else self.position
         if global_batch_size:
             return fixed(begin, self.length, global_batch_size)
         return per_rank(begin, self.length, self.size, batch_size)
 
     def strided(self) -> Sequence[int]:
-        """The indices for this rank where somebody else cuts them into batches, the same number for every rank.
+        """Indices of this rank for a loader that makes the batches itself, the same number for every rank.
 
-        Equal numbers of every rank's indices are always the beginning of what remains. Where they do not divide, the
-        last ranks get one more index that is another rank's.
+        The first n indices of every rank together are always the beginning of the remaining samples. If the samples do
+        not divide evenly, the last ranks get the last sample of the epoch in addition, which is also another rank's.
         """
         mine = [int(index) for index in self.indices[self.position + self.rank :: self.size]]
         if self.rank >= (self.length - self.position) % self.size > 0:
@@ -173,7 +173,7 @@ class SampleCursor:
         return mine
 
     def positions(self, batch: GlobalBatch) -> Sequence[int]:
-        """Positions in the epoch's order of what this rank computes of a batch; the layout says which, else a slice."""
+        """Positions, in the epoch's order, of this rank's samples of a batch: from the layout, or else a slice."""
         if self.layout is None or self.size == 1:
             return batch.positions(self.rank, self.size)
         if self._rows is None or self._rows[0] != batch:
@@ -184,7 +184,7 @@ class SampleCursor:
         return self._rows[1]
 
     def samples_of(self, batch: GlobalBatch, *, whole: bool = False) -> list[int]:
-        """Samples of a batch that this rank computes, or all of them; never none: the last one then weighs nothing."""
+        """Samples of a batch that this rank computes, or the ``whole`` batch; never empty: see ``computed``."""
         rows = range(batch.start, batch.stop) if whole else self.positions(batch) or range(batch.stop - 1, batch.stop)
         indices = self.indices
         return [int(indices[row]) for row in rows]
@@ -192,7 +192,7 @@ class SampleCursor:
     # -- what happens to a batch ---------------------------------------------------------------------------------------
 
     def hand_out(self, batch: GlobalBatch, trains: bool = True) -> None:
-        """Hand a batch to the training loop: it is in flight until ``advance``. No pass is over one that only tests."""
+        """Hand a batch to the training loop; it is in flight until ``advance``. ``trains``: a backward pass uses it."""
         self.in_flight.append(batch)
         if trains:
             if not self.is_fresh:
@@ -202,10 +202,10 @@ class SampleCursor:
     def hand_out_with(
         self, batches: Iterable[GlobalBatch], contents: Iterable[T], trains: Callable[[], bool] = lambda: True
     ) -> Iterator[T]:
-        """Iterate over ``contents``, which a loader has made of planned ``batches``; each is handed out as it is met.
+        """Iterate over ``contents``, which a loader has made of planned ``batches``, and hand out each batch.
 
-        ``trains`` is asked for each: see ``hand_out``. Raises ``UsageError`` if the batches have been planned before
-        the workers or the epoch changed.
+        ``trains`` is called for each batch: see ``hand_out``. Raises ``UsageError`` if the workers or the epoch changed
+        after the batches were planned.
         """
         arrangement = self.arrangement
         for batch, content in zip(batches, contents, strict=True):
@@ -224,8 +224,8 @@ class SampleCursor:
     def weigh(self) -> float:
         """Factor for this rank's mean gradient that makes the mean over the ranks the mean over the samples of a pass.
 
-        It is 1 where all ranks have equally many. A pass is over what was handed out since the one before; where that
-        is nothing, over the same: two optimizers may use one batch, in a step each, or one of them several times.
+        It is 1 if all ranks have equally many. A pass is over batches handed out since the previous pass or, without
+        any, over the same again: two optimizers may use one batch in a step each, or one optimizer several times.
         """
         return weight([self])
 
@@ -248,7 +248,7 @@ class SampleCursor:
         return self.epoch, self.position, len(self.in_flight), sum(batch.samples for batch in self.in_flight)
 
     def advance(self, samples: int) -> None:
-        """Commit the step: all ranks together have computed ``samples``, which is what is in flight."""
+        """Commit the step: all ranks together have computed ``samples``, which must be the number in flight."""
         expected = sum(batch.samples for batch in self.in_flight)
         if samples != expected:
             raise MismatchError(
@@ -261,13 +261,13 @@ class SampleCursor:
         self.in_flight.clear()
 
     def record(self, samples: int) -> None:
-        """Commit ``samples`` of every rank, where somebody else cuts batches."""
+        """Commit ``samples`` of every rank, for a loader that makes the batches itself."""
         self.position = min(self.length, self.position + samples * self.size)
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
+    # -- saving and loading --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Progress as ``load_state_dict`` takes it, at any number of ranks."""
+        """Progress for ``load_state_dict``, with any number of ranks."""
         order = {} if self.layout is None else {"order": self.layout.name}
         return {
             "epoch": self.epoch,
@@ -278,7 +278,7 @@ class SampleCursor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken; what was handed out here is dropped.
+        """Go on at the position of ``state``; batches in flight are dropped.
 
         Raises ``UsageError`` for the state of another data set.
         """
@@ -304,8 +304,8 @@ class SampleCursor:
 def weight(cursors: Sequence[SampleCursor]) -> float:
     """Weight of this rank's gradient of a pass over the samples of all ``cursors`` together: see ``weigh``.
 
-    The sum of two losses, each of a batch of its own, has one gradient. Where both batches are shared out alike, as
-    those of one size are, the weight is that of either; their product would count what is uneven twice.
+    The sum of two losses, each of a batch of its own, has one gradient. If both batches are split alike, because they
+    have the same size, the weight is that of either batch; a product of both weights would count a difference twice.
     """
     mine, total = map(sum, zip(*(cursor.passing() for cursor in cursors), strict=True)) if cursors else (0, 0)
     return mine * cursors[0].size / total if total else 1.0

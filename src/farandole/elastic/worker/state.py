@@ -1,4 +1,4 @@
-"""State of an elastic job: registered values that survive when workers come and go.
+"""State of an elastic job: registered values that survive while workers join, leave and fail.
 
     state = ObjectState(batch=0, epoch=0)
 
@@ -9,9 +9,9 @@
             state.epoch += 1
             state.commit()
 
-Frameworks derive states for models and optimizers: handlers for them, and an adapter for their tensors. Where the
-optimizers vote on every step, tensors need no copies: they change in voted steps only, so what a rank has is what it
-had after the last one.
+Framework modules derive states for models and optimizers, with handlers and an adapter for tensors. If the optimizers
+vote on every step, tensors need no copies: they change only in voted steps, so a rank always has the tensors of its
+last voted step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from farandole.runtime.session.init import current
 
 
 class State(ABC):
-    """Something that can be saved, restored and agreed on; ``run`` drives it. The interface is Horovod's."""
+    """State that can be saved, restored and synchronized; ``run`` calls it. The interface is Horovod's."""
 
     def __init__(self) -> None:
         self._reset_callbacks: list[Callable[[], object]] = []
@@ -48,11 +48,11 @@ class State(ABC):
         self._synced: Synced | None = None
         self._unlike: frozenset[str] = frozenset()
         self._joined = False
-        """True if this worker cannot begin the job: it came later, or its state is not whole."""
+        """True if the job cannot begin with this worker's state: it joined later, or its state is not whole."""
 
     @property
     def content(self) -> str:
-        """Description of the state, the same on workers that train together; "" if nothing can be told."""
+        """Description of the state, the same on workers that train together; "" if there is none."""
         return ""
 
     @property
@@ -61,14 +61,14 @@ class State(ABC):
         return goes_on_from(NEW, self._joined)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Call these, without arguments, on all workers that stay whenever others have come or gone.
+        """Register callbacks without arguments, to be called on all remaining workers after a change of workers.
 
-        They are called before the state is agreed on: adjust a learning rate here, and new workers get it too.
+        They are called before the state is synchronized: adjust a learning rate here, and new workers get it too.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Call ``reset``, then the callbacks: other workers have come or gone."""
+        """Call ``reset``, then the callbacks, after a change of workers."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -78,51 +78,51 @@ class State(ABC):
         current().change("the script said so")
 
     def commit(self) -> None:
-        """Remember the state as it is now, and let workers come and go here if they are to.
+        """Save the current state, and let workers join or leave here if a change is due.
 
-        Raises ``HostsUpdatedInterrupt`` on all ranks, or on none. Cheap where the optimizers vote: only what is no
-        tensor is copied.
+        Raises ``HostsUpdatedInterrupt`` on all ranks, or on none. Cheap if the optimizers vote: tensors are then not
+        copied.
         """
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Let workers come and go here if they are to; all ranks call it at the same points."""
+        """Let workers join or leave here if a change is due; all ranks call it at the same points."""
         self._step_vote.reach("commit")
         if self._is_change_due():
             self.before_change()
             raise HostsUpdatedInterrupt
 
     def before_change(self) -> None:  # noqa: B027 (most have nothing to prepare)
-        """Prepare for workers that come or go, while all ranks are still here."""
+        """Prepare for a change of workers, while all ranks are still in the generation."""
 
     def _is_change_due(self) -> bool:
-        """True on all ranks if any of them has heard of a change, as they may hear of it at different times."""
+        """True on all ranks if any rank knows of a change; ranks may learn of it at different times."""
         return any(allgather_object(bool(current().change_due), "elastic.change_due"))
 
     @abstractmethod
     def save(self) -> None:
-        """Remember the state as it is now."""
+        """Save the current state."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Go back to what was remembered last."""
+        """Restore the state that was saved last."""
 
     @abstractmethod
     def sync(self) -> None:
         """Make the state the same on all ranks. Collective."""
 
     def reset(self) -> None:  # noqa: B027 (most states need nothing)
-        """Adapt what depends on the number of workers: others have come or gone."""
+        """Adapt what depends on the number of workers, after a change of workers."""
 
 
 class ObjectState(State):
     """Registered values as attributes: ``ObjectState(batch=0).batch``.
 
-    What has ``state_dict`` and ``load_state_dict`` is kept by these, everything else by pickling it. After ``sync`` the
-    values on every rank are those of the rank with the newest state.
+    These methods save values that have ``state_dict`` and ``load_state_dict``; all others are copied, and pickled for
+    other ranks. After ``sync`` every rank has the values of the rank with the newest state.
 
-    A framework's state has ``_leaves`` for its tensors, a ``_registry`` of handlers, and its random generators.
+    The state of a framework has ``_leaves`` for its tensors, a ``_registry`` of handlers, and its random generators.
     """
 
     _leaves: ClassVar[Leaves[Any]] = Leaves()
@@ -153,12 +153,12 @@ class ObjectState(State):
 
     @property
     def content(self) -> str:
-        """The names of what is registered, and the tensors of what the program has built."""
+        """Names of the registered values, and the tensors of values that the program has built."""
         return ", ".join(sorted([*Inventory(self._parts, self._leaves).built(), *self._handlers, *self._saved]))
 
     def save(self) -> None:
         """See ``State``."""
-        self._await_values()  # before the first one is saved: what is saved belongs together
+        self._await_values()  # before the first value is saved: saved values belong together
         self._saved = copied(self._objects())
         for handler in (*self._parts.values(), *self._handlers.values()):
             handler.save()
@@ -167,9 +167,9 @@ class ObjectState(State):
     def restore(self) -> None:
         """See ``State``.
 
-        Where optimizers vote, tensors are as after the last voted step. If no step was voted since ``save``, the rest
-        goes back to that; otherwise what it is now is nearer to the last step, and stays. Random generators are as
-        after the last step, or the last ``save``.
+        If optimizers vote, tensors are as after the last voted step. Other values return to the last ``save`` if no
+        step was voted since; otherwise they keep their current values, which are nearer to the last step. Random
+        generators are as after the last step, or the last ``save``.
         """
         for part in self._parts.values():
             part.abandon()
@@ -181,8 +181,8 @@ class ObjectState(State):
             part.restore()
 
     def commit(self) -> None:
-        """See ``State``. Where nothing votes, this is what counts as a step."""
-        self._await_values()  # a step whose values cannot be had is none
+        """See ``State``. If nothing votes, a commit counts as a step."""
+        self._await_values()  # a step whose values cannot be computed does not count
         if not self._votes:
             self._step_vote.step += 1
         self.save()
@@ -191,10 +191,10 @@ class ObjectState(State):
         self.check_host_updates()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, for a checkpoint that another job goes on from with any number of workers. Collective.
+        """The whole state, for a checkpoint from which another job goes on with any number of workers. Collective.
 
-        Its tensors are the ones that training changes: write or copy them before the next step. Generators of random
-        numbers that ranks have seeded differently are left out, as they are of each rank alone.
+        Its tensors are no copies, so training changes them: write or copy them before the next step. Random generators
+        that ranks have seeded differently are left out, because each of them belongs to one rank.
         """
         if self._handlers:
             raise UsageError(f"no checkpoint can have {', '.join(self._handlers)}: handlers of your own keep them")
@@ -206,9 +206,9 @@ class ObjectState(State):
         return {"step": self._step_vote.step, "trees": trees, "objects": self._objects()}
 
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` has returned; every rank calls it before ``run`` begins.
+        """Load the result of ``state_dict``; every rank calls it before ``run`` begins.
 
-        Raises ``UsageError`` if other values are registered here.
+        Raises ``UsageError`` if this state has other registered values.
         """
         mine = {name for name, part in self._parts.items() if not part.is_private} | set(self._saved)
         theirs = {*content["trees"], *content["objects"]} - {n for n, part in self._parts.items() if part.is_private}
@@ -230,7 +230,7 @@ class ObjectState(State):
         reach = partial(self._reach, job_state)
         self._synced = synchronize(self._parts, self._objects(), self._leaves, job_state, reach)
         self._unlike = self._synced.unlike
-        self._is_whole = True  # and not before: tensors that are half received when the line above raises are no state
+        self._is_whole = True  # not before: if the line above raises, half-received tensors are no state
         self._take(self._registered() | self._synced.objects)
         self._arrange(self._synced.step)
         for part in self._parts.values():
@@ -241,14 +241,14 @@ class ObjectState(State):
         self._step_vote.reach("synced")
 
     def reset(self) -> None:
-        """See ``State``: samplers share their samples out anew."""
+        """See ``State``: samplers distribute their samples again."""
         self._arrange(self._step_vote.step)
 
     def _is_change_due(self) -> bool:
         return self._step_vote.change_due if self._votes else super()._is_change_due()
 
     def before_change(self) -> None:
-        """See ``State``: what parts have between them is gathered, as ``sync`` would find some of it gone."""
+        """See ``State``: parts gather what is distributed over the ranks; some ranks may exit before ``sync``."""
         for part in self._parts.values():
             part.before_change()
 
@@ -263,21 +263,21 @@ class ObjectState(State):
         object.__setattr__(self, name, value)
 
     def _handler(self, value: Any) -> StateHandler | None:
-        """The handler that keeps a value; ``None`` if it is to be pickled."""
+        """The handler of a value; ``None`` if the value must be pickled."""
         return self._registry.handler_for(value)
 
     def _generators(self) -> Mapping[str, StatePart]:
-        """Parts that are no attributes: the global random generators, and what else belongs to the state."""
+        """Parts that are no attributes: global random generators, and other global state."""
         return {}
 
     def _await_values(self) -> None:
-        """Wait for values that a framework still computes; raises what that computation has ended with."""
+        """Wait for values that a framework still computes; raises the error of that computation."""
 
     def _objects(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._saved}
 
     def _registered(self) -> dict[str, Any]:
-        """The values of the parts, which may have put others in their place."""
+        """The current values of the parts, which may have replaced the registered values."""
         return {name: part.value for name, part in self._parts.items() if name not in self._random}
 
     def _take(self, objects: dict[str, Any]) -> None:
@@ -287,7 +287,7 @@ class ObjectState(State):
     def _connect(self) -> None:
         """Connect the registered values with the step vote; called again when one is replaced.
 
-        Optimizers vote, if there are any and all can.
+        Optimizers vote if there is at least one and all of them can.
         """
         samplers = {name: part for name, part in self._parts.items() if isinstance(part, SamplerPart)}
         self._step_vote.cursors = {name: part.value.cursor for name, part in samplers.items()}

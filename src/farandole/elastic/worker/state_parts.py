@@ -1,4 +1,4 @@
-"""Parts of a state: registered values, each with a handler that can keep it, restore it and hand it over.
+"""Parts of a state: registered values, each with a handler that can save, restore and send it.
 
     class Averages(StatePart):
         def tree(self):
@@ -6,7 +6,7 @@
         def load(self, tree):
             self.value.numbers = tree
 
-Frameworks bring parts for their models and optimizers, in a ``HandlerRegistry``.
+Framework modules have parts for their models and optimizers, in a ``HandlerRegistry``.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from farandole.errors import UsageError
 
 
 class StateHandler(ABC):
-    """Keeps and hands over one registered value, in a way of its own; the interface is Horovod's."""
+    """Handler that saves, restores and synchronizes one registered value; the interface is Horovod's."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     @abstractmethod
     def save(self) -> None:
-        """Remember the value as it is now."""
+        """Save the current value."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Make the value again what it was when it was last saved."""
+        """Restore the value that was saved last."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Make the value on every rank what it is on rank 0. Collective."""
+        """Copy the value of rank 0 to every rank. Collective."""
 
     def set_value(self, value: Any) -> None:
-        """Keep another object, registered under the same name, from now on."""
+        """Replace the value by another object, registered under the same name, and save it."""
         self.value = value
         self.save()
 
 
 class StatePart(StateHandler):
-    """A handler for a value whose whole content is a tree; the state hands over all its parts together.
+    """Handler for a value whose whole content is a tree; the state sends all its parts together.
 
-    The tree is what ``state_dict`` returns and ``load_state_dict`` takes, where a subclass does not say otherwise.
+    By default, ``state_dict`` of the value returns the tree and ``load_state_dict`` takes it; subclasses may differ.
 
-    ``votes`` says that its tensors change only in steps that are voted, so that no copy of them is needed.
-    ``is_copied`` says that its tree is of copies, as for tensors that cannot change: what was received is then loaded.
-    ``is_private`` says that ranks may differ in it: one that comes anew then keeps its own. ``is_condition`` says that
-    it holds nothing to keep, and that its ``load`` judges whether the job's tensors fit here. ``is_fixed`` says that it
-    is tensors, and that the program decides which ones: where they differ, it is another program.
+    ``votes``: its tensors change only in voted steps, so no copy of them is needed. ``is_copied``: its tree consists of
+    copies, for tensors that cannot change; received tensors are then loaded. ``is_private``: ranks may differ in it,
+    and a new rank keeps its own. ``is_condition``: it holds nothing to save, and its ``load`` checks whether the job's
+    tensors fit this rank. ``is_fixed``: it consists of tensors that the program determines, so other tensors mean
+    another program.
     """
 
     is_private: ClassVar[bool] = False
@@ -72,11 +72,11 @@ class StatePart(StateHandler):
         self._saved: Any = None
 
     def tree(self) -> Any:
-        """The content: nested dicts, lists and tuples of tensors, which are not copied, and of what can be pickled."""
+        """The content: nested dicts, lists and tuples of tensors, not copied, and of objects that can be pickled."""
         return self.value.state_dict()
 
     def load(self, tree: Any) -> None:
-        """Load a tree, which is the caller's no more."""
+        """Load a tree, and take ownership of it."""
         self.value.load_state_dict(tree)
 
     def own_tensors(self) -> set[int]:
@@ -84,16 +84,16 @@ class StatePart(StateHandler):
         return set()
 
     def before_change(self) -> None:
-        """Gather what ranks have between them: workers will come or go. Collective."""
+        """Gather what is distributed over the ranks, before a change of workers. Collective."""
 
     def abandon(self) -> None:
-        """Undo what a step that a fault has ended has changed in other parts; before any is restored."""
+        """Undo what an interrupted step has changed in other parts; called before any part is restored."""
 
     def begin_anew(self, name: str) -> None:
-        """Forget what belongs to a step under way: a generation begins. ``name`` is the registered one."""
+        """Drop data of an unfinished step, when a generation begins. ``name``: the registered name."""
 
     def agree(self) -> None:
-        """Agree with the same part of the other ranks, all of which call this once they have one state."""
+        """Agree with the same part of the other ranks, after the state was synchronized. Collective."""
 
     def save(self) -> None:
         """See ``StateHandler``."""
@@ -106,13 +106,13 @@ class StatePart(StateHandler):
             self.load(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Do nothing: ``state_sync.synchronize`` hands over all parts together."""
+        """Do nothing: ``state_sync.synchronize`` sends all parts together."""
 
 
 class ReplaceablePart(StatePart):
-    """A part whose value scripts replace by another object, as they do with arrays: no commit, nor a copy.
+    """Part whose value scripts replace by another object, such as an array, without a commit and without a copy.
 
-    ``restore`` goes back to the object that was there when it was last saved, with what it held then.
+    ``restore`` returns to the object of the last ``save``, with the content that it had then.
     """
 
     def __init__(self, value: Any) -> None:
@@ -120,7 +120,7 @@ class ReplaceablePart(StatePart):
         self._saved_value = value
 
     def set_value(self, value: Any) -> None:
-        """See ``StateHandler``; what was saved stays, or a fault would leave half of a step."""
+        """See ``StateHandler``; does not save, because a fault would then leave half of a step."""
         self.value = value
 
     def save(self) -> None:
@@ -143,7 +143,7 @@ def copied(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unfit(values: Mapping[str, Any], keep: Callable[[Any], object], error: Exception) -> UsageError:
-    """An error that names which of a state's ``values`` ``keep`` cannot take (``error``), and what to do about it."""
+    """Error that names the entry of ``values`` on which ``keep`` fails (with ``error``), and what to do about it."""
     for name, value in values.items():
         try:
             keep(value)
@@ -165,7 +165,7 @@ class OptimizerPart(StatePart):
 
     @property
     def can_vote(self) -> bool:
-        """True if nothing changes before its steps are voted, and all ranks are there to vote."""
+        """True if no parameter changes before its steps are voted, and all ranks take part in the vote."""
         return self.voter is not None and self.voter.is_global
 
     def begin_anew(self, name: str) -> None:
@@ -176,10 +176,10 @@ class OptimizerPart(StatePart):
 
 @final
 class RandomPart(StatePart):
-    """A global random generator, as a function that gets its state and one that sets it.
+    """A global random generator, by functions that get and set its state.
 
-    A step that is computed again draws the same numbers again. Ranks may be seeded differently: then a worker that
-    comes keeps its own seed. ``encode`` and ``decode`` make bytes of a state, the same of equal states, and back.
+    A step that is computed again draws the same numbers again. If ranks are seeded differently, a new worker keeps its
+    own seed. ``encode`` converts a state to bytes, the same for equal states, and ``decode`` converts them back.
     """
 
     is_private: ClassVar[bool] = True
@@ -195,7 +195,7 @@ class RandomPart(StatePart):
         self._get, self._set, self._encode, self._decode = getter, setter, encode, decode
 
     def tree(self) -> Any:
-        """See ``StatePart``; bytes, as tensors in it would be taken for some that all ranks share."""
+        """See ``StatePart``; bytes, because tensors would be taken for tensors that are equal on all ranks."""
         return self._encode(self._get())
 
     def load(self, tree: Any) -> None:
@@ -212,7 +212,7 @@ class RandomPart(StatePart):
 
 
 def random_parts() -> dict[str, RandomPart]:
-    """Parts for the global generators of Python, and of NumPy where it is loaded; no value has such a name."""
+    """Parts for the global generators of Python, and of NumPy if it is loaded; no registered value has such a name."""
     return {
         "python.random": RandomPart(random.getstate, random.setstate),
         "numpy.random": RandomPart(_numpy_state, _set_numpy_state),
@@ -260,17 +260,17 @@ HandlerTable: TypeAlias = list[tuple[type[Any], type[StateHandler]]]
 
 @final
 class HandlerRegistry:
-    """Classes of values with their handlers, which a script may put its own before."""
+    """Table of value classes and their handlers, to which a script may add its own."""
 
     def __init__(self, table: HandlerTable) -> None:
         self.table = table
 
     def replace(self, table: Iterable[tuple[type[Any], type[StateHandler]]]) -> None:
-        """Take another table; for states made from now on."""
+        """Replace the table, for states that are created later."""
         self.table[:] = list(table)
 
     def handler_for(self, value: Any) -> StateHandler | None:
-        """Make the handler of ``value``, of the first class that fits; ``None`` if it is to be pickled."""
+        """Create the handler of ``value``, for the first class that fits; ``None`` if ``value`` must be pickled."""
         for kind, handler in self.table:
             if isinstance(value, kind):
                 return handler(value)

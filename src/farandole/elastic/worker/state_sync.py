@@ -1,11 +1,11 @@
-"""State sync: all ranks of a new generation come to one state, that of a rank with the newest.
+"""State sync: all ranks of a new generation get the state of a rank with the newest state.
 
     synced = synchronize(parts, {"epoch": 3}, leaves, LocalState(412), reach)
 
-The newest state is that of the highest voted step, and among those ranks the oldest one's. A rank that was there, and
-has the same tensors, is a source; one that is behind, new, or differs gets them from all sources at once. Everything
-that is no tensor is the oldest one's on all ranks, so that every rank goes on at the same point of its program; so
-is the number of steps that metrics are told with.
+The newest state has the highest voted step; of several ranks at that step, the oldest rank's state counts. Ranks at
+that step with the same tensors are sources; ranks that are behind, new or different receive tensors from all sources at
+once. Everything that is not a tensor comes from the oldest rank, so that every rank goes on at the same point of its
+program; so does the number of steps that metrics are reported with.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True)
 class LocalState:
-    """State of this rank before the sync: its step, or ``NEW``; ``joined`` if it cannot be the one to begin.
+    """State of this rank before the sync: its step, or ``NEW``; ``joined`` if the job cannot begin with it.
 
-    ``unlike`` are private parts that ranks differed in before: the last one of these may be alone with its own now.
+    ``unlike``: private parts in which ranks differed before; a single rank that is left would not show the difference.
     """
 
     step: int = NEW
@@ -52,7 +52,7 @@ class LocalState:
 class Synced:
     """Result of a sync: the job's step, whether this rank's tensors changed, and how long it took.
 
-    ``objects`` are those of the rank that everybody follows, and so is what ranks are ``unlike`` in.
+    ``objects`` and ``unlike`` are those of the root of the agreement.
     """
 
     step: int
@@ -72,31 +72,31 @@ class Inventory(Generic[T]):
         self._parts, self._leaves = parts, leaves
         trees = {name: part.tree() for name, part in parts.items()}
         self._copies = {name: tree for name, tree in trees.items() if parts[name].is_copied}
-        # Of what is fixed no tensors are made: in which order they lie, each rank's program decides.
+        # No tensors are made for a fixed part: each rank's program decides in which order their elements lie.
         taken = {name: leaves.take(tree, in_order=not parts[name].is_fixed) for name, tree in trees.items()}
         self.skeletons = {name: bytes(cloudpickle.dumps(skeleton)) for name, (skeleton, _) in taken.items()}
         self._tensors = {name: tensors for name, (_, tensors) in taken.items()}
         self.changed: dict[str, Any] = {}
 
     def common(self) -> list[T]:
-        """The tensors that are the same on all ranks of one step."""
+        """The tensors that are the same on all ranks at one step."""
         return self._some(own=False)
 
     def own(self) -> list[T]:
-        """The tensors that ranks may differ in."""
+        """The tensors that may differ between ranks."""
         return self._some(own=True)
 
     def private(self, unlike: Collection[str]) -> tuple[tuple[str, int], ...]:
-        """The parts that may differ between ranks, and digests of them; those that ``unlike`` names do."""
+        """Names and digests of the parts that may differ between ranks, without ``unlike`` parts, which do differ."""
         names = [name for name, part in self._parts.items() if part.is_private and name not in unlike]
         return tuple((name, zlib.crc32(self.skeletons[name])) for name in names)
 
     def conditions(self) -> list[str]:
-        """The parts that whoever gets the job's tensors is judged by."""
+        """Names of the parts that check whether the job's tensors fit a receiver."""
         return [name for name, part in self._parts.items() if part.is_condition]
 
     def built(self) -> list[str]:
-        """The names of the parts; those whose tensors the program has built are told apart by these."""
+        """Names of the parts, with the number and a digest of the tensors that the program has built."""
         return [
             f"{name} ({len(self._tensors[name])} tensors, {zlib.crc32(self.skeletons[name]):08x})"
             if part.is_fixed
@@ -105,7 +105,7 @@ class Inventory(Generic[T]):
         ]
 
     def adopt(self, theirs: Mapping[str, bytes], alike: Collection[str]) -> None:
-        """Become like ``theirs``, of what is private in what is ``alike``; tensors have yet to be filled."""
+        """Adopt the skeletons ``theirs``, of private parts only those in ``alike``; tensors have yet to be filled."""
         if list(theirs) != list(self.skeletons):
             raise UsageError(
                 f"the state of the job holds {', '.join(theirs)}; the one of this worker {', '.join(self.skeletons)}: "
@@ -123,7 +123,7 @@ class Inventory(Generic[T]):
                 self.changed[name], self._tensors[name] = tree, tensors
 
     def load(self, received: bool) -> None:
-        """Load the trees that have changed into their parts, and those of copies that have ``received`` tensors."""
+        """Load changed trees into their parts and, if tensors were ``received``, the trees that consist of copies."""
         for name, tree in {**(self._copies if received else {}), **self.changed}.items():
             self._parts[name].load(tree)
 
@@ -144,20 +144,20 @@ def synchronize(
 ) -> Synced:
     """Bring all ranks to one state. Collective.
 
-    ``reach`` is told ``agree``, ``transfer`` where anybody gets tensors, and ``receive`` before those of this rank are
-    overwritten; ``put back`` if that failed and they are what they were: nobody has trained, and this rank can begin
-    the job as well as another. Raises ``UsageError`` on a rank whose state is built otherwise than that of the others.
+    Calls ``reach`` with ``agree``, with ``transfer`` if any rank gets tensors, and with ``receive`` before tensors of
+    this rank are overwritten; with ``put back`` if that failed before the job's first step and the tensors are
+    restored, so that the job can begin with this rank. Raises ``UsageError`` on a rank with another kind of state.
     """
     begin_s = time.monotonic()
     reach("agree")
     rank = current().topology.rank
     inventory = Inventory(parts, leaves)
-    # Of the layout, too: equal bytes of other arrays are no reason to keep them, as there may be more than these here.
+    # The digest covers the layout, too: other arrays may have equal bytes, and this rank may have more arrays.
     layout = zlib.crc32(leaves.layout([*inventory.common(), *inventory.own()]).encode())
     digest = f"{FlatState(leaves.memory(inventory.common())).checksum():08x}{layout:08x}"
     claim = VoteClaim(job_state.step, digest, inventory.private(job_state.unlike), job_state.joined)
-    # Every rank decides by itself, from the same claims in the same order: no further round, and no rank whose death
-    # would leave the others without an answer.
+    # Every rank decides by itself, from the same claims in the same order: this needs no further round, and no rank
+    # whose death would leave the others without a decision.
     agreement = agree(allgather_object(claim, "elastic.claims"))
     _warn_of_divergence(agreement, rank)
     unlike = job_state.unlike | ({name for name, _ in claim.private} - {*agreement.alike})
@@ -175,8 +175,8 @@ def synchronize(
         with _put_back_by_failure(leaves, inventory, reach) if is_first else contextlib.nullcontext():
             nbytes += _move(leaves, inventory.common(), agreement.sources, receives, "elastic.common")
             nbytes += _move(leaves, inventory.own(), [agreement.root], receives, "elastic.own")
-    # After the last collective: up to here a lost peer leaves the parts as they were, and only tensors half
-    # written, of which ``receive`` has told.
+    # After the last collective: up to here, a lost peer leaves the parts unchanged, and at most half-written
+    # tensors, which ``receive`` has reported.
     with _told_to_all():
         inventory.load(receives)
     if their_objects != mine[1]:
@@ -187,7 +187,7 @@ def synchronize(
 
 @contextlib.contextmanager
 def _told_to_all() -> Iterator[None]:
-    """End the generation where this rank cannot take the state: a script may catch the error, and others wait."""
+    """End the generation if this rank cannot load the state: its script may catch the error while others wait."""
     try:
         yield
     except UsageError as error:

@@ -1,11 +1,11 @@
-"""The vote of a step: no rank changes a parameter before all know that every rank's part of the step is there.
+"""Vote on a step: no rank changes a parameter before all ranks know that every rank has computed its part.
 
     step_vote = StepVote()
     step_vote.cursors["sampler"] = cursor
     step_vote.cast(lane.meet)                       # raises, or all ranks are at the same step and may apply it
 
-In the same moment the samples of the step count, and all learn whether some rank has heard that workers are to come or
-go. A rank that has not seen the end of a vote may be one step behind another one that has: ``vote.agree`` finds out.
+The vote also commits the samples of the step, and tells all ranks whether some rank knows that workers will join or
+leave. A rank that did not see the result of a vote may be one step behind a rank that did: ``vote.agree`` finds out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farandole.elastic.worker.sampler import SampleCursor, weight
 from farandole.runtime.session.init import current, is_initialized
 
 Meet: TypeAlias = Callable[[str, str], Sequence[str]]
-"""``PlannedLane.meet``: from where this rank is, and what it says, to what every rank says, if all are there."""
+"""``PlannedLane.meet``: takes the point of this rank and its text; returns all ranks' texts if all are there."""
 
 
 def alone(_point: str, said: str) -> list[str]:
@@ -38,7 +38,7 @@ class StepVote:
         self.cursors: dict[str, SampleCursor] = {}
         self._pass = 0
         self.change_due = False
-        """True once all ranks know that one of them has heard that workers are to come or go."""
+        """True when all ranks know that workers will join or leave."""
         self.is_applying = False
         """True while a voted step is not wholly applied to the parameters."""
         self.on_voted: Callable[[], object] = _nothing
@@ -47,7 +47,7 @@ class StepVote:
         """Called once, by ``recovered``."""
 
     def weigh(self) -> float:
-        """The weight of this rank's gradient of the pass under way, for whoever asks; see ``SampleCursor.weigh``."""
+        """Weight of this rank's gradient in the pass under way; see ``SampleCursor.weigh``."""
         cursors = list(self.cursors.values())
         if any(cursor.is_fresh for cursor in cursors):
             self._pass += 1
@@ -57,22 +57,22 @@ class StepVote:
         return weight(cursors)
 
     def passing(self) -> tuple[int, int]:
-        """Number of the pass under way, another one when batches were handed out before it, and its samples."""
+        """Number of the pass under way, which increases after new batches, and its samples on all ranks together."""
         self.weigh()
         return self._pass, sum(cursor.passing()[1] for cursor in self.cursors.values())
 
     def cast(self, meet: Meet, passed: int = 0) -> int:
-        """Vote for this rank's part of the step, whose passes were over ``passed`` samples of all ranks together.
+        """Vote for the step, whose passes on this rank were over ``passed`` samples of all ranks together.
 
-        Returns when everybody has: for how many samples the step is, the same on all ranks; one may lack a pass.
+        Returns when all ranks have voted: the number of samples of the step, even on a rank that skipped a pass.
         """
         self.reach("vote")
-        current().pace.beat()  # for a rank that is alone, this is all that shows that it trains
+        current().pace.beat()  # the only sign that a single rank trains
         samples = tuple(cursor.samples() for cursor in self.cursors.values())
         mine = vote.Vote(self.step, samples, bool(current().change_due), self._place(), passed)
         outcome = vote.count([_read(said, self.step) for said in meet(f"vote {self.step}", _write(mine))])
-        # From here on nothing waits for a peer: the vote has passed for all, and a fault can no longer undo it. Nor may
-        # anything raise: the others count the step and its samples. That ranks are at the same ones was voted, too.
+        # From here on nothing waits for a peer: the vote has passed for all, and a fault can no longer undo it. Nothing
+        # may raise, because others count the step. ``vote.count`` has checked that all ranks are at the same samples.
         for cursor, sampled in zip(self.cursors.values(), outcome.samples, strict=True):
             cursor.advance(sampled)
         self.step, self.change_due, self.is_applying = outcome.step, outcome.change_due, True
@@ -82,13 +82,13 @@ class StepVote:
         return outcome.passed
 
     def _place(self) -> str:
-        """Digest of the batches that the vote is about; few bytes, as that is what a meeting carries."""
+        """Digest of the batches of the vote; short, because a meeting carries few bytes."""
         places = [cursor.place() for cursor in self.cursors.values()]
         return f"{zlib.crc32(repr(places).encode()):x}" if places else ""
 
     def recovered(self) -> None:
         """Call ``on_recovered``: a step is voted or, in a training without a vote, committed."""
-        recovered, self.on_recovered = self.on_recovered, _nothing  # forgotten first: once, even if it raises
+        recovered, self.on_recovered = self.on_recovered, _nothing  # reset first: called once, even if it raises
         recovered()
 
     def applied(self) -> None:
@@ -103,7 +103,7 @@ class StepVote:
             cursor.rearrange(rank, size)
 
     def reach(self, phase: str) -> None:
-        """Emit a ``Milestone``: this rank comes to ``phase``."""
+        """Emit a ``Milestone``: this rank reaches ``phase``."""
         if events.subscribers and is_initialized():
             session = current()
             rank = session.topology.rank
@@ -111,7 +111,7 @@ class StepVote:
 
 
 class Voter(Protocol):
-    """Reducer of an optimizer's gradients, as the state that the optimizer belongs to sees it."""
+    """Interface of an optimizer's gradient reducer for the state that has the optimizer."""
 
     step_vote: StepVote | None
     """Cast before each of the optimizer's steps."""
@@ -121,11 +121,11 @@ class Voter(Protocol):
         """True if all ranks reduce together."""
 
     def rejoin(self, label: str) -> None:
-        """A generation begins: nothing of the last one counts. ``label`` is the same on all ranks."""
+        """Begin a generation, and drop everything of the previous one. ``label``: the same on all ranks."""
 
 
 def _write(part: vote.Vote) -> str:
-    """Encode a vote, as short as it gets: a meeting carries few bytes. All members are at its step, or it is none."""
+    """Encode a vote in few bytes, for a meeting. The step is not in it: the meeting takes place at this step only."""
     numbers = (f"{number:x}" for number in (part.passed, *part.samples))
     return ",".join(("!" if part.change_due else "", part.place, *numbers))
 

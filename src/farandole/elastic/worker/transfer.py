@@ -1,10 +1,10 @@
-"""State from those who have it to those who need it, over the data plane, from all sources at once.
+"""Transfer of state to the ranks that need it, over the data plane, from all ranks that have it at once.
 
-    memory = Flat([array, ...])                     # the same lengths on every rank
+    memory = FlatState([array, ...])                # the same lengths on every rank
     transfer(memory, sources=[0, 2], receives=rank not in (0, 2), label="state")
 
-What is sent is cut into rounds, and every round into one stripe per source; each stripe travels with its checksum, and
-is written in place where it is needed. All ranks of the job call this.
+The state is cut into rounds, and every round into one stripe per source. Each stripe is sent with its checksum, and
+receivers write it in place. All ranks of the job call this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from farandole.runtime.lanes.call import Call
 from farandole.runtime.session.init import current
 
 ROUND_BYTES = 32 * 2**20
-"""Bytes that travel at once, and are held beside the state meanwhile."""
+"""Bytes per round, which are held in memory beside the state meanwhile."""
 
 _CHECK = struct.Struct("<I")
 
@@ -84,25 +84,25 @@ def stripes(nbytes: int, sources: int, round_bytes: int = ROUND_BYTES) -> list[l
 
 
 def transfer(memory: FlatState, sources: Sequence[int], receives: bool, label: str) -> int:
-    """Make ``memory`` on every rank that ``receives`` what it is on the ``sources``; returns how many bytes that were.
+    """Copy ``memory`` of the ``sources`` to every rank that ``receives``; returns the number of bytes.
 
     Collective among all ranks; ``sources`` ascend. Raises ``EngineError`` on a rank that got a stripe with a wrong
-    checksum, and the generation ends for all: nobody goes on with a state that is none.
+    checksum; the generation then ends for all ranks, and none goes on with a damaged state.
     """
     session = current("the transfer of state")
     rank = session.topology.rank
-    # Two buffers, as the all-gather reads one while it writes the other. Each serves all rounds: when ``_exchange``
-    # returns the round is over on this rank, and the engine needs neither any more.
+    # Two buffers, because the all-gather reads one while it writes the other. Each serves all rounds: when
+    # ``_exchange`` returns, the round is over on this rank, and the engine no longer needs either buffer.
     packing, arriving = _ReceiveBuffer(), _ReceiveBuffer()
     for number, parts in enumerate(stripes(memory.nbytes, len(sources))):
-        # A rank that neither sends nor receives takes part as well, with no bytes: the all-gather is of all ranks.
+        # A rank that is no source takes part with no bytes, even if it receives nothing: an all-gather needs all ranks.
         own = _pack(memory, parts[sources.index(rank)], packing) if rank in sources else _array(_buffer(0), 0)
         address = _exchange(f"{label}.{number}", own, arriving)
         if receives:
             try:
                 _unpack(memory, zip(sources, parts, strict=True), address)
             except EngineError as error:
-                # To raise is not enough: the others may have got sound stripes, and would go on to train without us.
+                # Raising is not enough: other ranks may have got sound stripes, and would train without this rank.
                 session.abort(str(error))
                 raise
     return memory.nbytes
@@ -110,7 +110,7 @@ def transfer(memory: FlatState, sources: Sequence[int], receives: bool, label: s
 
 @final
 class _ReceiveBuffer:
-    """Buffer that every round uses again: fresh memory costs as much as a copy."""
+    """Buffer that every round reuses, because fresh memory costs as much as a copy."""
 
     def __init__(self) -> None:
         self._buffer = _buffer(0)
@@ -123,7 +123,7 @@ class _ReceiveBuffer:
 
 
 def _pack(memory: FlatState, part: range, room: _ReceiveBuffer) -> Array:
-    """Copy a stripe of ``memory`` behind its checksum."""
+    """Copy a stripe of ``memory`` into ``room``, after its checksum."""
     packed = room.array(_CHECK.size + len(part))
     memory.read(part, packed.address + _CHECK.size)
     _CHECK.pack_into(_view(packed.address, _CHECK.size), 0, zlib.crc32(_view(packed.address + _CHECK.size, len(part))))
@@ -131,7 +131,7 @@ def _pack(memory: FlatState, part: range, room: _ReceiveBuffer) -> Array:
 
 
 def _unpack(memory: FlatState, parts: Iterable[tuple[int, range]], address: int) -> None:
-    """Check every stripe of a round, and write it; they lie at ``address`` in the order of their sources."""
+    """Check and write every stripe of a round; the stripes lie at ``address`` in the order of their sources."""
     for source, part in parts:
         [said] = _CHECK.unpack(_view(address, _CHECK.size))
         found = zlib.crc32(_view(address + _CHECK.size, len(part)))
@@ -145,10 +145,10 @@ def _unpack(memory: FlatState, parts: Iterable[tuple[int, range]], address: int)
 
 
 def _exchange(name: str, mine: Array, room: _ReceiveBuffer) -> int:
-    """All-gather bytes through the negotiated lane; returns the address of what came."""
+    """All-gather bytes through the negotiated lane; returns the address of the result."""
     call = Call(Kind.ALLGATHER, f"allgather.{name}", mine, (mine.count,), allocate=lambda shape: room.array(shape[0]))
     current().submit([call], background=False).wait()
-    return room.array(0).address  # asked only now: ``allocate`` may have taken a larger buffer
+    return room.array(0).address  # not earlier: ``allocate`` may have replaced the buffer
 
 
 def _buffer(nbytes: int) -> ctypes.Array[ctypes.c_char]:

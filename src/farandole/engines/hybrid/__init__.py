@@ -1,1 +1,1 @@
-"""The engine of jobs on several hosts: shared memory inside of each, another engine between them."""
+"""Engine of jobs on several hosts: shared memory inside each host, another engine between hosts."""

@@ -1,15 +1,15 @@
-"""Shared memory inside each host, another engine between hosts; every member carries its own share across.
+"""Hybrid engine: shared memory inside each host, another engine between hosts; each member sends its own share.
 
 engine = HybridEngine(group, rendezvous, functools.partial(make, "tcp"))
 engine.allreduce(array, Reduction())     # reduce-scatter inside, all-reduce of shares across, all-gather inside
 """
 
-# Threads. The caller of a collective uses ``_inside``, and ``_across`` for what goes in one piece; while a long message
-# goes in several, only the pipeline's thread uses ``_across`` (``pipeline``). So each engine has one user at a time.
-# ``abort`` may come from any thread, and only passes it on. ``_failure`` is written by the caller alone.
+# Threads. The caller of a collective uses ``_inside``, and ``_across`` for messages of one piece; for a longer message
+# only the pipeline's thread uses ``_across`` (``pipeline``). So each engine has one user at a time. Any thread may call
+# ``abort``, which only forwards the call to both engines. Only the caller writes ``_failure``.
 #
-# ``_rooms`` are scratch memory for ``IN_FLIGHT`` rounds. Round k overwrites that of round k - IN_FLIGHT, and may: the
-# pipeline has done all phases of the earlier one before it begins the later one.
+# ``_rooms`` are scratch memory for ``IN_FLIGHT`` rounds. Round k overwrites the memory of round k - IN_FLIGHT, safely:
+# the pipeline finishes all phases of the earlier round before it begins the later one.
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from farandole.native import core
 
 Made = TypeVar("Made", bound="Engine | None")
 EXACT_BYTES = 32 * 2**20
-"""Size of all members' arrays together that a reduction in one step holds at once."""
+"""Largest total of all members' arrays that a single-step reduction holds at once."""
 MakeAcross: TypeAlias = Callable[[Group, Rendezvous], Engine]
 
 
@@ -50,9 +50,9 @@ MakeAcross: TypeAlias = Callable[[Group, Rendezvous], Engine]
 class HybridEngine(Engine):
     """Collectives of host memory among members on several hosts.
 
-    ``make_across`` makes the engine of a lane (see ``HostLayout``). Creating this one is collective: every member of
-    ``group`` calls it, and all raise if one cannot. An error ends it for good, on every host: also if neighbours
-    disagree, which other hosts cannot be told without a message more in every collective.
+    ``make_across`` makes the engine of a lane (see ``HostLayout``). The constructor is collective: every member of
+    ``group`` calls it, and all raise if one fails. An error ends the engine for good, on every host: also a mismatch
+    inside one host, because telling the other hosts would cost an additional message in every collective.
     """
 
     name: ClassVar[str] = "hybrid"
@@ -65,13 +65,13 @@ class HybridEngine(Engine):
         self._pipeline = Pipeline(group.label)
         self._rooms = [plain_memory(0)] * IN_FLIGHT
         near = group.subgroup(layout.neighbours)
-        # A wait inside is for the network, and that is longer than any watching is worth.
+        # No polling inside: these waits are for the network, which takes longer than polling pays off.
         self._inside = _together(
             group, rendezvous, lambda: ShmEngine(near, rendezvous.among(f"host {layout.host}", near.ranks), spin_s=0.0)
         )
         try:
             self._across = _together(group, rendezvous, lambda: self._make_lane(rendezvous, make_across))
-        except BaseException:  # nobody else has this engine yet, so nobody else would close it
+        except BaseException:  # no other code has a reference to this engine yet, so it must be closed here
             self.close()
             raise
 
@@ -82,16 +82,16 @@ class HybridEngine(Engine):
         carriers = self.group.subgroup(layout.carriers(layout.lane))
         return make_across(carriers, rendezvous.among(f"lane {layout.lane}", carriers.ranks))
 
-    # -- what belongs to all members ----------------------------------------------------------------------------------
+    # -- collectives of data that belong to all members ---------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Memory:
-        """Memory that neighbours share."""
+        """Allocate memory that the members of a host share."""
         with self._collective():
             return self._inside.allocate(nbytes)
 
     @ends_when_interrupted
     def allreduce(self, array: Array, how: Reduction) -> None:
-        """Reduce inside, each carrier a share; all-reduce the shares across; gather them inside."""
+        """Reduce-scatter shares inside; all-reduce the shares across; all-gather them inside."""
         require_served(array.dtype, how.op)
         if is_exact(array.dtype, how):
             self._allreduce_whole(array, how)
@@ -103,7 +103,7 @@ class HybridEngine(Engine):
             self._inside.reducescatter(shared.pieces[k], shared.own[k], shared.counts[k], steps.inside)
 
         def across(engine: Engine, k: int) -> None:
-            if shared.own[k].count:  # small arrays cross on the first lane alone
+            if shared.own[k].count:  # small arrays use only the first lane
                 engine.allreduce(shared.own[k], steps.across)
                 steps.finish(shared.own[k])
 
@@ -113,7 +113,7 @@ class HybridEngine(Engine):
         self._run(len(shared.pieces), before, across, after)
 
     def _allreduce_whole(self, array: Array, how: Reduction) -> None:
-        """Bring everybody's array to all, and reduce it in one step."""
+        """All-gather the arrays of all members, and reduce them in one step on each."""
         size = self.group.size
         for piece in pieces(array, max(EXACT_BYTES // size, array.dtype.itemsize)):
             parts = plain_memory(piece.nbytes * size).array(piece.dtype, 0, piece.count * size)
@@ -121,7 +121,7 @@ class HybridEngine(Engine):
             self._combine(parts, piece, how)
 
     def _combine(self, parts: Array, target: Array, how: Reduction) -> None:
-        """Reduce everybody's part, in the order of members."""
+        """Reduce the parts of all members, in member order."""
         size = self.group.size
         addresses = [part.address for part in split(parts, [target.count] * size)]
         divisor = size if how.op is ReduceOp.AVERAGE else 1
@@ -129,7 +129,7 @@ class HybridEngine(Engine):
 
     @ends_when_interrupted
     def broadcast(self, array: Array, root: int) -> None:
-        """From the root to its neighbours; each carrier brings a share to the other hosts; they gather inside."""
+        """Broadcast on the root's host; each carrier sends a share to the other hosts; these all-gather inside."""
         layout = self._layout
         source = next(host for host, members in enumerate(layout.hosts) if root in members)
         shared = Shared(layout, array)
@@ -150,7 +150,7 @@ class HybridEngine(Engine):
 
     @ends_when_interrupted
     def gather_small(self, payload: bytes) -> list[bytes]:
-        """Inside, across on the first lane, and inside again."""
+        """Gather inside, across on the first lane, and broadcast inside."""
         require_short(payload)
         layout = self._layout
         everybody = ctypes.create_string_buffer(PAYLOAD_BYTES * self.group.size)
@@ -169,18 +169,18 @@ class HybridEngine(Engine):
 
     @ends_when_interrupted
     def barrier(self) -> None:
-        """Inside, across on the first lane, and inside again."""
+        """Synchronize inside, across on the first lane, and inside again."""
         with self._collective():
             self._inside.barrier()
             if self._across is not None and self._layout.lane == 0:
                 self._across.barrier()
             self._inside.barrier()
 
-    # -- what has a part for each member ------------------------------------------------------------------------------
+    # -- collectives with a part for each member ----------------------------------------------------------------------
 
     @ends_when_interrupted
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
-        """Each carrier gathers its passengers' parts across; all of it is gathered inside."""
+        """All-gather across, each carrier for its passengers; then all-gather everything inside."""
         rounds = Rounds(self._layout, recv.dtype, counts, self._rooms)
 
         def before(k: int) -> None:
@@ -202,7 +202,7 @@ class HybridEngine(Engine):
 
     @ends_when_interrupted
     def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
-        """Reduce inside, each carrier the parts of its passengers on all hosts; reduce-scatter them across."""
+        """Reduce inside, each carrier for its passengers on all hosts; then reduce-scatter across."""
         require_served(send.dtype, how.op)
         if is_exact(send.dtype, how):
             parts = plain_memory(recv.nbytes * self.group.size).array(recv.dtype, 0, recv.count * self.group.size)
@@ -232,36 +232,36 @@ class HybridEngine(Engine):
 
     @ends_when_interrupted
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
-        """Through the neighbours who carry for the receivers."""
+        """Exchange through the carriers of the receivers' lanes."""
         crossing = InterHostAlltoall(self._layout, self.group.rank, self._inside, self._across)
         with self._collective():
             crossing.run(send, send_counts, recv, recv_counts)
 
     def _to_carrier(self, mine: Array) -> list[int]:
-        """Counts of my elements that each neighbour carries: all of them one, the others none."""
+        """Number of this member's elements that each neighbour carries: one carries all, the others none."""
         return [mine.count if index == self._layout.lane else 0 for index in range(len(self._layout.neighbours))]
 
     def _of_passengers(self, parts: MemberParts) -> list[int]:
-        """Counts of the elements I carry that belong to each neighbour."""
+        """Number of the elements that this member carries for each neighbour."""
         layout = self._layout
         mine = layout.passengers(layout.host, layout.lane) if layout.carries else ()
         return [parts.of[member].count if member in mine else 0 for member in layout.neighbours]
 
-    # -- how it ends --------------------------------------------------------------------------------------------------
+    # -- abort and close ----------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """Wake who waits inside and who waits across."""
+        """Wake threads that wait inside or across."""
         for engine in self._engines():
             engine.abort(reason)
 
     def close(self) -> None:
-        """Close both engines and end the thread."""
+        """Close both engines and end the pipeline's thread."""
         for engine in self._engines():
             engine.close()
         self._pipeline.close()
 
     def statistics(self) -> dict[str, int | float | str]:
-        """Hosts and lanes, and what both engines count."""
+        """Hosts and lanes, and the counters of both engines."""
         counted = {**super().statistics(), "hosts": len(self._layout.hosts), "lanes": self._layout.lanes}
         for where, engine in zip(("inside", "across"), self._engines(), strict=False):
             counted |= {f"{where}_{name}": value for name, value in engine.statistics().items()}
@@ -277,17 +277,17 @@ class HybridEngine(Engine):
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """End the engine whatever goes wrong in the block: the hosts may be at different points of a collective."""
+        """End the engine on any error in the block: the hosts may be at different points of a collective."""
         if self._failure is not None:
             kind, text = self._failure
             raise kind(text)
         try:
             yield
-        except MismatchError as error:  # which promises that the next collective works
+        except MismatchError as error:  # replaced, because a MismatchError promises that the next collective works
             failure = EngineError(f"{error}. The other hosts do not know, and {self.group.label} has ended")
             self._fail(failure)
             raise failure from error
-        except BaseException as error:  # Ctrl-C and SystemExit, too, leave the others in the middle
+        except BaseException as error:  # also Ctrl-C and SystemExit, which leave the others inside the collective
             self._fail(error)
             raise
 
@@ -297,14 +297,14 @@ class HybridEngine(Engine):
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Let nobody wait for this member, and return when nothing touches the caller's memory any more."""
+        """Wake members that wait for this one, and return when no thread uses the caller's memory any more."""
         if isinstance(error, CollectiveError):
             self._failure = type(error), str(error)
         else:
             who, what = self.group.name(self.group.rank), f"{type(error).__name__} {error}".strip()
             self._failure = EngineError, f"{who} was interrupted by {what} in a collective of {self.group.label}"
-        # Who waited too long leaves the others to their own deadlines: they then know for whom they have waited. But if
-        # something is across, its thread must be woken, or the caller would wait in `drain` for another deadline.
+        # After a timeout the others keep their own deadlines, so that they can report for whom they waited. But if a
+        # piece is across, its thread must be woken, or the caller would wait in `drain` for another deadline.
         if not isinstance(error, StallError) or self._pipeline.is_busy:
             self.abort(self._failure[1])
         self._pipeline.drain()
@@ -327,10 +327,10 @@ def _together(group: Group, rendezvous: Rendezvous, make: Callable[[], Made]) ->
 
 @final
 class _Steps:
-    """A reduction in two steps, inside and across; scales and the division by the number of members are applied once.
+    """A reduction in two steps, inside and across; factors and the division by the number of members are applied once.
 
-    Sums of 16-bit floats are scaled and divided inside, in float32: what crosses then overflows only where the result
-    does. Everything else is divided and scaled at the end, as only that gives products what they must be.
+    Sums of 16-bit floats are scaled and divided inside, in float32: then the partial results overflow only if the
+    result does. All other reductions are divided and scaled at the end, because products are correct only then.
     """
 
     def __init__(self, dtype: DType, how: Reduction, size: int) -> None:
@@ -345,6 +345,6 @@ class _Steps:
         self.inside = Reduction(op, how.prescale, inside)
 
     def finish(self, array: Array) -> None:
-        """Do what is left to do when ``array`` has been reduced across."""
+        """Apply the remaining factor and division after ``array`` has been reduced across."""
         if self._at_end != (1.0, 1):
             core.reduce([array.address], array.address, array.count, array.dtype, self.across.op, 1.0, *self._at_end)

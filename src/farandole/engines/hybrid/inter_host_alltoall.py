@@ -1,4 +1,4 @@
-"""An all-to-all among several hosts, in which every part crosses once, on the lane of the member it is for.
+"""All-to-all among several hosts, in which every part is sent between hosts once, on the lane of its receiver.
 
 InterHostAlltoall(layout, member, inside, across).run(send, send_counts, recv, recv_counts)
 """
@@ -15,16 +15,16 @@ from farandole.engines.engine import Engine
 from farandole.engines.hybrid.layout import HostLayout
 
 _Part: TypeAlias = tuple[int, int]
-"""What one member sends to another: the indices of both."""
+"""Part that one member sends to another: the indices of sender and receiver."""
 _Parts: TypeAlias = list[_Part]
 
 
 @final
 class InterHostAlltoall:
-    """A part goes to the neighbour who carries for its receiver, across, and to the receiver.
+    """Each part is sent to the neighbour that carries its receiver's lane, to the other host, then to the receiver.
 
-    So a member talks to one member of each other host instead of to all of them, in messages that are as many times
-    longer. ``across`` is this member's lane, if it carries.
+    So a member exchanges messages with one member of each other host instead of all, and the messages are longer by
+    that factor. ``across`` is the engine of this member's lane, if it carries one.
     """
 
     def __init__(self, layout: HostLayout, member: int, inside: Engine, across: Engine | None) -> None:
@@ -35,7 +35,7 @@ class InterHostAlltoall:
         self._sizes: dict[_Part, int] = {}
 
     def run(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
-        """Move everything. Collective."""
+        """Run the all-to-all. Collective."""
         self._learn(send_counts, recv_counts)
         mine = [(self._member, to) for to in self._everybody]
         held = dict(zip(mine, split(send, send_counts), strict=True))
@@ -48,7 +48,7 @@ class InterHostAlltoall:
             copy(member, held[source, self._member])
 
     def _learn(self, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
-        """Learn the sizes of all parts that come from or go to this host."""
+        """Exchange the sizes of all parts from and to this host."""
         size, neighbours = len(self._everybody), self._layout.neighbours
         said = (ctypes.c_int64 * (2 * size))(*send_counts, *recv_counts)
         heard = (ctypes.c_int64 * (2 * size * len(neighbours)))()
@@ -64,7 +64,7 @@ class InterHostAlltoall:
                 self._sizes[other, neighbour] = heard[begin + size + other]
 
     def _to_carriers(self) -> tuple[list[_Parts], list[_Parts]]:
-        """Inside: what leaves the host to who carries for its receiver, the rest to the receiver."""
+        """Step inside: parts for other hosts to the carriers of their receivers, all other parts to the receivers."""
         for_each: list[list[int]] = [[] for _ in self._layout.neighbours]
         for to in self._everybody:
             is_near = to in self._layout.neighbours
@@ -74,7 +74,7 @@ class InterHostAlltoall:
         return outgoing, [[(source, to) for to in mine] for source in self._layout.neighbours]
 
     def _over(self) -> tuple[list[_Parts], list[_Parts]]:
-        """Across: what neighbours send to the passengers of my lane on each other host."""
+        """Step across: parts from this host's members to the passengers of this lane on each other host."""
         layout = self._layout
         outgoing, incoming = [], []
         for host, members in enumerate(layout.hosts):
@@ -85,7 +85,7 @@ class InterHostAlltoall:
         return outgoing, incoming
 
     def _home(self) -> tuple[list[_Parts], list[_Parts]]:
-        """Inside: what has come for passengers."""
+        """Step inside: received parts to the passengers."""
         layout = self._layout
         lane = layout.index % layout.lanes
         passengers = layout.passengers(layout.host, layout.index)[1:] if layout.carries else ()

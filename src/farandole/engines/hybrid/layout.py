@@ -1,4 +1,4 @@
-"""Members of a group by host, and the lanes by which their data cross between hosts; pure.
+"""Members of a group by host, and the lanes by which data travel between hosts; pure.
 
 >>> layout = HostLayout.of(("a", "a", "a", "b"), member=1)
 >>> layout.hosts, layout.host, layout.index, layout.lanes
@@ -15,12 +15,12 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True)
 class HostLayout:
-    """Members by host, as one of them sees it. All are indices in the group, not global ranks.
+    """Members by host, from the view of one member. All are indices in the group, not global ranks.
 
-    A *lane* leads from host to host: lane 0 through the first member of each, lane 1 through the second, and so on.
-    There are as many ``lanes`` as the smallest host has members. Each carries an equal part of what belongs to all, so
-    that a host sends and receives everything once, however many members it has. What belongs to one member crosses on
-    one lane, of which that member is a *passenger*.
+    A *lane* connects one member of each host, its *carriers*: lane 0 the first members, lane 1 the second, and so on.
+    There are as many ``lanes`` as the smallest host has members. Each lane carries an equal share of an array that
+    belongs to all members, so that a host sends and receives everything once, however many members it has. The data of
+    a single member use one lane, of which that member is a *passenger*.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -30,7 +30,7 @@ class HostLayout:
 
     @classmethod
     def of(cls, names: Sequence[str], member: int) -> HostLayout:
-        """Lay out by ``names``, the hosts of all members; hosts are in the order of their first members."""
+        """Make the layout from ``names``, the host of each member; hosts are ordered by their first members."""
         by_host: dict[str, list[int]] = {}
         for each, name in enumerate(names):
             by_host.setdefault(name, []).append(each)
@@ -39,28 +39,28 @@ class HostLayout:
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """The members of this host, this one among them."""
+        """Members of this host, including this member."""
         return self.hosts[self.host]
 
     @property
     def carries(self) -> bool:
-        """True if this member carries a lane, which then has its index."""
+        """True if this member carries a lane, whose number is then its index."""
         return self.index < self.lanes
 
     @property
     def lane(self) -> int:
-        """The lane that this member is a passenger of."""
+        """Lane of which this member is a passenger."""
         return self.index % self.lanes
 
     @property
     def is_even(self) -> bool:
-        """True if all hosts have as many members: then each carries for itself alone."""
+        """True if all hosts have the same number of members: then each member carries only its own data."""
         return all(len(members) == self.lanes for members in self.hosts)
 
     def carriers(self, lane: int) -> tuple[int, ...]:
-        """The members of a lane, by host."""
+        """Carriers of a lane, by host."""
         return tuple(members[lane] for members in self.hosts)
 
     def passengers(self, host: int, lane: int) -> tuple[int, ...]:
-        """The members of a host whose own parts cross on ``lane``; who carries it comes first."""
+        """Members of a host whose own data use ``lane``; its carrier is first."""
         return self.hosts[host][lane :: self.lanes]

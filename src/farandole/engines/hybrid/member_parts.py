@@ -1,4 +1,4 @@
-"""Messages as a hybrid engine cuts them: into shares for the carriers, or into a part for each member."""
+"""Splitting of the hybrid engine's messages: into shares for the carriers, or into a part for each member."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from farandole.engines.hybrid.pipeline import IN_FLIGHT
 PIECE_BYTES = 2 * 2**20
 """Long messages are pipelined in pieces of this size."""
 ROUND_BYTES = 8 * 2**20
-"""The same for what goes through memory of the engine's own, which this bounds."""
+"""The same for messages that go through scratch memory of the engine; bounds that memory."""
 SHARE_BYTES = 32 * 1024
-"""Less than this is not worth a message of its own: small arrays cross on the first lane."""
+"""Smallest share that is worth a message of its own: small arrays use only the first lane."""
 
 
 @final
 class Shared:
-    """An array that belongs to all members, in pieces, each of which is shared among the carriers of a host.
+    """An array that belongs to all members, in pieces, each of which is divided among the carriers of a host.
 
-    ``own[k]`` is what this member carries of ``pieces[k]``, and ``counts[k]`` how much each neighbour does.
+    ``own[k]`` is this member's share of ``pieces[k]``, and ``counts[k]`` the size of each neighbour's share.
     """
 
     def __init__(self, layout: HostLayout, array: Array) -> None:
@@ -38,9 +38,9 @@ class Shared:
 class MemberParts:
     """Views of ``whole``, which holds ``counts[p]`` elements for each member ``p``.
 
-    ``of`` is the part of each member. ``lane`` is what this member carries (contiguous), ``by_host`` how much of that
-    belongs to each host, and ``arrived`` what of it belongs to this host. ``by_neighbour`` is how much each member of
-    this host carries.
+    ``of`` is the part of each member. ``lane`` are the elements that this member carries (contiguous), ``by_host`` is
+    their number for each host, and ``arrived`` are those for this host. ``by_neighbour`` is the number of elements that
+    each member of this host carries.
     """
 
     def __init__(self, layout: HostLayout, whole: Array, counts: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class Rounds:
         self._made: dict[int, MemberParts] = {}
 
     def __getitem__(self, k: int) -> MemberParts:
-        """The parts of round ``k``, in memory that they share with those of round ``k - IN_FLIGHT``."""
+        """Parts of round ``k``, in the memory that round ``k - IN_FLIGHT`` used."""
         if k not in self._made:
             sizes = [self._span(member, k)[1] for member in range(len(self._counts))]
             slot, nbytes = k % IN_FLIGHT, sum(sizes) * self._dtype.itemsize
@@ -80,7 +80,7 @@ class Rounds:
         return self._made[k]
 
     def cut(self, part: Array, member: int, k: int) -> Array:
-        """The slice that round ``k`` takes of the part of ``member``."""
+        """Slice of the part of ``member`` that belongs to round ``k``."""
         return part.slice(*self._span(member, k))
 
     def _span(self, member: int, k: int) -> tuple[int, int]:

@@ -1,18 +1,18 @@
-"""Work on pieces of a message in three phases, of which the middle one overlaps with the other two.
+"""Pipeline over the pieces of a message, in three phases of which the middle one overlaps with the other two.
 
 pipeline = Pipeline("process set 0")
 pipeline.run(8, reduce_inside, reduce_across, gather_inside)
 pipeline.close()
 """
 
-# Two threads. The caller runs ``before`` and ``after``; a thread of the pipeline, made for the first long message, runs
-# ``across``. They share ``_jobs``, a queue in one direction, and the future of each piece in the other, and nothing
-# else, so there is no lock. ``_pending`` and ``_thread`` belong to the caller (an engine has one at a time). The thread
-# takes pieces in their order, so they cross in one order on all members, and the last future settles last. The engine
-# that ``across`` uses has one user at a time as well: while anything is pending, only this thread calls it.
+# Threads. The caller runs ``before`` and ``after``; a thread of the pipeline, started for the first long message, runs
+# ``across``. They share only ``_jobs``, a queue to the thread, and the future of each piece, the way back, so there is
+# no lock. ``_pending`` and ``_thread`` belong to the caller (an engine has one at a time). The thread processes pieces
+# in order, so they are sent in the same order on all members, and the last future completes last. The engine that
+# ``across`` uses also has one user at a time: while a piece is pending, only this thread calls it.
 #
-# Memory is why ``drain`` exists: an error in a phase must not reach the caller of a collective while a piece of its
-# array may still be written to. It waits without a time limit: whoever calls it aborts the engines before (``_fail``).
+# Memory is the reason for ``drain``: an error in a phase must not reach the caller of a collective while a piece of its
+# array may still be written to. It waits without a time limit: its caller aborts the engines before (``_fail``).
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Phase: TypeAlias = Callable[[int], object]
 _Job: TypeAlias = Callable[[], None]
 
 IN_FLIGHT = 3
-"""Pieces that are across at once or wait for it. Two keep the wire busy; the third lets neighbours drift apart."""
+"""Pieces in the middle phase or its queue. Two keep the network busy; the third lets neighbours get out of step."""
 
 
 @final
 class Pipeline:
-    """The thread of the middle phase, which lives from the first long message to ``close``, or as this object."""
+    """Thread of the middle phase, which lives from the first long message until ``close`` or garbage collection."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -44,8 +44,8 @@ class Pipeline:
     def run(self, pieces: int, before: Phase, across: Phase | None, after: Phase) -> None:
         """Call each phase with 0, 1, ... ``pieces`` - 1, in this order; piece k may use memory that k - IN_FLIGHT used.
 
-        ``across`` runs on a thread of its own while this one does ``before`` for the next pieces and ``after`` for the
-        last ones; a single piece stays here. Raises what a phase raises; ``drain`` waits for what is then still across.
+        ``across`` runs on a thread of its own while this thread runs ``before`` for the next pieces and ``after`` for
+        earlier ones; a single piece runs here. Raises the error of any phase; ``drain`` then waits for pending pieces.
         """
         if pieces == 1:
             before(0)
@@ -57,7 +57,7 @@ class Pipeline:
             done = piece - IN_FLIGHT
             if done >= 0:
                 if across is not None:
-                    self._pending[0].result()  # what is raised there is raised here
+                    self._pending[0].result()  # raises the error of the other thread
                     self._pending.popleft()  # not before: after an interrupt `drain` must still wait for it
                 after(done)
             if piece < pieces:
@@ -67,14 +67,14 @@ class Pipeline:
 
     @property
     def is_busy(self) -> bool:
-        """True while something is across."""
+        """True while a piece is in the middle phase."""
         return bool(self._pending)
 
     def drain(self) -> None:
-        """Return when nothing is across any more, however it ended."""
+        """Wait until no piece is in the middle phase, whatever the result."""
         if self._thread is not None:
-            # What comes out of the queue after all others. Not the futures: a signal handler's exception may have come
-            # between a future and its job, and nobody would ever settle that one.
+            # A last job in the queue. Not the futures: a signal handler's exception may have been raised between the
+            # creation of a future and its job, and that future would never complete.
             reached = threading.Event()
             self._jobs.put(reached.set)
             reached.wait()
@@ -82,35 +82,35 @@ class Pipeline:
 
     def close(self) -> None:
         """End the thread."""
-        self._jobs.put(None)  # also without a thread: nothing is submitted after this
+        self._jobs.put(None)  # also without a thread: no job is submitted after this
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def _submit(self, across: Phase, piece: int) -> None:
         if self._thread is None:
-            # It gets the queue alone: if it held this object, that would never be collected, and the thread never end.
-            # A daemon, as it may be in an engine that nobody has aborted when the process ends.
+            # It gets only the queue: a reference to this object would keep it alive, and the thread would never end.
+            # A daemon, because it may be in an engine that was not aborted when the process exits.
             self._thread = threading.Thread(
                 target=_work, args=(self._jobs,), name=f"farandole across {self._label}", daemon=True
             )
             self._thread.start()
             weakref.finalize(self, self._jobs.put, None)
         future: Future[None] = Future()
-        self._pending.append(future)  # before it can run: what is across must be known to `drain`
+        self._pending.append(future)  # before it can run: `drain` must know every piece in the middle phase
         self._jobs.put(lambda: _settle(future, across, piece))
 
 
 def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
-        del job  # it holds the caller's arrays, and the next may be long in coming
+        del job  # it references the caller's arrays, and the next job may arrive much later
 
 
 def _settle(future: Future[None], across: Phase, piece: int) -> None:
     try:
         across(piece)
-    except BaseException as error:  # whatever it is: a future that is never settled is waited for without end
+    except BaseException as error:  # any error: the caller would wait forever for a future that never completes
         future.set_exception(error)
     else:
         future.set_result(None)

@@ -1,1 +1,1 @@
-"""The engine of GPUs."""
+"""Engine for GPUs."""

@@ -1,18 +1,18 @@
-"""CUDA tensors between GPUs, by NCCL; tensors of the host take the way over the GPU.
+"""Engine for CUDA tensors, by NCCL; host tensors are copied to the GPU and back.
 
     engine = NcclEngine(group, exchange)
 
-NCCL reduces what it reduces as the contract says: the wider numbers. The rest is moved by NCCL and reduced by PyTorch
-on the GPU, in the order of ranks: NCCL rounds float16 between each two ranks, and knows no bool, no complex and no
-16-bit integers. Minima and maxima of floats take that slower way, too: it is not verified that NCCL's keep NaN, which
-``fmin`` of C drops, and PyTorch's do. Averages of integers, and integers with a factor, are reduced by the native core
-on the host, as they need more than 64 bits: they are rare, and mostly a few counters.
+NCCL reduces only the types for which it meets the contract: the wider numbers. All others are moved by NCCL and reduced
+by PyTorch on the GPU, in rank order: NCCL rounds float16 after each rank, and has no bool, no complex and no 16-bit
+integers. Minima and maxima of floats also take this slower way: PyTorch keeps NaN, and it is not verified that NCCL
+does (``fmin`` of C drops NaN). The native core reduces averages of integers, and integers with a factor, on the host,
+because they need more than 64 bits: they are rare, and mostly a few counters.
 
-Threads. One thread at a time calls collectives. It does not wait for others inside of PyTorch, where nothing could wake
-it: it asks whether the operation is complete, and looks at ``_reason`` and the deadline in between. ``abort`` comes
-from any thread and takes no lock, as it may be a signal handler on top of that thread. It writes ``_reason`` before it
-aborts the process group, so that what fails because of that finds the reason. ``_failure`` and ``_calls`` are written
-by the thread that calls collectives, and by ``close``.
+Threads. One thread at a time calls collectives. It does not wait for others inside PyTorch, where it could not be
+woken: it polls whether the operation is complete, and checks ``_reason`` and the deadline in between. Any thread may
+call ``abort``, which acquires no lock, because it may be a signal handler on top of that thread. It writes ``_reason``
+before it aborts the process group, so that operations that fail because of the abort find the reason. The thread that
+calls collectives, and ``close``, write ``_failure`` and ``_calls``.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ MakeProcessGroup: TypeAlias = Callable[[Any, Group], Any]
 """Makes a process group of ``torch.distributed`` from the store and the group."""
 
 CONNECT_S = 30.0
-"""Time for the members to meet, beyond the deadline of a collective."""
+"""Time for the members to connect, beyond the deadline of a collective."""
 
 _NAP_S = 0.00005
 _YIELD_S = 0.001
 _FOREVER = timedelta(days=365)
-"""Deadlines are ours to keep: NCCL's watchdog would end the process."""
+"""Timeout for NCCL: this engine enforces the deadlines, because NCCL's watchdog would end the process."""
 
 _OF_FLOATS = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -62,14 +62,14 @@ _OPS = {
     **dict.fromkeys((DType.FLOAT32, DType.FLOAT64), _OF_FLOATS),
     **dict.fromkeys((DType.INT32, DType.INT64, DType.INT8, DType.UINT8), _OF_INTEGERS),
 }
-"""The operations that NCCL itself does as the contract says, by type; of integers, those without a factor."""
+"""Operations, by type, for which NCCL itself meets the contract; for integers only without a factor."""
 
 
 @final
 class NcclEngine(Engine):
-    """Collectives on the GPUs of the members, one each. The GPUs are connected by the first collective.
+    """Collectives on the GPUs of the members, one GPU each. The first collective connects the GPUs.
 
-    ``make`` and ``device`` replace NCCL and the GPU: the arithmetic and the bookkeeping are the same on any.
+    ``make`` and ``device`` replace NCCL and the GPU in tests: arithmetic and bookkeeping are the same on any device.
     """
 
     name = "nccl"
@@ -92,12 +92,12 @@ class NcclEngine(Engine):
         self._process_group = _connected(group, exchange, lambda: making(store, group))
 
     def allocate(self, nbytes: int) -> Memory:
-        """Plain memory of the host."""
+        """Allocate plain host memory."""
         return plain_memory(nbytes)
 
     @ends_when_interrupted
     def allreduce(self, array: Array, how: Reduction) -> None:
-        """By NCCL's own all-reduce, or by slices that everybody reduces one of."""
+        """Reduce by NCCL's own all-reduce, or by slices, one of which each member reduces."""
         require_served(array.dtype, how.op)
         here = self._begin(array)
         values = self._bring(array, here)
@@ -117,7 +117,7 @@ class NcclEngine(Engine):
 
     @ends_when_interrupted
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
-        """Gather by NCCL's own all-gather where all send as much, else by a broadcast from each."""
+        """Gather by NCCL's own all-gather if all counts are equal, else by a broadcast from each member."""
         here = self._begin(send)
         result = self._room(recv, here)
         self._gathered(self._bring(send, here), result, counts)
@@ -125,7 +125,7 @@ class NcclEngine(Engine):
 
     @ends_when_interrupted
     def broadcast(self, array: Array, root: int) -> None:
-        """Broadcast by NCCL's own."""
+        """Broadcast by NCCL's own broadcast."""
         here = self._begin(array)
         values = self._bring(array, here)
         self._broadcast(values, root)
@@ -133,7 +133,7 @@ class NcclEngine(Engine):
 
     @ends_when_interrupted
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
-        """Exchange by PyTorch's all-to-all, of grouped sends and receives."""
+        """Exchange by PyTorch's all-to-all, which groups sends and receives."""
         here = self._begin(send)
         result = self._room(recv, here)
         self._swap(self._bring(send, here), send_counts, result, recv_counts)
@@ -141,50 +141,50 @@ class NcclEngine(Engine):
 
     @ends_when_interrupted
     def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
-        """Everybody gets its slice from all, and reduces it."""
+        """Collect this member's slice from all members, and reduce it."""
         require_served(send.dtype, how.op)
         here = self._begin(send)
         self._hand_back(self._reduced(self._bring(send, here), counts, send.dtype, how), recv)
 
     @ends_when_interrupted
     def barrier(self) -> None:
-        """Return when everybody has been heard from."""
+        """Return when every member has sent a message."""
         self.gather_small(b"")
 
     @ends_when_interrupted
     def gather_small(self, payload: bytes) -> list[bytes]:
-        """Gather as arrays are gathered."""
+        """Gather by ``allgather``."""
         return super().gather_small(payload)
 
     def interrupted(self, error: BaseException) -> None:
-        """Fail from now on, and let nobody wait for this member."""
+        """Fail from now on, and wake members that wait for this one."""
         if self._reason is None and self._failure is None:
             self._failure = EngineError, said_of(self.group.label, error)
             self._interrupt()
 
     def abort(self, reason: str) -> None:
-        """Note why, then end what runs on the GPU."""
+        """Store the reason, then abort the operation on the GPU."""
         if self._reason is None:
-            self._reason = reason  # before anything ends because of it
+            self._reason = reason  # before any operation ends because of it
         self._aborted.set()
         self._interrupt()
 
     def close(self) -> None:
-        """Drop the process group, its communicator and its threads."""
+        """Shut down the process group, its communicator and its threads."""
         clean = self._failure is None and self._reason is None
         self._failure = self._failure or (EngineError, f"the engine of {self.group.label} is closed")
         process_group, self._process_group = self._process_group, None
-        if process_group is not None and clean:  # else it was aborted, which has ended it
+        if process_group is not None and clean:  # else it was aborted, and has ended
             process_group.shutdown()
 
     def statistics(self) -> dict[str, int | float | str]:
-        """Calls, and the device."""
+        """Also count calls, and name the device."""
         return {**super().statistics(), "calls": self._calls, "device": str(self._device or "not connected yet")}
 
-    # -- moving -------------------------------------------------------------------------------------------------------
+    # -- transfers ----------------------------------------------------------------------------------------------------
 
     def _reduced(self, values: torch.Tensor, counts: Sequence[int], dtype: DType, how: Reduction) -> torch.Tensor:
-        """Reduce everybody's contribution to the slice of this member."""
+        """Reduce all members' contributions to this member's slice."""
         mine = counts[self.group.rank]
         parts = values.new_empty(mine * self.group.size)
         self._swap(values, counts, parts, [mine] * self.group.size)
@@ -219,14 +219,14 @@ class NcclEngine(Engine):
         self._run(lambda pg: pg.broadcast([as_bytes(values)], options))
 
     def _run(self, start: Callable[[Any], Any]) -> None:
-        """Start one operation, and return when the device is done with it."""
+        """Start one operation, and return when the device has completed it."""
         self._check()
         self._calls += 1
         label = self.group.label
         try:
             self._finish(start(self._process_group))
         except BaseException as error:
-            self._interrupt()  # after Ctrl-C, too: the operation would go on to write to the caller's tensors
+            self._interrupt()  # after Ctrl-C, too: the operation would continue to write to the caller's tensors
             if isinstance(error, CollectiveError) or not isinstance(error, RuntimeError):
                 self._failed(EngineError, f"a collective of {label} was interrupted by {type(error).__name__}")
                 raise
@@ -245,19 +245,19 @@ class NcclEngine(Engine):
             if now < drowsy:
                 os.sched_yield()
             else:
-                self._aborted.wait(_NAP_S)  # and no sleep: an abort ends it
-        self._check()  # an abort completes what it ends, and that is no result
-        work.wait()  # does not wait any more: it lets the current stream follow, and raises what Gloo has to say
+                self._aborted.wait(_NAP_S)  # not ``sleep``: an abort ends this wait
+        self._check()  # an aborted operation also counts as complete, but has no result
+        work.wait()  # returns at once: it orders the current stream after the operation, and raises errors of Gloo
 
     def _interrupt(self) -> None:
-        process_group = self._process_group  # read once: `close` in another thread may take it away
+        process_group = self._process_group  # read once: `close` in another thread may reset it
         if process_group is not None:
             process_group.abort()
 
-    # -- where tensors are --------------------------------------------------------------------------------------------
+    # -- devices of tensors -------------------------------------------------------------------------------------------
 
     def _begin(self, array: Array) -> torch.device:
-        """The device of this engine: that of the first CUDA tensor, or of the process."""
+        """Device of this engine: that of the first CUDA tensor, or the default device of the process."""
         self._check()
         if self._device is None:
             owned = array.device.startswith("cuda") and isinstance(array.owner, torch.Tensor)
@@ -265,21 +265,21 @@ class NcclEngine(Engine):
         return self._device
 
     def _default_device(self) -> torch.device:
-        """The GPU that the script has set, else one for each member of a host."""
+        """GPU that the script has set as current, else one by the member's index on its host."""
         current, count = torch.cuda.current_device(), torch.cuda.device_count()
         here = self.group.hosts[self.group.rank]
         member = self.group.hosts[: self.group.rank].count(here)
         return torch.device("cuda", current or member % count)
 
     def _bring(self, array: Array, device: torch.device) -> torch.Tensor:
-        """The values on the engine's device; a copy, or the tensor itself."""
+        """Values on the engine's device; a copy, or the tensor itself."""
         values = tensor(array)
         if values.is_cuda:
-            torch.cuda.synchronize(values.device)  # they may come from any stream
+            torch.cuda.synchronize(values.device)  # any stream may still be computing them
         return values.to(device)
 
     def _room(self, array: Array, device: torch.device) -> torch.Tensor:
-        """The tensor for a result: the array itself if it is on the device already."""
+        """Tensor for a result: the array itself if it is on the device already."""
         values = tensor(array)
         return values if values.device == device else torch.empty_like(values, device=device)
 
@@ -305,7 +305,7 @@ class NcclEngine(Engine):
 
 
 def _connected(group: Group, exchange: Exchange, make: Callable[[], Any]) -> Any:
-    """The process group that ``make`` makes; raises ``EngineError`` on all members if one has none."""
+    """Make a process group by ``make``; raises ``EngineError`` on all members if one member fails."""
     process_group, failure = None, ""
     try:
         process_group = interruptible(group, "a process group", CONNECT_S + group.deadline_s, make)
@@ -313,7 +313,7 @@ def _connected(group: Group, exchange: Exchange, make: Callable[[], Any]) -> Any
         if group.broken.is_set():
             raise
         failure = str(error).splitlines()[0]
-    # Nobody goes on, and perhaps closes or aborts, while another still connects.
+    # No member continues, and maybe closes or aborts, while another still connects.
     lost = [f"{group.name(member)}: {said.decode()}" for member, said in enumerate(exchange(failure.encode())) if said]
     if lost:
         raise EngineError(f"not all of {group.label} could connect to the others. {'; '.join(lost)}")

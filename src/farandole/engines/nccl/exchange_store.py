@@ -1,4 +1,4 @@
-"""A store for ``torch.distributed``'s process groups that needs no port: members meet by their ``Exchange``, once.
+"""Store for process groups of ``torch.distributed`` that needs no port: it uses one ``Exchange`` of the members.
 
 ProcessGroupGloo(ExchangeStore(exchange), rank, size, options)
 """
@@ -19,10 +19,10 @@ _Store: Any = dist.Store  # type: ignore[attr-defined,unused-ignore]
 
 @final
 class ExchangeStore(_Store):  # type: ignore[misc]
-    """A store that does what process groups need: publish, then read what the others published.
+    """Store with the operations that process groups need: publish values, then read those of the others.
 
-    One all-gather serves the whole start. Everybody publishes before reading (Gloo); or one member ``leads``: it alone
-    publishes, and the others read (NCCL).
+    One all-gather serves the whole start. Either all members publish before they read (Gloo), or one member ``leads``:
+    only that member publishes, and the others read (NCCL).
     """
 
     def __init__(self, exchange: Exchange, leads: bool = False) -> None:
@@ -42,19 +42,19 @@ class ExchangeStore(_Store):  # type: ignore[misc]
         return all(key in self.values for key in keys)
 
     def meet(self) -> None:
-        """Gather what all have published, once; every member must, also one that could not make its group."""
-        exchange, self._exchange = self._exchange, None  # once: nobody else would come to a second exchange
+        """Gather the published values of all, once; every member must call it, even if it could not make its group."""
+        exchange, self._exchange = self._exchange, None  # once: no other member would take part in a second exchange
         for said in exchange(msgspec.msgpack.encode(self.values)) if exchange else ():
             self.values.update(msgspec.msgpack.decode(said, type=dict[str, bytes]))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Meet, after which all there will ever be is there; the exchange has a time-out of its own."""
+        """Meet, after which all values are present; the exchange has a timeout of its own."""
         if not self.check(keys):
             self.meet()
         if missing := [key for key in keys if key not in self.values]:
             raise EngineError(f"no member published {missing} before the exchange")
 
     def get(self, key: str) -> bytes:
-        """Read what was published under ``key``."""
+        """Read the value published under ``key``."""
         self.wait([key])
         return self.values[key]

@@ -1,10 +1,10 @@
-"""Arrays as PyTorch's tensors, wherever they are, and the arithmetic of reductions on them.
+"""Arrays as PyTorch tensors on any device, and the arithmetic of reductions on them.
 
     total = combine(first, second, ReduceOp.SUM)
     result = finish(total, ReduceOp.AVERAGE, size=2, postscale=1.0)
 
-For tensors that the native core cannot reach. Numbers narrower than 32 bits are reduced in 32 bits and rounded once.
-What integers need more than 64 bits for is brought to the native core (``exactly``).
+For tensors that the native core cannot access. Numbers narrower than 32 bits are reduced in 32 bits and rounded once.
+Integer reductions that need more than 64 bits are copied to the host for the native core (``exactly``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WIDE = {
 
 
 def _by_parts(do: Callable[..., torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
-    """Apply ``do`` to real and imaginary parts: as complex numbers PyTorch makes NaN of infinities even in a sum."""
+    """Apply ``do`` to real and imaginary parts: PyTorch's complex arithmetic makes NaN of infinities, even in sums."""
     if not values[0].is_complex():
         return do(*values)
     return torch.view_as_complex(do(*map(torch.view_as_real, values)))
@@ -54,7 +54,7 @@ _OF_BOOLEANS: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor
 
 
 def tensor(array: Array) -> torch.Tensor:
-    """The elements of an array, flat; on the host without a copy of ``owner``'s shape."""
+    """Elements of an array as a flat tensor, without a copy."""
     dtype: torch.dtype = getattr(torch, array.dtype.label)
     if array.device != "cpu":
         owner: torch.Tensor = array.owner
@@ -65,17 +65,17 @@ def tensor(array: Array) -> torch.Tensor:
 
 
 def as_bytes(values: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes, which every library moves."""
+    """Same memory as bytes, a dtype that every library can move."""
     return values.view(torch.uint8) if values.numel() else values.new_empty(0, dtype=torch.uint8)
 
 
 def widen(values: torch.Tensor, prescale: float) -> torch.Tensor:
-    """A contribution as it is reduced."""
+    """Contribution in the wider dtype of the reduction, scaled."""
     return scale(values.to(_WIDE.get(values.dtype, values.dtype)), prescale)
 
 
 def scale(values: torch.Tensor, factor: float) -> torch.Tensor:
-    """Multiply; bool is left alone, and integers with a factor are the business of ``exactly``."""
+    """Multiply by ``factor``; bool stays unchanged, and ``exactly`` handles integers with a factor."""
     return values if factor == 1.0 or values.dtype is torch.bool else _by_parts(lambda part: part * factor, values)
 
 
@@ -90,14 +90,14 @@ def combine(total: torch.Tensor, other: torch.Tensor, op: ReduceOp) -> torch.Ten
 
 
 def finish(total: torch.Tensor, op: ReduceOp, size: int, postscale: float) -> torch.Tensor:
-    """The result of a reduction over ``size`` contributions; averages of integers are the business of ``exactly``."""
+    """Result of a reduction over ``size`` contributions; ``exactly`` handles averages of integers."""
     if op is ReduceOp.AVERAGE and total.dtype is not torch.bool:
         total = _by_parts(lambda part: part / size, total)
     return scale(total, postscale)
 
 
 def exactly(parts: torch.Tensor, count: int, dtype: DType, how: Reduction) -> torch.Tensor:
-    """Reduce contributions of ``count`` integers each, one after the other in ``parts``; the result is on the host."""
+    """Reduce contributions of ``count`` integers each, concatenated in ``parts``; the result is on the host."""
     parts = parts.cpu()
     result = parts[:count].clone()
     if count:

@@ -1,1 +1,1 @@
-"""Agents: what they do, and how they get to their hosts."""
+"""Agents: the process on each host, and the ways to start it there."""

@@ -1,15 +1,15 @@
-"""Starts of agents on their hosts: the abstract starter, and the child of the launcher that every start comes down to.
+"""Starting of agents on their hosts: the abstract starter, and the launcher's child process behind every start.
 
     with Agents(starter.groups(hosts, here), settings, captured=True) as agents:
         for agent in agents: agent.config(config)
-        ...                                     # an agent's fds are readable when it has said something, or ended
+        ...                                     # an agent's fds are readable after output or its exit
 
-A starter only knows what to call and what its words mean; processes, pipes and ends are the same for all.
+A starter only knows its command and the meaning of its output; processes, pipes and exits are the same for all.
 
-All of it runs in the thread of the launcher's loop, which must not wait while an agent hangs: once the config is
-written, its pipes do not block, and only ``wait``, when all is over, waits for an end. A child is reaped in ``attend``
-and nowhere else, so that while its ``code`` is ``None`` its number is no stranger's. What the loop watches is closed in
-``wait`` and not before: the number of a descriptor that is closed goes to the next file that is opened.
+All of it runs in the thread of the launcher's loop, which must not block while an agent hangs: after the config is
+written, the pipes do not block, and only ``wait``, at the end, waits for an exit. Only ``attend`` reaps a child, so
+while ``code`` is ``None`` its pid is not reused. Watched descriptors are closed in ``wait`` and not before: the number
+of a closed descriptor goes to the next opened file.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from farandole.launch.agents.agent_config import MODULE, LaunchedAgentConfig
 from farandole.settings import Settings
 
 END_S = 5.0
-"""Time for agents that are no longer wanted to kill their workers."""
+"""Time for agents to kill their workers at the end."""
 
 SAID_BYTES = 2**14
-"""Length of what is kept of the words of a starter's child: they are read only if the start fails."""
+"""Bytes kept of the output of a starter's child, which is used only if the start fails."""
 
 
 class AgentStarter(ABC):
-    """One way of starting agents. Pure: it makes commands and words."""
+    """One way of starting agents. Pure: it makes commands and error texts."""
 
     passes_environment = True
-    """True if agents get the launcher's variables by themselves."""
+    """True if agents inherit the launcher's environment variables."""
 
     @abstractmethod
     def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
@@ -50,15 +50,15 @@ class AgentStarter(ABC):
 
     @abstractmethod
     def command(self, hosts: Sequence[str], settings: Settings, module: str = MODULE) -> list[str]:
-        """The command that starts an agent, or another ``module``, on each of these hosts; its input becomes theirs."""
+        """Command that starts an agent, or another ``module``, on each of these hosts; they get its standard input."""
 
     @abstractmethod
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
-        """The reason why the command ended before the agents did, by its code and its words; with the remedy."""
+        """Reason, from exit code and output, why the command ended before the agents did; with the remedy."""
 
 
 class StarterGroup(NamedTuple):
-    """Hosts that get their agents by one command."""
+    """Hosts whose agents are started by one command."""
 
     starter: AgentStarter
     hosts: tuple[str, ...]
@@ -68,8 +68,8 @@ class StarterGroup(NamedTuple):
 class AgentProcess:
     """A child of the launcher that is, or starts, the agents of some hosts.
 
-    Its output is ``captured`` (it is no worker's), or goes where the launcher's goes. ``death_signal`` is what the
-    kernel sends it when the launcher dies, see ``process.spawn``.
+    Its output is ``captured`` (it contains no worker's output), or goes to the launcher's streams. The kernel sends it
+    ``death_signal`` when the launcher dies, see ``process.spawn``.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class AgentProcess:
         self._said = b""
         self._told = self._killed = False
         self._unheard = -1
-        """The other end of its input, once that is closed; what it has not read is there."""
+        """Read end of its input, opened when the input is closed, for the bytes that the child has not read."""
         self._captured = self._listening = captured
         reader, self._input = os.pipe()
         writer = None
         if captured:
             self._output, writer = os.pipe()
-            os.set_blocking(self._output, False)  # our end only: the child may wait when it writes
+            os.set_blocking(self._output, False)  # our end only: the child's writes may block
         try:
             command = self._starter.command(self.hosts, settings)
             self._pid = process.spawn(command, death_signal=death_signal, stdin=reader, stdout=writer, stderr=writer)
@@ -104,17 +104,17 @@ class AgentProcess:
 
     @property
     def inherits(self) -> bool:
-        """True if its agents get the launcher's variables by themselves."""
+        """True if its agents inherit the launcher's environment variables."""
         return self._starter.passes_environment
 
     @property
     def has_ended(self) -> bool:
-        """True if nothing need be waited for: it has ended, or was told to."""
+        """True if the loop need not wait for it: it has exited, or was killed."""
         return self.code is not None or self._killed
 
     @property
     def said(self) -> str:
-        """The last line that it wrote."""
+        """Last line that it printed."""
         return next(reversed(self._said.decode(errors="replace").strip().splitlines()), "")
 
     @property
@@ -123,21 +123,21 @@ class AgentProcess:
         return (*((self._ending,) if self.code is None else ()), *((self._output,) if self._listening else ()))
 
     def config(self, config: LaunchedAgentConfig) -> None:
-        """Write the config of its agents to its standard input; if it has died already this does nothing."""
+        """Write the config of its agents to its standard input; does nothing if the child has died."""
         with contextlib.suppress(BrokenPipeError), open(self._input, "wb", closefd=False) as file:
             file.write(pack(msgspec.json.encode, config, exact=True) + b"\n")
-        os.set_blocking(self._input, False)  # only now: the line above has to arrive whole
+        os.set_blocking(self._input, False)  # only now: the line above must be written completely
 
     def tell(self, text: bytes) -> bytes:
-        """Write to the agent's standard input, once it has read its config, without waiting; returns what is left."""
+        """Write to the agent's standard input, after its config, without blocking; return the bytes not written."""
         self._told = True
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             return text[os.write(self._input, text) :]
         return text
 
     def attend(self) -> None:
-        """Take in what it has said, and whether it has ended."""
-        # The end before the output: what it wrote is all there then, and is read below for ``explain``.
+        """Read its output and its exit status."""
+        # Exit status before output: then all its output has arrived, and is read below for ``explain``.
         if self.code is None and os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self.code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         with contextlib.suppress(BlockingIOError):
@@ -147,32 +147,32 @@ class AgentProcess:
                 self._listening = bool(text)
 
     def explain(self) -> str:
-        """The reason why it has ended, in the words of its starter."""
+        """The reason why it exited, by its starter."""
         assert self.code is not None
         return self._starter.explain(self.hosts, self.code, self._said.decode(errors="replace"))
 
     def kill(self, number: int = signal.SIGTERM) -> None:
-        """End it; its agents end then, and the kernel kills their workers."""
+        """Kill it; its agents exit then, and the kernel kills their workers."""
         self._killed = True
-        if self.code is None:  # not reaped, so its number is still its own
+        if self.code is None:  # not reaped, so the pid is still its own
             os.kill(self._pid, number)
 
     def give_up(self) -> None:
-        """End it as its hosts are lost; what it says counts no more, and others may serve them."""
+        """Kill it because its hosts are lost; ignore its output from now on. Other agents may serve the hosts."""
         self.kill()
         self.hosts = ()
 
     def dismiss(self) -> None:
-        """Close its input, which is the end for its agents. Idempotent."""
+        """Close its input, which makes its agents exit. Idempotent."""
         if self._unheard >= 0:
             return
-        # Opened before our end is closed: with the last descriptor the kernel drops what the pipe holds.
+        # Opened before our end is closed: the kernel drops a pipe's contents with its last descriptor.
         self._unheard = os.open(f"/proc/self/fd/{self._input}", os.O_RDONLY | os.O_NONBLOCK)
         os.close(self._input)
 
     def wait(self, until_s: float) -> bytes:
-        """Wait for its end until ``until_s``, then kill it; returns what it was told and has not read."""
-        end = select.poll()  # unlike select(), it takes descriptors of any number
+        """Wait for its exit until ``until_s``, then kill it; return the text from ``tell`` that it has not read."""
+        end = select.poll()  # unlike select(), no limit on descriptor numbers
         end.register(self._ending, select.POLLIN)
         if self.code is None and not end.poll(max(0.0, until_s - time.monotonic()) * 1000):
             self.kill(signal.SIGKILL)
@@ -181,7 +181,7 @@ class AgentProcess:
         self._close_output()
         os.close(self._ending)
         with open(self._unheard, "rb") as file:
-            return (file.read() or b"") if self._told else b""  # else it is the config, with the job's secret
+            return (file.read() or b"") if self._told else b""  # else it may be the config, with the secret
 
     def _close_output(self) -> None:
         if self._captured:
@@ -190,7 +190,7 @@ class AgentProcess:
 
 @final
 class Agents:
-    """The children of one job, started with the construction; gone, with all agents, when the block is left."""
+    """Children of one job, started by the constructor; they and their agents have exited when the block is left."""
 
     def __init__(
         self, groups: Sequence[StarterGroup], settings: Settings, *, captured: bool, death_signal: int | None = None
@@ -200,7 +200,7 @@ class Agents:
         try:
             for group in groups:
                 self._processes.append(AgentProcess(group, settings, captured=captured, death_signal=death_signal))
-        except BaseException:  # a Ctrl-C, too: those that have started must not stay
+        except BaseException:  # also Ctrl-C: started children must not stay
             self.close()
             raise
 
@@ -212,21 +212,21 @@ class Agents:
         return next(each for each in self._processes if host in each.hosts)
 
     def add(self, group: StarterGroup) -> AgentProcess:
-        """Start one more, while the job runs."""
+        """Start another child while the job runs."""
         one = AgentProcess(group, self._settings, captured=True, death_signal=self._death_signal)
         self._processes.append(one)
         return one
 
     def drop(self, agent: AgentProcess) -> None:
-        """Free what belongs to this one, which has ended; nobody may look at its descriptors any more."""
+        """Free the resources of an exited child; the loop must no longer watch its descriptors."""
         self._processes.remove(agent)
         agent.dismiss()
         agent.wait(time.monotonic())
 
     def close(self) -> None:
-        """Dismiss all, and wait for their ends; what one has not read is printed. Goes on where it was interrupted."""
+        """Dismiss all children and wait for their exits; print text they have not read. Resumes after an interrupt."""
         until_s = time.monotonic() + END_S
-        for each in self._processes:  # all before the first wait, so that they end side by side
+        for each in self._processes:  # all before the first wait, so that they exit in parallel
             each.dismiss()
         while self._processes:
             print_now(self._processes[0].wait(until_s))
@@ -240,7 +240,7 @@ class Agents:
 
 
 def print_now(text: bytes) -> None:
-    """Write on standard error, whatever else is written there."""
-    with contextlib.suppress(OSError):  # nobody is left to tell
+    """Write to standard error at once."""
+    with contextlib.suppress(OSError):  # stderr is closed
         while text:
             text = text[os.write(2, text) :]

@@ -1,19 +1,18 @@
-"""Way of a lent host to whoever leads its run: where the workers dial, and the search for the next lead.
+"""Lookup of the run's leader for a leased host: a fixed address for its workers, and the search for the next leader.
 
     way = ControllerLookup(read, secret, epoch=1, address="tcp://10.0.0.1:7000", patience_s=600.0)
-    way.address                     # what workers are told
-    way.follow("")                  # the lead is gone: look for the next one
-    way.found()                     # its address, once it has answered; way.fd is readable then
-    way.follow(address)             # the agent is connected there
+    way.address                     # address for the workers
+    way.follow("")                  # the leader is lost: search for the next one
+    way.found()                     # its address after it has answered; way.fd is readable then
+    way.follow(address)             # after the agent has connected there
     way.close()
 
-Only a lead of a higher epoch than any that was followed is ever found, so that one that was cut off and comes back is
-followed no more.
+Only a leader with a higher epoch than all earlier ones is found, so a leader that was replaced and reconnects is not
+followed again.
 
-Threads. The search has one, as the file system of the folder may not answer: it owns ``_epoch``, and leaves what it
-finds in ``_found``, or the reason why there is no sense in going on in ``over``. ``_seeks`` lets it work; ``fd`` is
-rung under ``_lock``, which guards ``_closed`` and the number of that descriptor. It is a daemon: stuck in the kernel it
-cannot be joined.
+Threads. The search runs in a thread, because the folder's file system may not answer: it owns ``_epoch``, and puts
+addresses in ``_found``, or the reason to give up in ``over``. ``_seeks`` enables it; it signals ``fd`` under ``_lock``,
+which guards ``_closed`` and the number of that descriptor. It is a daemon: stuck in the kernel it cannot be joined.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from farandole.errors import ControlError, FarandoleError
 from farandole.launch.agents.forwarder import Forwarder
 
 LOOK_S = 0.5
-"""Pause between two looks."""
+"""Pause between two reads of the contact file."""
 
 ANSWERS_S = 2.0
-"""Time for a lead to answer that has just said where it is."""
+"""Time for a leader to answer at the address that it has published."""
 
 
 @final
 class LeadContact(msgspec.Struct, frozen=True):
-    """Contact of a lead, by its ``epoch``: its addresses, and the key that it asks for."""
+    """Contact of the leader with this ``epoch``: its addresses and the job's key."""
 
     epoch: int
     addresses: list[str]
@@ -50,17 +49,17 @@ class LeadContact(msgspec.Struct, frozen=True):
 
 @final
 class ControllerLookup:
-    """Way of one agent, which is connected to the lead of ``epoch`` at ``address``. ``read`` may raise, or wait."""
+    """Lookup of one agent, connected to the leader of ``epoch`` at ``address``. ``read`` may raise or block."""
 
     def __init__(
         self, read: Callable[[], LeadContact], secret: str, epoch: int, address: str, patience_s: float
     ) -> None:
         self.patience_s = patience_s
-        """Time for the next lead to come."""
+        """Time to wait for the next leader."""
         self.over = ""
-        """Reason why none will."""
+        """Reason why no leader will adopt the workers; "" while one may."""
         host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-        # Not the loopback: other hosts reach the workers by the address that they reach their lead with.
+        # Not the loopback: other hosts reach the workers at the address from which these reach their leader.
         self._forwarder = Forwarder(source_towards(host) or LOOPBACK)
         self.address = self._forwarder.address
         self._read, self._secret, self._epoch = read, secret, epoch
@@ -74,7 +73,7 @@ class ControllerLookup:
         threading.Thread(target=self._search, name="farandole-next-lead", daemon=True).start()
 
     def follow(self, address: str) -> None:
-        """Lead the workers to the controller at ``address``; "": it is gone, and another one is looked for."""
+        """Forward the workers to the controller at ``address``; "": it is lost, and the search begins."""
         self._forwarder.follow(address)
         if address:
             self._seeks.clear()
@@ -82,7 +81,7 @@ class ControllerLookup:
             self._seeks.set()
 
     def found(self) -> str:
-        """Address of a lead that has come since this was last asked; "" for none."""
+        """Address of a leader found since the last call; "" for none."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -90,12 +89,12 @@ class ControllerLookup:
         return self._found.pop() if self._found else ""
 
     def close(self) -> None:
-        """End the search, and all connections of the workers."""
+        """End the search, and close all connections of the workers."""
         self._forwarder.close()
         with self._lock:
             self._closed = True
             os.close(self.fd)
-        # After ``_closed``: the search, if it is not stuck in a read, wakes to an end and not to another look.
+        # After ``_closed``: the search, if not stuck in a read, wakes and ends without another read.
         self._seeks.set()
         self._pause.set()
 
@@ -106,7 +105,7 @@ class ControllerLookup:
                 self._pause.wait(LOOK_S)
 
     def _look(self) -> bool:
-        """Look for a later lead that answers; True if there is one, or none can come."""
+        """Check for a later leader that answers; True if there is one, or if none can adopt the workers."""
         try:
             contact = self._read()
             if contact.epoch <= self._epoch:
@@ -116,7 +115,7 @@ class ControllerLookup:
             else:
                 self._found.append(first_answering(contact.addresses, JobKeys.from_secret(self._secret), ANSWERS_S))
                 self._epoch = contact.epoch
-        except (FarandoleError, ControlError, OSError):  # it is not there yet, or not to be read now
+        except (FarandoleError, ControlError, OSError):  # not there yet, or unreadable now
             return False
         with self._lock:
             if not self._closed:

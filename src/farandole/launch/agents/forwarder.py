@@ -1,16 +1,16 @@
-"""Forwarder of the connections of one host's workers: they dial an address that stays, whoever leads the run.
+"""Forwarder of the connections of one host's workers: they connect to a fixed address, whichever leader runs the job.
 
     forwarder = Forwarder("10.0.0.7")
-    forwarder.address                           # "tcp://10.0.0.7:41023": what workers are told
-    forwarder.follow("tcp://10.0.0.1:7000")     # from now on connections lead there
-    forwarder.follow("")                        # nowhere: all are closed, and new ones refused
+    forwarder.address                           # "tcp://10.0.0.7:41023": address for the workers
+    forwarder.follow("tcp://10.0.0.1:7000")     # forwards connections there from now on
+    forwarder.follow("")                        # closes all connections, and refuses new ones
     forwarder.close()
 
-So the agent alone decides whom its host follows, and workers cannot decide otherwise. Bytes are passed on as they are:
-workers and controller know each other by the key of the job, and nothing here could tell what they say.
+So only the agent decides which leader its host follows. Bytes are forwarded unchanged: workers and controller
+authenticate each other with the job's key, and the forwarder cannot read their messages.
 
-Threads. One runs the loop and owns every socket and ``_ends``. ``follow`` and ``close`` leave their wish in
-``_target`` and ``_closing`` and ring ``_bell``, which is closed by the thread when it ends; ``_lock`` guards the three.
+Threads. One thread runs the loop and owns every socket and ``_ends``. ``follow`` and ``close`` set ``_target`` and
+``_closing`` and signal ``_bell``, which the thread closes when it ends; ``_lock`` guards the three.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import final
 
 CHUNK_BYTES = 2**16
 MOST_WAITING_BYTES = 2**20
-"""Bytes that wait for one end of a connection before no more are read from the other."""
+"""Bytes waiting for one end of a connection above which no more are read from the other end."""
 
 CLOSE_S = 1.0
 """Time for the thread to end."""
@@ -33,7 +33,7 @@ CLOSE_S = 1.0
 
 @final
 class _End:
-    """One end of a connection: its socket, and the bytes that wait to be written there."""
+    """One end of a connection: its socket, and the bytes still to be written to it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -44,11 +44,11 @@ class _End:
 
 @final
 class Forwarder:
-    """Forwarder that listens on ``host``, an address of this machine, and leads nowhere until it is told to."""
+    """Forwarder that listens on ``host``, an address of this machine; it refuses connections until ``follow``."""
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # A second socket keeps the port while none listens: then dials are refused at once, and made again.
+        # A second socket keeps the port while none listens: then connections are refused at once, and retried.
         self._keeper = self._bound(family, host, 0)
         self._place = self._keeper.getsockname()[:2]
         self._family = family
@@ -66,7 +66,7 @@ class Forwarder:
         self._thread.start()
 
     def follow(self, address: str) -> None:
-        """Lead to the controller at ``address``, whose host is a number; "": nowhere. Never waits."""
+        """Forward to the controller at ``address`` (numeric host); "": refuse connections. Never blocks."""
         with self._lock:
             if address != self._target and not self._closing:
                 self._target = address
@@ -90,13 +90,13 @@ class Forwarder:
                         return
                 elif key.data is None:
                     self._accept()
-                elif key.data in self._ends:  # not closed since, with its other end
+                elif key.data in self._ends:  # not closed meanwhile, with its other end
                     self._pass_on(key.data, mask)
 
     def _heed(self) -> bool:
-        """Do what was wished for; True if that is the end."""
+        """Apply ``_target`` and ``_closing``; True at the end."""
         with self._lock:
-            os.eventfd_read(self._bell)  # under the lock, so that no wish is left between the bell and the copy
+            os.eventfd_read(self._bell)  # under the lock, so that no change is missed between read and copy
             target, closing = self._target, self._closing
         if target != self._leads_to or closing:
             for end in tuple(self._ends):
@@ -104,7 +104,7 @@ class Forwarder:
             self._leads_to = target
             self._listen(bool(target) and not closing)
         if closing:
-            # ``follow`` rings only while ``_closing`` is false, so nobody writes to the number of a bell that is gone.
+            # ``follow`` signals only while ``_closing`` is false, so the closed descriptor is never written to.
             self._selector.close()
             self._keeper.close()
             with self._lock:
@@ -128,7 +128,7 @@ class Forwarder:
         host = host.strip("[]")
         try:
             near, _ = self._listener.accept()
-        except OSError:  # it has gone again, or there is no descriptor left
+        except OSError:  # connection closed, or out of descriptors
             return
         try:
             far = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -175,7 +175,7 @@ class Forwarder:
                 del end.waiting[: end.socket.send(end.waiting)]
 
     def _watch(self, end: _End) -> None:
-        """Wait for what an end can do next."""
+        """Register the events that an end can handle next."""
         wanted = selectors.EVENT_WRITE if end.waiting or end.is_connecting else 0
         if len(end.other.waiting) < MOST_WAITING_BYTES and not end.is_connecting:
             wanted |= selectors.EVENT_READ

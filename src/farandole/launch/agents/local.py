@@ -1,4 +1,4 @@
-"""The agent of this host: a child of the launcher."""
+"""Agent of this host: a child of the launcher."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Local(AgentStarter):
         return [StarterGroup(self, tuple(dict.fromkeys(hosts)))]
 
     def command(self, hosts: Sequence[str], settings: Settings, module: str = MODULE) -> list[str]:
-        """A new Python that runs the agent."""
+        """Command of a new Python process that runs the agent."""
         return entry_command(module)
 
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
-        """The end of the agent, in words; what it wrote is on the launcher's standard error, or in ``said``."""
+        """Text on the exit of the agent; its output is on the launcher's standard error, or in ``said``."""
         lines = [line.removeprefix("farandole: ") for line in said.splitlines() if line.strip()]
         reason = f" ({lines[-1]})" if lines else ""
         return f"the agent on {', '.join(hosts)} {describe(code)}{reason}; its workers were killed"

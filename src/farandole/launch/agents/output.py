@@ -1,22 +1,22 @@
-"""Standard output and standard error of a job, and how what agents on many hosts write gets there.
+"""Standard output and standard error of a job, including the output forwarded by agents on many hosts.
 
     output = JobOutput.own()                        # this process's own streams
-    output = JobOutput.remote(link.send)            # in an agent on another host: the launcher's
+    output = JobOutput.remote(link.send)            # in an agent on another host: the launcher's streams
     output.add(STDOUT, read_end, tag=lambda: b"[0]<stdout>:")
     output.start()
     ...
-    output.finish()                                 # and each of output.ended becomes readable when all is written
+    output.finish()                                 # each of output.ended becomes readable after the last write
 
-Each stream is written by a thread of its own, so that a reader of one that does not read holds up nothing else. Where
-both are the same file, pipe or terminal, there is one thread: two would tear each other's lines.
+Each stream is written by its own thread, so that a blocked reader of one stream delays nothing else. If both streams
+are the same file, pipe or terminal, there is one thread: two would split each other's lines.
 
-From other hosts output comes in messages of whole lines over the connections of the control plane. ssh and ``srun``
-carry none of it: they would mix in what they say themselves, and ``srun`` tears lines of more than a kilobyte.
+Other hosts send output in messages of whole lines over the control plane. ssh and ``srun`` carry none of it: they would
+mix in their own messages, and ``srun`` splits lines of more than a kilobyte.
 
-The main thread, an agent's or the launcher's, calls everything here but ``Wire.write`` and ``Receipts._note``, which
-the pumps call. The two sides share the count of a ``Wire``, which its condition guards, and the deque of ``Receipts``,
-whose ends are atomic. The main thread never waits for a pump, as that may wait for a reader for hours, but in
-``settle`` and ``close``, which have time-outs; a pump that is given up is a daemon, and ends with the process.
+The main thread of an agent or launcher calls everything except ``Wire.write`` and ``Receipts._note``, which the pump
+threads call. The two sides share the count of a ``Wire``, guarded by its condition, and the deque of ``Receipts``,
+whose append and pop are atomic. The main thread never waits for a pump, which may wait for a reader for hours, except
+in ``settle`` and ``close``, which have timeouts; an abandoned pump is a daemon, and ends with the process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from farandole.errors import ControlError
 STDOUT, STDERR = 0, 1
 
 WINDOW_BYTES = 2**20
-"""Length of what may be on its way of a stream from a host to the launcher; beyond it the workers there wait."""
+"""Most unconfirmed bytes of a stream from a host to the launcher; beyond that the workers there block."""
 
 
 @final
@@ -46,7 +46,7 @@ class JobOutput:
     def __init__(self, sinks: Sequence[Sink], wires: Sequence[Wire] = ()) -> None:
         self._sinks = sinks
         self._wires = wires
-        # By identity: two streams that are one file have one sink, and so one thread.
+        # By identity: two streams to the same file share one sink, and so one thread.
         pumps = {key: Pump() for key in {id(sink) for sink in sinks}}
         self._pumps = [pumps[id(sink)] for sink in sinks]
         self.ended = frozenset(pump.ended for pump in self._pumps)
@@ -59,53 +59,53 @@ class JobOutput:
 
     @classmethod
     def remote(cls, send: Callable[[Message], object]) -> JobOutput:
-        """Standard streams of the launcher, which gets messages by ``send``; its answers are for ``written``."""
+        """Standard streams of the launcher, reached with ``send``; pass its receipts to ``written``."""
         wires = [Wire(stream, send) for stream in (STDOUT, STDERR)]
         return cls([Sink(wire.write) for wire in wires], wires)
 
     @property
     def delivered(self) -> bool:
-        """True if nothing is on its way to the launcher any more; to be asked when the pumps have ended."""
+        """True if the launcher has confirmed all output; call it after the pumps have ended."""
         return all(wire.idle for wire in self._wires)
 
     def add(self, stream: int, fd: int, tag: Tag, sink: Sink | None = None) -> OutputSource:
-        """Move what comes from ``fd`` to a stream, or to a ``sink`` of its own."""
+        """Copy lines from ``fd`` to a stream, or to a separate ``sink``."""
         return self._pumps[stream].add(fd, sink or self._sinks[stream], tag)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the pump threads."""
         for pump in dict.fromkeys(self._pumps):
             pump.start()
 
     def say(self, stream: int, lines: bytes, then: Callable[[], object] = lambda: None) -> None:
-        """Write whole lines, and call ``then`` in the thread that did. Does not wait."""
+        """Queue whole lines; the writing thread calls ``then`` afterwards. Does not block."""
         self._pumps[stream].say(self._sinks[stream], lines, then)
 
     def settle(self, stream: int, source: OutputSource, timeout_s: float) -> None:
-        """Wait until what a source has ready is read."""
+        """Wait until the data that a source has ready is read."""
         self._pumps[stream].settle([source], timeout_s)
 
     def written(self, message: Written) -> None:
-        """Take in a receipt of the launcher."""
+        """Handle a receipt of the launcher."""
         self._wires[message.stream].written(message.size)
 
     def forgive(self) -> None:
-        """Wait for no receipt of what was sent: it is lost, or will not be confirmed."""
+        """Stop waiting for receipts of sent output, which were lost with the controller."""
         for wire in self._wires:
             wire.forgive()
 
     def cut(self) -> None:
-        """Let the pumps give up: nobody is left to write for."""
+        """Make the pumps give up: the launcher is lost."""
         for wire in self._wires:
             wire.cut()
 
     def finish(self) -> None:
-        """Write what is left and end. Does not wait."""
+        """Let the pumps write the rest and end. Does not block."""
         for pump in dict.fromkeys(self._pumps):
             pump.finish()
 
     def close(self, timeout_s: float) -> bool:
-        """Finish, wait for that, and free everything; false if a reader does not read, and the rest is abandoned."""
+        """Finish, wait, and free everything; False if a reader blocks and the rest of the output is abandoned."""
         self.finish()
         closed = [pump.close(timeout_s) for pump in dict.fromkeys(self._pumps)]
         return all(closed)
@@ -113,7 +113,7 @@ class JobOutput:
 
 @final
 class Wire:
-    """One stream on its way to the launcher. ``write`` waits while too much of it has not been written there."""
+    """One stream to the launcher. ``write`` blocks while too many bytes are unconfirmed."""
 
     def __init__(self, stream: int, send: Callable[[Message], object]) -> None:
         self._stream, self._send = stream, send
@@ -123,40 +123,40 @@ class Wire:
 
     @property
     def idle(self) -> bool:
-        """True if all has been written, or never will be."""
-        # Without the lock: with its pump gone, the count changes in the thread that asks, and in no other.
+        """True if all bytes are confirmed, or the wire is cut."""
+        # Without the lock: after its pump has ended, only the calling thread changes the count.
         return self._under_way == 0 or self._is_cut
 
     def write(self, text: bytes) -> bool:
-        """Send whole lines, in one message; false if there is nobody to send them to."""
+        """Send whole lines in one message; False if the launcher is lost."""
         with self._change:
-            # No time-out: a reader may pause for hours. ``cut`` ends this, or the end of the process.
+            # No timeout: a reader may pause for hours. ``cut``, or the end of the process, ends this.
             self._change.wait_for(lambda: self._under_way < WINDOW_BYTES or self._is_cut)
             if self._is_cut:
                 return False
-            # Counted before it is sent: a receipt that overtook this would be taken off nothing, and the count would
-            # never come down to 0 again. Sent without the lock: the link has its own, and neither waits in the other.
+            # Counted before it is sent: otherwise a fast receipt would be subtracted from 0, and the count would never
+            # return to 0. Sent without the lock: the link has its own lock, and the two must not nest.
             self._under_way += len(text)
         try:
             self._send(Output(self._stream, text))
-        except ControlError:  # cut since: the link has been closed by the main thread
+        except ControlError:  # cut meanwhile: the main thread has closed the link
             return False
         return True
 
     def written(self, size: int) -> None:
-        """Take in that ``size`` bytes of it have been written."""
+        """Record that the launcher has written ``size`` bytes."""
         with self._change:
-            # Not below 0: after ``forgive`` the next controller may still confirm what it got of the queue.
+            # Not below 0: after ``forgive`` the next controller may still confirm queued messages.
             self._under_way = max(0, self._under_way - size)
-            self._change.notify()  # one: nobody but the pump of this stream waits
+            self._change.notify()  # only the pump of this stream waits
 
     def forgive(self) -> None:
-        """Take all of it for written: the controller that was to confirm it has died."""
+        """Count all bytes as written: the controller that had to confirm them has died."""
         with self._change:  # a condition's own lock is reentrant: ``written`` takes it again
             self.written(self._under_way)
 
     def cut(self) -> None:
-        """Let ``write`` give up."""
+        """Make ``write`` give up."""
         with self._change:
             self._is_cut = True
             self._change.notify()
@@ -164,7 +164,7 @@ class Wire:
 
 @final
 class Receipts:
-    """Receipts of what the launcher's pumps have written, until the main thread sends them to the hosts it came from.
+    """Receipts for output written by the launcher's pumps, until the main thread sends them to the hosts.
 
     ``fd`` is readable when there is something to ``collect``.
     """
@@ -175,13 +175,13 @@ class Receipts:
         self._done: deque[tuple[str, Written]] = deque()
 
     def take(self, host: str, message: Output) -> None:
-        """Have lines of a host written, and a receipt noted then."""
+        """Queue lines of a host, and store a receipt after they are written."""
         receipt = Written(message.stream, len(message.text))
         self._output.say(message.stream, message.text, partial(self._note, host, receipt))
 
     def collect(self) -> list[tuple[str, Written]]:
         """Receipts since the last call, each with its host."""
-        os.eventfd_read(self.fd)  # before the receipts: one that a pump adds from here on rings again
+        os.eventfd_read(self.fd)  # before the receipts: a later one signals again
         return [self._done.popleft() for _ in range(len(self._done))]
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class Receipts:
         os.close(self.fd)
 
     def _note(self, host: str, receipt: Written) -> None:
-        self._done.append((host, receipt))  # before the bell, at which it is fetched
+        self._done.append((host, receipt))  # before the signal, after which it is read
         os.eventfd_write(self.fd, 1)
 
 

@@ -1,9 +1,9 @@
-"""Agents over ssh: one ``ssh`` per host, all at once; the user's ``ssh_config`` counts.
+"""Agents over ssh: one ``ssh`` per host, all at once; the user's ``ssh_config`` applies.
 
     Ssh(port=2222, options=("StrictHostKeyChecking=accept-new",)).command(["node1"], settings)
 
-Nothing secret is on a command line: what the agent needs to know comes on its standard input. ssh never asks for a
-password, and trusts no host key that the user has not accepted.
+No command line contains a secret: the agent reads its config from standard input. ssh never asks for a password, and
+trusts only host keys that the user has accepted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from farandole.settings import Settings
 from farandole.version import __version__
 
 CONNECT_SHARE = 0.8
-"""Share of the start time-out that ssh may take to connect, so that it can still say why it could not."""
+"""Share of the start timeout that ssh may take to connect, so that it can still report why it failed."""
 
 
 class Trouble(NamedTuple):
-    """Words that ssh, a shell or Python say, and what to do then."""
+    """Error texts of ssh, a shell or Python, and the remedy."""
 
     words: tuple[str, ...]
     remedy: str
@@ -64,15 +64,15 @@ TROUBLES = (
         "let {host} connect to this host (a firewall?), or name the network to use with --network-interface",
     ),
 )
-"""Known troubles, with remedies; the first whose words are found is taken."""
+"""Known errors with remedies; the first match counts."""
 
 
 @final
 @dataclass(frozen=True)
 class Ssh(AgentStarter):
-    """The agent of this host is a child of the launcher, those of all others come over ssh.
+    """Starter by ssh; only the agent of this host is a child of the launcher.
 
-    ``options`` are as in ``ssh_config``, and beat those that ssh is given anyway, but for BatchMode.
+    ``options``: as in ``ssh_config``; they override the default options, except BatchMode.
     """
 
     port: int | None = None
@@ -82,7 +82,7 @@ class Ssh(AgentStarter):
     passes_environment = False
 
     def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
-        """One group for each host; this one needs no ssh."""
+        """One group for each host; this host needs no ssh."""
         return [StarterGroup(Local() if host == here else self, (host,)) for host in dict.fromkeys(hosts)]
 
     def command(self, hosts: Sequence[str], settings: Settings, module: str = MODULE) -> list[str]:
@@ -91,12 +91,12 @@ class Ssh(AgentStarter):
         words = ["ssh", "-T", "-x", "-o", "BatchMode=yes"]
         words += ["-p", str(self.port)] if self.port else []
         words += ["-i", self.identity_file] if self.identity_file else []
-        told = [*self.options, *_patience(settings), "ControlMaster=no"]  # of two, ssh takes the first
+        told = [*self.options, *_patience(settings), "ControlMaster=no"]  # ssh uses the first of two
         words += [word for option in told for word in ("-o", option)]
         return [*words, "--", host, f"exec {shlex.join(entry_command(module))}"]
 
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
-        """The reason and the remedy, by ``TROUBLES``; else the last line that ssh wrote."""
+        """Reason and remedy from ``TROUBLES``; otherwise the last line that ssh printed."""
         (host,) = hosts
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         for trouble in TROUBLES:
@@ -111,6 +111,6 @@ class Ssh(AgentStarter):
 def _patience(settings: Settings) -> list[str]:
     connect_s = max(1, math.floor(CONNECT_SHARE * settings.start_timeout_s))
     options = [f"ConnectTimeout={connect_s}"]
-    if settings.host_timeout_s:  # then ssh, too, ends when its host has been silent for so long
+    if settings.host_timeout_s:  # ssh then also exits after this silence
         options += ["ServerAliveInterval=1", f"ServerAliveCountMax={math.ceil(settings.host_timeout_s)}"]
     return options

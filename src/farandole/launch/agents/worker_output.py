@@ -1,8 +1,8 @@
-"""Output of workers: the streams of each, and the tag before its lines.
+"""Output of workers: the two streams of each worker, and the tag before its lines.
 
-On the launcher's own streams a line reads ``[3]<stderr>:text``, the form that Horovod's launcher gave it. Where these
-streams are the output of a worker, the stream is named once: ``[0]<stderr>:[3]:text``. In files there is one folder per
-rank, ``rank.<padded>/stdout`` and ``stderr``, and the lines are bare; the agent of the rank's host writes them.
+On the launcher's own streams a line reads ``[3]<stderr>:text``, the form that Horovod's launcher gave it. If these
+streams belong to a worker of an outer job, the stream is named once: ``[0]<stderr>:[3]:text``. In files there is one
+folder per rank, ``rank.<padded>/stdout`` and ``stderr``, and lines have no tag; the agent of its host writes them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ COLOURS = (36, 33, 35, 32, 34, 31)
 
 
 def pipes(stdout: int, stderr: int) -> str:
-    """The value of ``OUTPUT`` for a process with these descriptors."""
+    """Value of the variable ``OUTPUT`` for a process with these descriptors."""
     return f"{os.fstat(stdout).st_ino} {os.fstat(stderr).st_ino}"
 
 
 def is_nested(variables: Mapping[str, str]) -> bool:
-    """True if our own standard streams are those that a launcher has given a worker, us or an ancestor."""
+    """True if our standard streams are those that a launcher gave to a worker: this process or an ancestor."""
     try:
         return variables.get(OUTPUT) == pipes(1, 2)
     except OSError:  # one of them is closed
@@ -38,7 +38,7 @@ def is_nested(variables: Mapping[str, str]) -> bool:
 
 @final
 class WorkerOutput:
-    """Opens the two streams of each worker and remembers the last lines of its standard error."""
+    """Streams of each worker, and the last lines of its standard error."""
 
     def __init__(self, start: StartWorkers, output: JobOutput) -> None:
         self._start = start
@@ -47,9 +47,9 @@ class WorkerOutput:
 
     @contextmanager
     def open(self, worker_id: int) -> Iterator[tuple[int, int]]:
-        """The descriptors to start the worker with; ours are closed at the end of the block.
+        """Descriptors to start the worker with; our copies are closed at the end of the block.
 
-        Raises ``OSError``, and ``UsageError`` for a folder of output that cannot be.
+        Raises ``OSError``, and ``UsageError`` for an invalid output folder.
         """
         ends: list[int] = []
         try:
@@ -64,13 +64,13 @@ class WorkerOutput:
                 os.close(end)
 
     def tail(self, worker_id: int, timeout_s: float) -> str:
-        """The last lines of the worker's standard error; waits for those that are on their way."""
+        """Last lines of the worker's standard error; waits for lines that are still in the pipe."""
         source = self._sources[worker_id]
         self._output.settle(STDERR, source, timeout_s)
         return source.tail
 
     def forget(self, worker_id: int) -> None:
-        """Forget the stream of a worker that has ended: nobody will ask for its tail."""
+        """Drop the stream of an exited worker; ``tail`` must not be called afterwards."""
         self._sources.pop(worker_id, None)
 
     def _file(self, worker_id: int, name: str) -> Sink:

@@ -1,4 +1,4 @@
-"""Defaults of batch scripts: those of a site, of a user, and what was asked for now.
+"""Defaults of batch scripts: merged from site, user and command line.
 
     # /etc/farandole/submit.toml, ~/.config/farandole/submit.toml
     partition = "gpu"
@@ -9,8 +9,8 @@
     [environment]
     NCCL_SOCKET_IFNAME = "ib0"
 
-What is said later counts: the user's file before the site's, an option before both. Lists and variables of all are
-used, the site's first.
+Later sources override earlier ones: the user's file overrides the site's, an option overrides both. Lists and variables
+are combined, the site's first.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ KEYS = BatchOptions.__struct_encode_fields__
 
 
 def files(variables: Mapping[str, str]) -> list[Path]:
-    """Files of defaults that are there, the site's first."""
+    """Existing files of defaults, the site's first."""
     home = variables.get("XDG_CONFIG_HOME") or str(Path(variables.get("HOME") or "~").expanduser() / ".config")
     return [path for path in (SITE, Path(home) / "farandole" / "submit.toml") if path.is_file()]
 
 
 def with_defaults(asked: Mapping[str, Any], paths: Sequence[Path]) -> BatchOptions:
-    """The options ``asked`` for, over the defaults of files; raises ``SettingsError`` for a file with anything else."""
+    """The options ``asked``, over the defaults of files; raises ``SettingsError`` for a file with other keys."""
     layers = [(f"the file {path}", _known(path, read_file(str(path)))) for path in paths]
     merged: dict[str, Any] = {}
     for source, layer in [*layers, ("the command line", asked)]:
@@ -66,7 +66,7 @@ def _check(source: str, layer: Mapping[str, Any]) -> None:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """One layer over another: its values count, its lists and tables are added."""
+    """Merge two layers: values of ``above`` override, lists and tables are added."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -80,7 +80,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pairs(texts: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` texts as a table; raises ``SettingsError`` for one without a value."""
+    """Parse ``NAME=VALUE`` texts; raises ``SettingsError`` for a text without a value."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")

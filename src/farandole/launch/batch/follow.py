@@ -1,9 +1,9 @@
-"""Wait for a job of Slurm: what it writes is printed meanwhile, and its exit status returned.
+"""Wait for a Slurm job: print its output meanwhile, and return its exit status.
 
     follow("812", os.environ, sys.stdout.buffer)        # 0
 
-A job that is queued again is waited for, too. Nothing tells of its end or of its output, so both are looked for. Who
-has enough of it interrupts, and the job goes on.
+The wait includes requeued runs of the job. Slurm does not report the end or the output, so both are polled. An
+interrupt ends the wait, and the job goes on.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from farandole.launch.batch.submission import said
 from farandole.launch.leases.slurm_words import has_ended
 
 LOOK_S, LONGEST_LOOK_S = 1.0, 15.0
-"""Time between looks at the job, at first and at most: they cost slurmctld a call."""
+"""Interval of job queries, at first and at most: each costs slurmctld a call."""
 
 READ_S = 0.2
-"""Time between looks at the output."""
+"""Interval of reads of the output."""
 
 UNANSWERED_S = 600.0
-"""Time without an answer of Slurm after which nobody waits any more."""
+"""Time without an answer of Slurm after which ``follow`` gives up."""
 
 
 @final
 class SlurmJob(NamedTuple):
-    """State of a job in Slurm's words, its exit status, and the file that it writes to."""
+    """State of a job in Slurm's terms, its exit status, and its output file."""
 
     words: str
     status: int
@@ -39,7 +39,7 @@ class SlurmJob(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> SlurmJob:
-        r"""State that ``scontrol show job`` shows.
+        r"""Parse the output of ``scontrol show job``.
 
         >>> SlurmJob.read("JobState=FAILED Reason=NonZeroExitCode\n ExitCode=3:0\n   StdOut=/home/me/a b.out\n")
         SlurmJob(words='FAILED', status=3, output='/home/me/a b.out')
@@ -54,13 +54,13 @@ class SlurmJob(NamedTuple):
 
 @final
 class _Tail:
-    """Output of a job, from the beginning on; one that is written anew is read anew."""
+    """Output of a job, from the beginning on; a truncated file is read from the beginning again."""
 
     def __init__(self, to: BinaryIO) -> None:
         self._to, self._read_bytes = to, 0
 
     def copy(self, path: str) -> None:
-        """Print what has come since."""
+        """Print new output."""
         with contextlib.suppress(OSError), open(path, "rb") as file:
             if Path(path).stat().st_size < self._read_bytes:
                 self._read_bytes = 0
@@ -72,7 +72,7 @@ class _Tail:
 
 
 def follow(number: str, variables: Mapping[str, str], to: BinaryIO) -> SlurmJob:
-    """Wait for the end of a job; raises ``FarandoleError`` where that cannot be known."""
+    """Wait for the end of a job; raises ``FarandoleError`` if its state is unknown."""
     tail, output, pause_s, answered_s = _Tail(to), "", LOOK_S, time.monotonic()
     while True:
         text, why = said(["scontrol", "show", "job", number], variables)

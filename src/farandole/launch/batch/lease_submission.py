@@ -1,11 +1,11 @@
-"""``farandole submit --lease``: a lead job that trains, and a held array of leases that it may release.
+"""``farandole submit --lease``: a leader job that trains, and a held array of leases that it may release.
 
     submission = LeaseSubmission.of(args, lead, environ)
     print(submission.text())                    # both scripts
     submission.submit(environ)
 
-The array goes first, as it is held and does nothing; the lead finds its number in the folder of the run. The folder is
-the user's alone: the lead will write the key of the job into it.
+The array is submitted first, because it is held and does nothing; the leader reads its number from the run folder. The
+folder is private to the user: the leader writes the key of the job into it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ else:
     import tomli as tomllib
 
 LEAST_S = 60.0
-"""Time to train below which no lease is worth its start."""
+"""Least training time of a lease."""
 
 SPARE = 2
-"""Leases in the array for each that the run can have at a time: those that end have successors."""
+"""Leases in the array per lease that the run can have at a time: ended leases have successors."""
 
 
 def add_lease_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of runs that leases lend nodes to."""
+    """Add the options of runs with leases."""
     group = parser.add_argument_group("leases: further jobs that join the training, and leave it")
     group.add_argument(
         "--lease", metavar="NODESxWORKERS@TIME", help="what each lends: 1x4@1h, or 1x4@1h,20min where less will do"
@@ -61,7 +61,7 @@ def add_lease_options(parser: argparse.ArgumentParser) -> None:
 
 @final
 class LeaseSubmission(msgspec.Struct, frozen=True):
-    """Jobs of one run: the ``lead``, and the leases, with the ``policy`` file of the run as text."""
+    """Jobs of one run: the leader (``lead``) and the leases, with the text of the run's ``policy`` file."""
 
     folder: Path
     lead: BatchJob
@@ -71,7 +71,7 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, args: argparse.Namespace, lead: BatchJob, limits: tuple[int, int], home: Path) -> LeaseSubmission:
-        """The submission that ``args`` ask for, with fewest and most workers; raises ``UsageError`` if it cannot be."""
+        """The submission described by ``args``; ``limits``: fewest and most workers. Raises ``UsageError``."""
         shape = parse_lease(args.lease)
         fewest, most = limits
         if not lead.elastic or most <= fewest:
@@ -93,7 +93,7 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
         )
 
     def text(self) -> str:
-        """Both scripts and the policy, for people."""
+        """Both scripts and the policy, as text for the user."""
         parts = {
             "the lead": batch_script(self.lead),
             f"{self.count} leases: {' '.join(submission(self.count, 'NONCE'))}": lease_script(self.leases),
@@ -102,7 +102,7 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
         return "\n".join(f"# ==> {title} <==\n{text}" for title, text in parts.items() if text)
 
     def submit(self, variables: Mapping[str, str]) -> Iterator[str]:
-        """Submit both, and yield what people should know; raises ``UsageError`` where Slurm refuses either."""
+        """Submit both, and yield lines for the user; raises ``UsageError`` if Slurm refuses either."""
         folder = RunFolder.create(self.folder)
         folder.refuse_second()
         set_aside(folder)
@@ -131,7 +131,7 @@ def _number(said: str) -> str:
 
 
 def _policy(args: argparse.Namespace, count: int, shape: LeaseShape, partition: str) -> str:
-    """The policy file of the run: that of ``--policy``, with what else was asked for; raises for what cannot be."""
+    """Text of the run's policy file: ``--policy`` combined with other options; raises if it is invalid."""
     lines = [f"array-leases = {count}", f"lease-lengths-s = [{shape.minutes * 60}]"]
     if args.budget is not None:
         lines.append(f"budget-node-hours = {_node_hours(args.budget)}")
@@ -140,7 +140,7 @@ def _policy(args: argparse.Namespace, count: int, shape: LeaseShape, partition: 
     if len(args.when) != len(args.then):
         raise UsageError("each --when has a --then after it: --when 'val_acc>=0.9' --then 'np=2,nice=1000'")
     rules = [LeaseRule.parse(when, then) for when, then in zip(args.when, args.then, strict=True)]
-    if args.policy:  # between them: what follows a table belongs to it
+    if args.policy:  # before the rules: in TOML, keys after a table belong to it
         try:
             lines.append(Path(args.policy).read_text().rstrip())
         except (OSError, UnicodeDecodeError) as error:
@@ -153,7 +153,7 @@ def _policy(args: argparse.Namespace, count: int, shape: LeaseShape, partition: 
 
 
 def _check(text: str, partition: str) -> None:
-    """Raise ``UsageError`` or ``SettingsError`` for a policy that cannot be meant, or is wider than the site's."""
+    """Raise ``UsageError`` or ``SettingsError`` for a policy that is invalid, or wider than the site's."""
     try:
         asked = PolicyFile("what was asked for", tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""Batch script of a training, from what was asked. Pure.
+"""Batch script of a training, from its options. Pure.
 
     >>> options = BatchOptions(nodes=2, time="1:00:00")
     >>> print(batch_script(BatchJob(["python", "train.py"], ["-np", "8"], 8, options)), end="")
@@ -12,7 +12,7 @@
     <BLANKLINE>
     exec farandole run -np 8 python train.py
 
-The launcher takes hosts and slots from the allocation, and starts its agents by one ``srun``: the script names no host.
+The launcher reads hosts and slots from the allocation, and starts its agents with one ``srun``: no host is named.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from farandole.launch.sbatch.options import (
 
 @final
 class BatchJob(msgspec.Struct, frozen=True):
-    """A training: ``command`` on ``workers`` workers, by ``farandole run`` with ``run_options``.
+    """A training: ``command`` on ``workers`` workers, run by ``farandole run`` with ``run_options``.
 
-    An ``elastic`` one leaves when it is told to, and is queued again. ``path`` is a folder that the script puts before
-    all others of ``PATH``, so that its commands are those of whoever submits it. ``launcher`` is what starts it all.
+    An ``elastic`` job leaves when Slurm tells it to, and is requeued. ``path``: a folder that the script puts first in
+    ``PATH``, so that it uses the submitter's commands. ``launcher``: command of Farandole.
     """
 
     command: list[str]
@@ -55,13 +55,13 @@ class BatchJob(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name that was asked for, or that of the first script in the command, of its module, or its program."""
+        """The given name, or the name of the first script in the command, its module, or its program."""
         return self.options.job_name or _name_of(self.command)
 
 
 def batch_script(job: BatchJob) -> str:
-    """The script of a job; raises ``UsageError`` for what no script can say."""
-    # Slurm gives notice to steps alone, and on one node the launcher would start none.
+    """The script of a job; raises ``UsageError`` for values that no script can contain."""
+    # Slurm sends the notice only to job steps, and on one node the launcher would start none.
     notice = ["--launcher", "srun"] if job.elastic else []
     run = shlex.join([*job.launcher, "run", *notice, *job.run_options, *job.command])
     if not job.elastic:
@@ -86,7 +86,7 @@ exit "$status\""""
 
 
 def _options(job: BatchJob) -> list[str]:
-    """The first lines, with the options of ``sbatch``."""
+    """First lines, with the options of ``sbatch``."""
     asked = job.options
     size = {
         "job-name": job.name,
@@ -100,7 +100,7 @@ def _options(job: BatchJob) -> list[str]:
 
 
 def _per_node(job: BatchJob) -> int | None:
-    """Workers of each node; ``None``: Slurm places them, where no number of nodes was given, or they are uneven."""
+    """Workers per node; ``None``: Slurm places them, because nodes are not given or do not divide the workers."""
     nodes = job.options.nodes
     if nodes is None or nodes < 1:
         return None

@@ -1,8 +1,8 @@
-"""Submission of a batch script: it goes to ``sbatch`` by its standard input.
+"""Submission of a batch script through the standard input of ``sbatch``.
 
     submitted(script, ["--parsable"], os.environ)       # "812"
 
-Variables of the job in which this runs, if it does, stay behind: ``sbatch`` would take them for options of the new one.
+Variables of a surrounding job are removed: ``sbatch`` would take them as options of the new job.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from farandole.launch.leases.slurm_words import is_unreachable, remedy
 from farandole.launch.sbatch.environment import environment
 
 ANSWERS_S = 120.0
-"""Time after which ``sbatch`` is given up: it asks again for so long while the controller of Slurm is away."""
+"""Timeout of ``sbatch``, which retries for this long without slurmctld."""
 
 
 def submitted(script: str, options: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Submit a script; returns what ``sbatch`` says.
+    """Submit a script; return the output of ``sbatch``.
 
-    Raises ``UsageError`` without it, and when it refuses; ``FarandoleError`` if it cannot, or does not answer.
+    Raises ``UsageError`` if there is no ``sbatch`` or it refuses; ``FarandoleError`` without Slurm or an answer.
     """
     if shutil.which("sbatch", path=variables.get("PATH")) is None:
         raise UsageError("sbatch is not found here: submit where Slurm's commands are, or see the script with --print")
@@ -42,12 +42,12 @@ def submitted(script: str, options: Sequence[str], variables: Mapping[str, str])
 
 
 def asked(command: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Ask Slurm for something that a submission can do without; returns why it was not done, or ""."""
+    """Run an optional Slurm command of a submission; return why it failed, or ""."""
     return said(command, variables)[1]
 
 
 def said(command: Sequence[str], variables: Mapping[str, str]) -> tuple[str, str]:
-    """Words of a command of Slurm's, or "" and why it has none."""
+    """Output of a Slurm command and ""; or "" and why it failed."""
     try:
         done = _run(command, variables)
     except (OSError, subprocess.TimeoutExpired) as error:

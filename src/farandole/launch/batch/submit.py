@@ -1,10 +1,10 @@
-"""``farandole submit``: a batch script for Slurm out of what ``farandole run`` would take, and its submission.
+"""``farandole submit``: make a Slurm batch script from the options of ``farandole run``, and submit it.
 
     farandole submit -np 8 -N 2 -t 1:00:00 python train.py           prints the number of the job
     farandole submit --print -np 8 -N 2 -t 1:00:00 python train.py   prints the script, and submits nothing
 
-The script goes to ``sbatch`` by its standard input. Variables of the job in which this runs, if it does, stay behind:
-``sbatch`` would take them for options of the new one.
+``sbatch`` reads the script from standard input. Variables of a surrounding job are removed: ``sbatch`` would take them
+as options of the new job.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OPTIONS = (
     (("-o", "--output"), str, "FILE", "what the job writes (default: %x-%j.out)"),
     (("--notice",), int, "SECONDS", "time for leaving at the end of an elastic job (default: a quarter, 300 at most)"),
 )
-"""Flags, type, metavar and help of the options that ``BatchOptions`` has one value for."""
+"""Flags, type, metavar and help of the options with one value in ``BatchOptions``."""
 
 LISTS = (
     ("--sbatch", "sbatch", "OPTION", "any other option: --sbatch=--constraint=a100"),
@@ -94,7 +94,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Submit the job that ``args`` ask for, or print its script; returns the exit status."""
+    """Submit the job described by ``args``, or print its script; return the exit status."""
     asked, (fewest, most) = job(args, os.environ)
     if args.lease:
         return _submit_leases(LeaseSubmission.of(args, asked, (fewest, most), Path.home()), args)
@@ -114,7 +114,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _wait(number: str) -> int:
-    """Print what a job writes, until it has ended; returns its exit status."""
+    """Print the output of a job until it has ended; return its exit status."""
     try:
         state = follow(number, os.environ, sys.stdout.buffer)
     except KeyboardInterrupt:
@@ -140,7 +140,7 @@ def _submit_leases(submission: LeaseSubmission, args: argparse.Namespace) -> int
 
 
 def job(args: argparse.Namespace, variables: Mapping[str, str]) -> tuple[BatchJob, tuple[int, int]]:
-    """The job that ``args`` ask for, and the fewest and most workers; raises ``UsageError`` for one that cannot be."""
+    """The job described by ``args``, with its fewest and most workers; raises ``UsageError`` if it is invalid."""
     command = args.command[1:] if args.command[0] == "--" else args.command
     settings = Settings.resolve(knob_arguments(args), read_file(args.config_file) if args.config_file else None, {})
     workers = (settings.max_np or args.np or settings.min_np) if settings.is_elastic else args.np
@@ -161,14 +161,14 @@ def job(args: argparse.Namespace, variables: Mapping[str, str]) -> tuple[BatchJo
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    """The options of ``farandole run`` that a batch script can pass on; Slurm says where the workers run."""
+    """Add the options of ``farandole run`` that a batch script can pass on; Slurm places the workers."""
     add_size_option(parser)
     add_output_options(parser)
     add_knobs(parser)
 
 
 def _run_options(args: argparse.Namespace) -> Iterator[str]:
-    """The options of ``farandole run`` that were given, as it takes them."""
+    """The given options of ``farandole run``, as command-line words."""
     parser = Parser(add_help=False)
     _add_run_options(parser)
     for action in parser._actions:
@@ -185,7 +185,7 @@ def _run_options(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _options(args: argparse.Namespace, variables: Mapping[str, str]) -> BatchOptions:
-    """Options of the batch script, over the defaults of site and user."""
+    """Options of the batch script, merged with the defaults of site and user."""
     asked: dict[str, Any] = {}
     for flags, *_ in OPTIONS:
         key = flags[-1].removeprefix("--")

@@ -1,1 +1,1 @@
-"""Functions on workers that other systems' clusters (Ray, Dask, Spark) lend."""
+"""Functions on workers in slots of other systems' clusters (Ray, Dask, Spark)."""

@@ -1,9 +1,9 @@
-"""Object that stays on each worker of a pool from call to call, and results that are fetched later.
+"""Object kept on each worker of a pool between calls, and results that are fetched later.
 
     pool.call(FunctionCall(make, (Trainer, (), {})))
     pool.call(FunctionCall(execute, (lambda trainer: trainer.step(), (), {}, -1)))
 
-Both run in processes that know this package, and not the one named ``horovod``.
+Both run in processes that can import this package, but not the one named ``horovod``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def execute(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 @final
 class ResultBox:
-    """Results of one call, for those who wait for them: an actor of Ray."""
+    """Results of one call, for waiting callers: an actor of Ray."""
 
     def __init__(self) -> None:
         self._there = asyncio.Event()
@@ -39,7 +39,7 @@ class ResultBox:
         self._error = ""
 
     async def fill(self, values: list[Any], error: str) -> None:
-        """Put them there, or why there are none."""
+        """Store the results, or the error."""
         self._values, self._error = values, error
         self._there.set()
 
@@ -52,6 +52,6 @@ class ResultBox:
 
 
 def outcome(done: Future[list[Any]]) -> tuple[list[Any], str]:
-    """Arguments of ``ResultBox.fill`` for a call that is over."""
+    """Arguments of ``ResultBox.fill`` for a completed call."""
     error = done.exception()
     return (done.result(), "") if error is None else ([], str(error) or type(error).__name__)

@@ -1,14 +1,14 @@
-"""Workers in slots of a cluster that stay, and make one call after another.
+"""Pool of long-running workers in slots of a cluster, which execute one call after another.
 
     pool = WorkerPool(provider, np=4, env={}, knobs={})
     pool.call(FunctionCall(train, (3,))).result()       # [...], by rank
     pool.close()
 
-Every worker runs ``serve``, the function of one long run, and asks this process for calls.
+Every worker runs ``serve``, the function of one long run, and requests calls from this process.
 
-Threads. One runs that run, another one, ``_serve``, owns the router that the workers ask, and makes the calls in their
-order. Both are daemons, as a program that ends without ``close`` must not wait for them: its workers then notice that
-it is gone. What the threads share are the queue of calls, futures, and ``SlotProvider.is_over``.
+Threads. One executes that run; another, ``_serve``, owns the router to which workers connect, and makes the calls in
+order. Both are daemons, because a program that exits without ``close`` must not wait for them: its workers then notice
+the lost connection. The threads share the queue of calls, futures, and ``SlotProvider.is_over``.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from farandole.settings import Settings
 
 LOOK_S = 0.2
 OTHERS_S = 5.0
-"""Time for the other ranks to return once one has raised: they may wait for it for ever."""
+"""Time for the other ranks to return after one has raised: they may wait for that rank forever."""
 
 END_S = 5.0
-"""Time for workers that are asked to return."""
+"""Time for dismissed workers to return."""
 
 
 @final
 class WorkerPool:
-    """Pool of ``np`` workers. Returns at once; the first call waits for them."""
+    """Pool of ``np`` workers. The constructor returns at once; the first call waits for the workers."""
 
     def __init__(self, provider: SlotProvider, np: int, env: Mapping[str, str], knobs: Mapping[str, Any]) -> None:
         self._provider, self._np = provider, np
@@ -64,12 +64,12 @@ class WorkerPool:
         _in_thread(lambda: run_on(provider, task, np, env=env, knobs=knobs), future=self._run)
 
     def call(self, asked: FunctionCall) -> Future[list[Any]]:
-        """Make a call on all workers, after those before it; its results come in rank order.
+        """Queue a call on all workers; its results are in rank order.
 
-        Its errors are those of ``farandole.run``. If a worker raises and another one then does not return within
-        ``OTHERS_S``, all are ended.
+        It raises the errors of ``farandole.run``. If a worker raises and another one does not return within
+        ``OTHERS_S``, all workers are ended.
         """
-        # Pickled here, in the thread of whoever calls: what cannot be is raised there, and later changes do not count.
+        # Pickled here, in the caller's thread: a pickling error is raised there, and later changes have no effect.
         if self._calls.done():
             raise ControlError("the workers have ended")
         pickled = cloudpickle.dumps((asked.func, tuple(asked.args), dict(asked.kwargs or {})))
@@ -78,7 +78,7 @@ class WorkerPool:
         return results
 
     def close(self, *, now: bool = False) -> None:
-        """Let the workers return after the calls that were asked for, which ``now`` ends. Idempotent."""
+        """Let the workers return after the queued calls; ``now`` ends a call in progress. Idempotent."""
         self._provider.is_over = self._provider.is_over or (now and self._last is not None and not self._last.done())
         self._asked.put(None)
         self._calls.result()
@@ -89,7 +89,7 @@ class WorkerPool:
         try:
             self._take_calls(secret, addresses)
         except BaseException as error:
-            if not addresses.done():  # who makes the pool waits for it
+            if not addresses.done():  # the constructor waits for it
                 addresses.set_exception(error)
             raise
 
@@ -100,7 +100,7 @@ class WorkerPool:
                 try:
                     asked = self._asked.get_nowait()
                 except queue.Empty:
-                    self._hear(router)  # newcomers have to be let in meanwhile
+                    self._hear(router)  # workers may connect meanwhile
                     continue
                 if asked is None:
                     break
@@ -128,13 +128,13 @@ class WorkerPool:
         return values_of(results, self._np, "")
 
     def _expect_workers(self) -> None:
-        """Raise if the run is over."""
+        """Raise ``ControlError`` if the run is over."""
         if self._run.done():
             self._run.result()
             raise ControlError("the workers have ended")
 
     def _hear(self, router: Router) -> list[TaskResult]:
-        """Take in what has come; returns results."""
+        """Handle messages that have arrived; return results."""
         router.wait(LOOK_S)
         results = []
         while (got := router.recv()) is not None:
@@ -159,7 +159,7 @@ class WorkerPool:
 
 
 def serve(addresses: list[str], secret: str, timeout_s: float) -> None:
-    """Make the calls that the pool at one of these addresses asks for, until it asks for none any more."""
+    """Execute the calls of the pool at one of these addresses until it dismisses this worker."""
     environment, keys = detect(), JobKeys.from_secret(secret)
     address = first_answering(addresses, keys, timeout_s)
     with Dealer(address, f"pool-{uuid.uuid4().hex}".encode(), keys, timeout_s) as dealer:

@@ -1,4 +1,4 @@
-"""Agents that run in slots, as the loop of a job sees them.
+"""Agents in slots of a cluster, as seen by the loop of a job.
 
 agents = SlotAgents(slots, ("node1", "node2"))
 agents.of("node2").explain()
@@ -14,37 +14,37 @@ from farandole.launch.clusters.allocated_slots import AllocatedSlots
 
 @final
 class SlotAgent:
-    """The agent of one host, which lives as long as the slots there: what an ``AgentProcess`` is to a launcher."""
+    """Agent of one host, which runs as long as the slots there; replaces the ``AgentProcess`` of a launcher."""
 
     said = ""
-    """The last line that it wrote: its slot tells, if it fails."""
+    """Last line that it printed: unknown here, the slot reports it if the agent fails."""
     has_ended = True
-    """Nothing need be waited for: the slots are, when they are given back."""
+    """The loop need not wait for it: the slots are waited for when they are released."""
     inherits = True
-    """True if its workers get the variables of the cluster's tasks, and not the caller's."""
+    """Always true: its workers inherit the variables of the cluster's tasks, not the caller's."""
 
     def __init__(self, agents: SlotAgents, host: str, bell: int) -> None:
         self._agents = agents
         self.hosts: tuple[str, ...] = (host,)
         self.fds: tuple[int, ...] = (bell,)
         self.code: int | None = None
-        """1 if a slot of the host is gone; ``None`` else."""
+        """1 if a slot of the host is lost, otherwise ``None``."""
         self.why = ""
 
     def attend(self) -> None:
-        """Look whether the slots are there."""
+        """Check for lost slots."""
         self._agents.look()
 
     def explain(self) -> str:
-        """The reason why a slot is gone."""
+        """The reason why a slot is lost."""
         return self.why
 
     def tell(self, text: bytes) -> bytes:
-        """Write nothing; returns what is left, which is all."""
+        """Write nothing; return all of ``text``."""
         return text
 
     def kill(self) -> None:
-        """Do nothing: the run is over by a loss, and then the slots are given back."""
+        """Do nothing: a loss ends the run, which releases the slots."""
 
 
 @final
@@ -63,7 +63,7 @@ class SlotAgents:
         return self._by_host[host]
 
     def look(self) -> None:
-        """Note the hosts of which slots are gone."""
+        """Mark the agents of hosts with lost slots."""
         for host, why in self._slots.look().items():
             agent = self._by_host[host]
             agent.code, agent.why = 1, agent.why or why

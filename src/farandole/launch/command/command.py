@@ -1,4 +1,4 @@
-"""The command ``farandole run``: its options, and the job they ask for.
+"""The command ``farandole run``: its options, and the job that they describe.
 
 parser = argparse.ArgumentParser()
 add_parser(parser.add_subparsers())
@@ -73,7 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say how many workers, where, and what becomes of their output; the names are Horovod's."""
+    """Add the options for the number of workers, their hosts and their output; names as in Horovod."""
     add_size_option(parser)
     worker_ids = parser.add_mutually_exclusive_group()
     worker_ids.add_argument(
@@ -97,12 +97,12 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_size_option(parser: argparse.ArgumentParser) -> None:
-    """The option that says how many workers."""
+    """Add the option for the number of workers."""
     parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="number of workers")
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say what becomes of the output, and where settings stand."""
+    """Add the options for the output and for the settings file."""
     parser.add_argument(
         "--output-filename", default="", metavar="DIR", help="write to DIR/rank.<rank>/stdout and stderr, not here"
     )
@@ -118,14 +118,14 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the job that ``args`` ask for; returns its exit status."""
+    """Run the job described by ``args``; return its exit status."""
     command = args.command[1:] if args.command[0] == "--" else args.command
     settings = Settings.resolve(
         knob_arguments(args), read_file(args.config_file) if args.config_file else None, os.environ
     )
     asked = job(args, command, settings)
     if args.stage:
-        from farandole.launch.command.staging import require_pairs, stage_first  # others need no data extra
+        from farandole.launch.command.staging import require_pairs, stage_first  # only this needs the data extra
 
         require_pairs(args.stage)
         status, asked = stage_first(asked, args.stage)
@@ -135,7 +135,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def job(args: argparse.Namespace, command: list[str], settings: Settings) -> plan.Job | ElasticJob:
-    """The job that the options of ``add_job_options`` describe; raises ``UsageError`` for one that cannot be."""
+    """The job described by the options of ``add_job_options``; raises ``UsageError`` if they are invalid."""
     _require_a_folder()
     means = Means(args.launcher, Ssh(args.ssh_port, args.ssh_identity_file, tuple(args.ssh_option)))
     here = socket.gethostname()
@@ -148,7 +148,7 @@ def job(args: argparse.Namespace, command: list[str], settings: Settings) -> pla
         verbose=args.verbose,
         monitor=monitor_config(args, command, settings.live_stay_s),
     )
-    folder = getattr(args, "run_folder", "")  # Horovod's command has none
+    folder = getattr(args, "run_folder", "")  # horovodrun has no such option
     if settings.is_elastic:
         return elastic_job(asked, args.np, args.hosts or "", args.hostfile or "", means, os.environ, here, folder)
     if folder:
@@ -161,7 +161,7 @@ def job(args: argparse.Namespace, command: list[str], settings: Settings) -> pla
 
 
 def run_job(job: plan.Job | ElasticJob) -> int:
-    """Run a job to its end in this process, say how it ended if that was not well, and return its exit status."""
+    """Run a job to its end in this process, print why if it failed, and return its exit status."""
     asked = job.job if isinstance(job, ElasticJob) else job
     log = asked.settings.mllog
     if log:
@@ -169,7 +169,7 @@ def run_job(job: plan.Job | ElasticJob) -> int:
     if asked.settings.horovod:
         _say_which_horovod()
     if isinstance(job, ElasticJob):
-        from farandole.launch.job.elastic_launcher import ElasticLauncher  # other jobs need not wait for it to load
+        from farandole.launch.job.elastic_launcher import ElasticLauncher  # not imported for static jobs
 
         result = ElasticLauncher(job).run()
     else:
@@ -182,7 +182,7 @@ def run_job(job: plan.Job | ElasticJob) -> int:
 
 
 def _require_a_folder() -> None:
-    """Refuse to go on without a current folder, in which workers are started."""
+    """Raise ``UsageError`` if the current folder, in which workers start, does not exist."""
     try:
         os.getcwd()
     except OSError as error:
@@ -193,7 +193,7 @@ def _require_a_folder() -> None:
 
 
 def _say_which_horovod() -> None:
-    """Print which ``horovod`` the workers get, if the real one is installed, too."""
+    """Print which ``horovod`` the workers import, if the real one is installed, too."""
     real = importlib.util.find_spec("horovod")
     if real is not None and real.origin and not real.origin.startswith(HOROVOD_SITE):
         print(f"farandole: 'import horovod' is Farandole in this job, not {real.origin} (--horovod)", file=sys.stderr)

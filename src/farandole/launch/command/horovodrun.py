@@ -2,7 +2,7 @@
 
     farandole horovodrun -np 4 -H localhost:4 --cycle-time-ms 5 python train.py
 
-It is ``farandole run --horovod`` with more flags: those that mean nothing here are accepted, and named with the reason.
+It is ``farandole run --horovod`` with more flags: flags without meaning here are accepted, and printed with the reason.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from farandole.version import __version__
 
 @final
 class Foreign(NamedTuple):
-    """Flags of Horovod's that we take without acting on them: how many values they have (0: a switch), and why.
+    """Flags of Horovod that are accepted without effect: their number of values (0: a switch), and why.
 
-    Without a reason they ask for what happens anyway, and nothing is said.
+    Without a reason they request the normal behaviour, and no line is printed.
     """
 
     why: str
@@ -68,7 +68,7 @@ ACTED_ON = (
     "--timeline-filename", "--timeline-mark-cycles", "--no-stall-check", "--stall-check-warning-time-seconds",
     "--stall-check-shutdown-time-seconds", "--log-level",
 )  # fmt: skip
-"""The other flags of Horovod's: by their beginnings they come before those that only Farandole has."""
+"""Horovod's other flags: an abbreviation prefers them to flags that only Farandole has."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -93,7 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the job that ``args`` ask for; returns its exit status."""
+    """Run the job described by ``args``; return its exit status."""
     job = asked(args)
     for line in without_meaning(args.foreign):
         print(f"farandole horovodrun: {line}", file=sys.stderr)
@@ -101,14 +101,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def asked(args: argparse.Namespace) -> Job | ElasticJob:
-    """The job that ``args`` ask for; raises ``UsageError`` for one that cannot be."""
+    """The job described by ``args``; raises ``UsageError`` if they are invalid."""
     words = args.command[1:] if args.command[0] == "--" else args.command
     file = read_file(args.config_file) if args.config_file else None
     return command.job(args, words, Settings.resolve({**knob_arguments(args), "horovod": True}, file, os.environ))
 
 
 def without_meaning(flags: Collection[str]) -> list[str]:
-    """One line for each reason why some of ``flags`` are not acted on."""
+    """One line for each reason why some of ``flags`` have no effect."""
     lines = []
     for why in dict.fromkeys(foreign.why for foreign in FOREIGN if foreign.why):
         mine = [flag for foreign in FOREIGN if foreign.why == why for flag in foreign.flags if flag in flags]
@@ -128,7 +128,7 @@ def _add_foreign(parser: argparse.ArgumentParser) -> None:
 
 @final
 class _Note(argparse.Action):
-    """Remembers that a foreign flag was given."""
+    """Action that records a flag without effect."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -139,12 +139,12 @@ class _Note(argparse.Action):
 
 @final
 class _CheckBuild(argparse.Action):
-    """Prints what ``farandole check`` prints, and ends."""
+    """Action that prints the report of ``farandole check``, and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Print and end."""
+        """Print and exit."""
         from farandole.launch.tools.check import examine, report
 
         parser.exit(report(examine()))

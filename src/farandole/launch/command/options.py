@@ -1,11 +1,11 @@
-"""Command-line options of the knobs, and a parser that says what was meant.
+"""Command-line options of the knobs, and a parser that suggests corrections.
 
     parser = Parser(prog="farandole run")
     add_knobs(parser)
     arguments = knob_arguments(parser.parse_args(["--engine", "tcp"]))     # {"engine": "tcp"}
     settings = Settings.resolve(arguments)
 
-Every knob of ``settings`` becomes an option by itself; nothing about a knob is written here.
+Every knob of ``settings`` becomes an option automatically; this module has no code for single knobs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ else:
 USAGE_ERROR = 2
 WIDTH = 80
 MOST_MEANT = 3
-"""Words of which it is asked whether they were meant."""
+"""Most words that an error suggests."""
 
 
 @final
 class Parser(argparse.ArgumentParser):
-    """Refuses what it does not know with the nearest it does; help is 80 columns wide and shows defaults."""
+    """Parser that answers unknown words with the nearest known ones; help is 80 columns wide and shows defaults."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", _Formatter)
@@ -43,20 +43,20 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def abbreviate(self, preferred: Collection[str]) -> None:
-        """Take an option by its beginning, as argparse does by default; one of ``preferred`` before all others."""
+        """Accept abbreviated options, as argparse does by default, with priority for ``preferred``."""
         self.allow_abbrev, self._preferred = True, frozenset(preferred)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse as argparse does, but refuse unknown options here instead of handing them up to the parent parser."""
+        """Parse as argparse does, but refuse unknown options here instead of returning them to the parent parser."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed, unknown
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Options that a word may mean; none where it may mean several.
+        """The option that a word abbreviates; none if it is ambiguous.
 
-        argparse asks this of the words of the command, too, which are to pass through, and would refuse such a word.
+        argparse also calls this for words of the command, which must pass through, and would refuse an ambiguous one.
         """
         found = super()._get_option_tuples(option_string)
         for candidates in (found, [each for each in found if self._preferred.intersection(each[0].option_strings)]):
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         return []
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and what to type, and exit with 2."""
+        """Print the error and the fix, and exit with 2."""
         self.exit(USAGE_ERROR, f"{self.prog}: {message}{self._hint(message)}\n")
 
     def _hint(self, message: str) -> str:
@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _closest(typed: str, legal: Sequence[str]) -> str:
-    """Question whether one of the ``legal`` words was meant: those that begin so, or else the one most like it."""
+    """Suggestion from the ``legal`` words: those with this prefix, or else the most similar one."""
     close = [each for each in legal if typed.strip("-") and each.startswith(typed)][:MOST_MEANT]
     close = close or difflib.get_close_matches(typed, legal, n=1)
     return f"; did you mean {' or '.join(close)}?" if close else ""
@@ -95,7 +95,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def add_knobs(parser: argparse.ArgumentParser) -> None:
-    """One option for every knob that has flags, under the heading of its group."""
+    """Add one option for every knob with flags, under the heading of its group."""
     headings = dict.fromkeys(knob.group for knob in KNOBS.values())
     groups = {heading: parser.add_argument_group(heading) for heading in headings}
     for name, annotation in typing.get_type_hints(Settings).items():
@@ -106,7 +106,7 @@ def add_knobs(parser: argparse.ArgumentParser) -> None:
 
 
 def knob_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Knobs given on the command line, by their names, in their units."""
+    """Knobs given on the command line, by name, in their units."""
     return {
         name: round(value * knob.flag_scale) if knob.flag_scale != 1.0 else value
         for name, knob in KNOBS.items()
@@ -115,7 +115,7 @@ def knob_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """The knobs of a TOML file; raises ``UsageError`` for one that cannot be read."""
+    """Read the knobs of a TOML file; raises ``UsageError`` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
@@ -130,7 +130,7 @@ def read_file(path: str) -> dict[str, Any]:
 def _add(
     group: argparse._ArgumentGroup, name: str, knob: Knob, annotation: Any, flags: tuple[str, ...], switch: bool
 ) -> None:
-    """One option; ``switch`` is false for flags that turn a knob off."""
+    """Add one option; ``switch`` is False for flags that turn a knob off."""
     default = getattr(Settings(), name)
     if annotation is bool:
         told = f"{knob.help} (default: {'yes' if default else 'no'})" if switch else f"do not {knob.help}"

@@ -1,9 +1,9 @@
-"""``farandole run --stage SRC=DST``: copies on the hosts of a job before its workers start.
+"""``farandole run --stage SRC=DST``: copy folders to the hosts of a job before its workers start.
 
     status, job = stage_first(job, ["/lustre/set=/local/set"])
 
-A job of one worker on each host makes the copies, each byte read by one of them; then the asked one runs. A host that
-joins an elastic job later, or that a script or a file names, makes its copies when its first worker starts.
+A job with one worker per host makes the copies, each byte read from SRC by one of them; then the requested job runs. A
+host that joins an elastic job later, or is named by a script or a file, makes its copies when its first worker starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from farandole.settings import Settings
 
 
 def stage_first(job: Job | ElasticJob, stages: list[str]) -> tuple[int, Job | ElasticJob]:
-    """Make the copies, and return the exit status of that, and the job whose workers find them."""
+    """Make the copies; return their exit status, and the job to run afterwards."""
     from farandole.data.tools.copy import MODULE, command_after  # the data extra
 
     asked = job.job if isinstance(job, ElasticJob) else job
@@ -47,7 +47,7 @@ def stage_first(job: Job | ElasticJob, stages: list[str]) -> tuple[int, Job | El
 
 
 def _hosts(job: Job | ElasticJob) -> tuple[str, ...]:
-    """Hosts that are known before the job begins."""
+    """Hosts known before the job begins."""
     if isinstance(job, Job):
         return tuple(dict.fromkeys(job.hosts))
     return tuple(host.name for host in job.discovery.hosts) if isinstance(job.discovery, Fixed) else ()
@@ -59,7 +59,7 @@ def _static(settings: Settings) -> Settings:
 
 
 def require_pairs(stages: list[str]) -> None:
-    """Check what is written after ``--stage``. Raises ``UsageError``."""
+    """Check the values of ``--stage``. Raises ``UsageError``."""
     for each in stages:
         source, _, target = each.rpartition("=")
         if not (source and target):

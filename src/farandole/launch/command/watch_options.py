@@ -1,4 +1,4 @@
-"""Options of ``farandole run`` by which a job is watched and recorded, and the monitor that they ask for."""
+"""Options of ``farandole run`` for the live view and the record of a job, and the monitor that they describe."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from farandole.control.monitor_messages import LOOPBACK, MonitorConfig
 from farandole.errors import UsageError
 
 RUNS = "farandole-runs"
-"""Folder in which a run that is watched, and was given none, has its own."""
+"""Parent folder of runs with a live view but without a given folder."""
 
 LINK = "live.link"
-"""File with the link of a page while it is there; it belongs to the user alone."""
+"""File with the link of a page while the page exists; private to the user."""
 
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +36,9 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def monitor_config(args: argparse.Namespace, command: Sequence[str], stay_s: float = 0.0) -> MonitorConfig | None:
-    """The monitor that the options ask for, if they do; raises ``UsageError`` for what cannot be.
+    """The monitor described by the options, if any; raises ``UsageError`` for invalid options.
 
-    Its page stays for ``stay_s`` after the run, where that is in nobody's way (``stays_s``).
+    Its page stays for ``stay_s`` after the run, unless that would block other runs (``stays_s``).
     """
     live, folder = args.live, args.record
     if (args.live_listen or args.live_certificate) and not live:
@@ -62,9 +62,9 @@ def monitor_config(args: argparse.Namespace, command: Sequence[str], stay_s: flo
 
 
 def stays_s(asked_s: float, listen: str, variables: Mapping[str, str]) -> float:
-    """Time for which a page outlives its run.
+    """Time for which a page stays after its run.
 
-    None in a batch job, whose nodes it would keep, and at a port that was asked for: the next run wants that.
+    0 in a batch job, whose nodes it would keep, and with a fixed port, which the next run needs.
 
     >>> stays_s(60.0, "", {}), stays_s(60.0, "127.0.0.1:8899", {}), stays_s(60.0, "", {"SLURM_JOB_ID": "7"})
     (60.0, 0.0, 0.0)
@@ -74,7 +74,7 @@ def stays_s(asked_s: float, listen: str, variables: Mapping[str, str]) -> float:
 
 
 def run_name(command: Sequence[str], at: time.struct_time) -> str:
-    """Name of a run that was given none: when it began, and its script.
+    """Default name of a run: its start time and script.
 
     >>> run_name(["python", "-u", "examples/train.py", "--epochs", "3"], time.gmtime(0))
     '19700101-000000-train'

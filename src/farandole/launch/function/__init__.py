@@ -1,1 +1,1 @@
-"""``farandole.run``: a function on many workers."""
+"""``farandole.run``: call a function on many workers."""

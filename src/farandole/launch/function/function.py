@@ -8,9 +8,9 @@
 
     farandole.run(train, args=(3,), np=4)          # [0, 1, 2, 3]
 
-The launcher's loop runs in the calling thread; there is no process besides the agent and the workers (in a job whose
-size is fixed: of others see ``elastic_function``). The function travels as bytes over the job's authenticated
-connections; workers unpickle it, and nobody else does.
+The launcher's loop runs in the calling thread; the only other processes are the agent and the workers (in a static job;
+for elastic jobs see ``elastic_function``). The function is sent as bytes over the job's authenticated connections; only
+workers unpickle it.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ def run(
     python_path: Sequence[str] = (),
     **knobs: Any,
 ) -> list[Any]:
-    """Call ``func(*args, **kwargs)`` on ``np`` new workers (default: 1) and return what they returned, in rank order.
+    """Call ``func(*args, **kwargs)`` on ``np`` new workers (default: 1); return their return values in rank order.
 
         farandole.run(train, kwargs={"lr": 0.1}, np=2, engine="shm", start_timeout_s=60)
         farandole.run(train, min_np=2, max_np=8, hostfile="hosts.txt")
 
-    ``func`` is pickled with cloudpickle, so that it may be a closure or live in a notebook. The workers run on this
-    host, or on ``hosts`` (``"a:2,b:2"``) or those of a ``hostfile``, as with ``farandole run``; ``ssh`` holds options
-    for getting there. ``env`` holds variables for the workers, ``output_filename`` a folder for their output instead of
-    this process's own; ``python_path`` is put before their ``PYTHONPATH``. ``knobs`` are settings by their names; an
-    unknown one is refused with the legal ones.
+    ``func`` is pickled with cloudpickle, so it may be a closure or be defined in a notebook. The workers run on this
+    host, or on ``hosts`` (``"a:2,b:2"``) or the hosts of a ``hostfile``, as with ``farandole run``; ``ssh``: options to
+    reach them. ``env``: variables for the workers; ``output_filename``: a folder for their output instead of this
+    process's streams; ``python_path`` is put before their ``PYTHONPATH``. ``knobs``: settings by name; an unknown name
+    is refused with the legal ones.
 
-    With ``min_np``, ``max_np`` or ``host_discovery_script`` workers come and go: what is returned are the results of
-    those that have finished, and failures that were made good raise nothing.
+    With ``min_np``, ``max_np`` or ``host_discovery_script`` workers join and leave: the results are those of the
+    workers that finished, and failures from which the job recovered raise no error.
 
     Raises ``RemoteError`` with the remote traceback, from the original exception, if a worker raises (the others are
-    ended); ``ControlError`` if one ends without a result. A ``KeyboardInterrupt`` ends the workers and goes on.
+    ended); ``ControlError`` if one ends without a result. A ``KeyboardInterrupt`` ends the workers and is re-raised.
     """
     job = function_job(env, python_path, knobs)
     job = msgspec.structs.replace(job, output_dir=output_filename, verbose=verbose)
@@ -81,7 +81,7 @@ def run(
 
 
 def function_job(env: Mapping[str, str] | None, python_path: Sequence[str], knobs: Mapping[str, Any]) -> Job:
-    """The job of a function, whose hosts are yet to be chosen."""
+    """The job of a function, without hosts."""
     return Job(
         command=entry_command(MODULE),
         hosts=(),
@@ -92,7 +92,7 @@ def function_job(env: Mapping[str, str] | None, python_path: Sequence[str], knob
 
 
 def packed(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """The function and its arguments as workers fetch them, with the source of the cells that it is from."""
+    """Encode the function and its arguments for workers, with the source of its notebook cells."""
     file = io.BytesIO()
     _NamingPickler(file).dump((func, tuple(args), dict(kwargs or {})))
     call = file.getvalue()
@@ -100,7 +100,7 @@ def packed(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _named_code(code: types.CodeType) -> Any:
-    """Reduction of code that keeps its file's name, for tracebacks: cloudpickle 3.1.3 writes another one."""
+    """Reduce a code object, keeping its file name for tracebacks: cloudpickle 3.1.3 replaces the name."""
     build, arguments, *rest = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
     named = tuple(code.co_filename if each == "<dynamic-code>" else each for each in arguments)
     return build, named, *rest
@@ -108,13 +108,13 @@ def _named_code(code: types.CodeType) -> Any:
 
 @final
 class _NamingPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickler of functions whose tracebacks name the cells that they are from."""
+    """Pickler that keeps the names of notebook cells in tracebacks of functions."""
 
     dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _named_code}, cloudpickle.Pickler.dispatch_table)
 
 
 def _cells_in(call: bytes) -> dict[str, str]:
-    """Sources that lie in no file, as of a notebook's cells, of the functions in ``call``; by the names of the code."""
+    """Sources without a file, such as notebook cells, of the functions in ``call``, by the code's file name."""
     return {
         name: "".join(entry[2])
         for name, entry in linecache.cache.items()
@@ -123,7 +123,7 @@ def _cells_in(call: bytes) -> dict[str, str]:
 
 
 def _run_elastic(job: Job, np: int | None, hosts: str, hostfile: str, ssh: Ssh, task: bytes) -> list[Any]:
-    from farandole.launch.function import elastic_function  # other jobs need not wait for it to load
+    from farandole.launch.function import elastic_function  # not imported for static jobs
 
     return elastic_function.run_elastic(elastic_function.JobRequest(job, np, hosts, hostfile, ssh), task)
 
@@ -132,7 +132,7 @@ def _run_static(job: Job, np: int | None, hosts: str, hostfile: str, ssh: Ssh, t
     np = 1 if np is None else np
     means = Means("auto" if hosts or hostfile else "local", ssh)
     placed, starter = where(np, read_hosts(hosts, hostfile), means, os.environ, socket.gethostname())
-    # Results come straight to this process, so that none can arrive after the news of its worker's end.
+    # Without relays: results are sent directly to this process, so none arrives after its worker's exit report.
     settings = msgspec.structs.replace(job.settings, tree_radix=max(job.settings.tree_radix, np))
     job = msgspec.structs.replace(job, hosts=placed, starter=starter, settings=settings)
     results = Results()

@@ -1,10 +1,10 @@
-"""Folders of a live view that goes by a notebook's kernel, and the monitor that is behind it.
+"""Folders of a live view served through a notebook's kernel, and the config of its monitor.
 
-    folder = own_folder(job)                            # goes with the job
+    folder = own_folder(job)                            # deleted together with the job
     link_file = folder_of_sockets(job, folder) / "live.link"
     config = monitor_config("train", record, link_file, is_optional=True)
 
-Its page has no port: it is at a socket in the file system, for this process alone.
+Its page has no port: it is served on a Unix socket, for this process only.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from farandole.control.monitor_messages import UNIX, MonitorConfig
 
 
 def own_folder(owner: object, place: str | None = None) -> Path:
-    """Make a folder that goes with ``owner``."""
+    """Make a folder that is deleted together with ``owner``."""
     folder = tempfile.mkdtemp(prefix="farandole-", dir=place)
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
 def folder_of_sockets(owner: object, folder: Path) -> Path:
-    """Folder for the socket of a view: the way to it has to be short, and some file systems have none."""
+    """Folder for the socket of a view: its path must be short, and some file systems have no sockets."""
     if not _has_sockets(folder):
         with contextlib.suppress(OSError):
-            return own_folder(owner, "/tmp")  # noqa: S108 (it gets a folder of this user alone)
+            return own_folder(owner, "/tmp")  # noqa: S108 (it gets a private folder)
     return folder
 
 
 def monitor_config(name: str, record: Path, link_file: Path | None, is_optional: bool) -> MonitorConfig:
-    """Config of a monitor; with a ``link_file`` of one with a page."""
+    """Config of a monitor; with a ``link_file`` it serves a page."""
     config = MonitorConfig(str(record), [name], is_quiet=True, is_optional=is_optional)
     if link_file is None:
         return config

@@ -1,16 +1,16 @@
-"""A function on N workers while the notebook, or the program, goes on: what ``farandole.launch`` returns.
+"""Job of a function that runs in the background on N workers: the return value of ``farandole.launch``.
 
     job = LaunchedFunction(request, task, np=2)    # returns at once
     job.resize(4)                                  # for functions of ``hvd.elastic.run``
-    job.result()                                   # waits; what ``farandole.run`` would have returned
+    job.result()                                   # waits; returns the result of ``farandole.run``
 
-``farandole.monitor.launching`` has the function itself: of the live view, floors below know nothing.
+``farandole.monitor.launching`` defines ``launch`` itself: lower floors know nothing of the live view.
 """
 
-# Threads. One, of the job, is in ``run_elastic`` from its beginning to its end; ``_outcome`` and ``_failure`` are its
-# until it has ended, which ``_thread.join`` tells. ``stop`` and ``resize`` come from any thread: the one signals the
-# launcher's process under ``_lock``, in which the job's thread also takes it away, so that no other process that got
-# its number is signalled; the other replaces a file, which the launcher reads every second.
+# Threads. The job's thread is in ``run_elastic`` from beginning to end; it owns ``_outcome`` and ``_failure`` until it
+# has ended (``_thread.join``). Any thread may call ``stop`` and ``resize``: ``stop`` signals the launcher's process
+# under ``_lock``, under which the job's thread also clears it, so that no process with a reused pid is signalled;
+# ``resize`` replaces a file, which the launcher reads every second.
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class WaitingView(Protocol):
     """Live view of a job."""
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Obey those who watch until that is true, or return at once where nobody could be heard."""
+        """Serve the view's buttons until ``until()`` is true, or return at once if it has no viewers."""
 
 
 class ViewPlan(NamedTuple):
-    """Plan of what a job's numbers are for.
+    """Plan of the record and the view of a job's metrics.
 
-    They are for a ``view``, which that makes, or for a record alone: in the folder ``record``, or where that is "", in
-    one that goes with the job. ``name`` is the title. Where ``is_optional``, the job begins also if that cannot be had.
+    ``view`` makes the live view; ``None``: only a record. ``record``: its folder, or "" for a temporary one that is
+    deleted with the job. ``name``: title. ``is_optional``: the job starts even if view or record cannot be made.
     """
 
     view: Callable[[LaunchedFunction], WaitingView] | None
@@ -56,13 +56,13 @@ class ViewPlan(NamedTuple):
 
 @final
 class LaunchedFunction:
-    """A function that runs on workers of this host. At the interpreter's end it is stopped."""
+    """Function that runs on workers of this host. It is stopped at the interpreter's exit."""
 
     def __init__(self, request: JobRequest, task: bytes, np: int, watch: ViewPlan | None = None) -> None:
         folder = own_folder(self)
         is_shown = watch is not None and watch.view is not None
         self.link_file = (folder_of_sockets(self, folder) if is_shown else folder) / "live.link"
-        """File with the way to the job's live view while it is there, if it has any."""
+        """File with the link of the job's live view while that exists."""
         self.record = Path(watch.record or folder / "run") if watch is not None else None
         self._view, self._widget = watch.view if watch is not None else None, cast("WaitingView | None", None)
         if watch is not None and self.record is not None:
@@ -74,12 +74,12 @@ class LaunchedFunction:
         self._request, self._task = msgspec.structs.replace(request, hostfile=str(self._file)), task
         self._lock = threading.Lock()
         self._calls: list[Callable[[], None]] | None = []
-        """Calls for when it has ended; ``None`` then."""
-        self._launcher = -1  # descriptor of its process, while there is one
+        """Calls to make when the job has ended; ``None`` afterwards."""
+        self._launcher = -1  # pidfd of the launcher's process, -1 without one
         self._is_stopped = False
         self._outcome: list[Any] = []
         self._failure: BaseException | None = None
-        # A daemon: the interpreter would wait for it before ``atexit``. The kernel kills what it has started.
+        # A daemon: the interpreter would wait for it before ``atexit``. The kernel kills its child processes.
         self._thread = threading.Thread(target=self._run, name="farandole-launch", daemon=True)
         self._thread.start()
 
@@ -92,19 +92,19 @@ class LaunchedFunction:
 
     @property
     def status(self) -> int:
-        """Exit status: 0, also while it runs, or 1 if it has failed or was stopped."""
+        """Exit status: 0 while it runs or after success, 1 if it failed or was stopped."""
         return int(self._is_stopped or self._failure is not None)
 
     @property
     def done(self) -> bool:
-        """True when all workers have ended."""
+        """True when all workers have exited."""
         return not self._thread.is_alive()
 
     def result(self, timeout_s: float | None = None) -> list[Any]:
-        """Wait, and return what the function returned, by rank; see ``farandole.run`` for what is raised.
+        """Wait, and return the function's return values by rank; raises as ``farandole.run``.
 
-        The buttons of the live view work meanwhile. Raises ``TimeoutError`` if the job runs longer than ``timeout_s``,
-        and goes on. A ``KeyboardInterrupt`` ends the wait and not the job.
+        The buttons of the live view work meanwhile. Raises ``TimeoutError`` after ``timeout_s``; the job then goes on.
+        A ``KeyboardInterrupt`` ends the wait and not the job.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         if self._widget is not None:
@@ -119,7 +119,7 @@ class LaunchedFunction:
         return self._outcome
 
     def stop(self) -> None:
-        """End the workers, as SIGTERM does, and return when they have ended. Nothing to do for a job that has."""
+        """End the workers, as SIGTERM does, and return when they have exited. Does nothing if the job has ended."""
         with self._lock:
             self._is_stopped = self._is_stopped or self._thread.is_alive()
             if self._launcher >= 0:
@@ -127,9 +127,9 @@ class LaunchedFunction:
         self._thread.join()
 
     def resize(self, np: int) -> None:
-        """Go on with ``np`` workers: they come, or go, at the next commit of the function's elastic state.
+        """Continue with ``np`` workers: they join or leave at the next commit of the function's elastic state.
 
-        A function without ``hvd.elastic.run`` cannot go on with others: then the job ends with an error.
+        A function without ``hvd.elastic.run`` cannot change its workers: the job then ends with an error.
         """
         if np < 1:
             raise UsageError(f"resize({np}) asks for no worker: .stop() ends the job")
@@ -140,7 +140,7 @@ class LaunchedFunction:
 
     @property
     def widget(self) -> Any:
-        """Live view of the job, for the notebook; ``UnsupportedError`` where there is none."""
+        """Live view of the job, for the notebook; raises ``UnsupportedError`` if there is none."""
         if self._view is None:
             raise UnsupportedError(
                 "this job has no live view, as it was launched outside of a notebook or by live=False: launch it by "
@@ -151,7 +151,7 @@ class LaunchedFunction:
         return self._widget
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call this by another thread when the workers have ended, before ``result`` returns; at once if they have."""
+        """Call ``call`` in another thread after the workers exit, before ``result`` returns; at once if they have."""
         with self._lock:
             if self._calls is not None:
                 self._calls.append(call)
@@ -173,7 +173,7 @@ class LaunchedFunction:
         for call in calls or ():
             try:
                 call()
-            except Exception:  # the job's result is not to be lost by it
+            except Exception:  # it must not lose the job's result
                 logger.warning("the end of a job could not be shown", exc_info=True)
 
     @contextlib.contextmanager
@@ -191,6 +191,6 @@ class LaunchedFunction:
 
 
 def _terminate(pidfd: int) -> None:
-    """Send SIGTERM to a process, and to no other that has its number by now."""
+    """Send SIGTERM to a process, but not to another one that reuses its pid."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)

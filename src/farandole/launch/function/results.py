@@ -1,8 +1,8 @@
-"""Results of ``farandole.run``: what its workers have sent back, and what the caller gets of it.
+"""Results of ``farandole.run``: collected from its workers, and returned or raised in the caller.
 
 results = Results()
 results.add(worker_id=0, ok=True, payload=...)
-results.values()                                # unpickled, in the order of ranks
+results.values()                                # unpickled, in rank order
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farandole.launch.function.task import TaskFailure, TaskValue
 
 @final
 class Results:
-    """Values by ``worker_id``; failures in the order in which they came. Nothing is unpickled while the job runs."""
+    """Values by ``worker_id``; failures in order of arrival. Nothing is unpickled while the job runs."""
 
     def __init__(self) -> None:
         self._values: dict[int, TaskValue] = {}
@@ -34,7 +34,7 @@ class Results:
 
     @property
     def has_origin(self) -> bool:
-        """True if a worker has raised by itself, and not because another one had left or died."""
+        """True if a worker raised an error that is not a consequence of another worker's exit."""
         return not all(failure.is_consequence for failure in self.failures)
 
     @property
@@ -49,10 +49,10 @@ class Results:
 
 
 def values_of(results: Results, size: int, words: str, cause: int = -1) -> list[Any]:
-    """Return values of a job of ``size`` that is over, in the order of ranks; it has failed if it ends with ``words``.
+    """Return values of a completed job of ``size``, in rank order; ``words``: why it failed, or "".
 
-    Raises ``RemoteError`` if a worker has raised, ``ControlError`` for every other failure. Where workers have raised
-    only because another one was lost, that is the failure: ``cause`` is the rank that failed first, -1 if a host did.
+    Raises ``RemoteError`` if a worker raised, ``ControlError`` for every other failure. If workers raised only because
+    another one was lost, that loss is the failure: ``cause`` is the rank that failed first, -1 for a host.
     """
     if not words or results.has_origin or cause in {failure.rank for failure in results.failures}:
         raise_again(results.failures)
@@ -64,14 +64,14 @@ def values_of(results: Results, size: int, words: str, cause: int = -1) -> list[
 
 
 def raise_again(failures: list[TaskFailure]) -> None:
-    """Raise the first that others do not explain, as ``RemoteError`` from the original; nothing if there is none."""
+    """Raise the first failure that is no consequence, as ``RemoteError`` from the original; return if none."""
     for failure in sorted(failures, key=lambda each: each.is_consequence)[:1]:
         error = RemoteError(failure.rank, failure.host, failure.summary, failure.traceback)
         raise error from _original(failure)
 
 
 def _original(failure: TaskFailure) -> BaseException | None:
-    """The exception object; ``None`` where it cannot be unpickled, as its class may be unknown to this process."""
+    """The exception object; ``None`` if it cannot be unpickled, for example if its class is unknown here."""
     try:
         found = pickle.loads(failure.exception)  # noqa: S301 (from our own workers)
     except Exception:

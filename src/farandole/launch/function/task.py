@@ -1,7 +1,7 @@
-"""A worker of ``farandole.run``: fetches the function, calls it, and sends back what it returned or raised.
+"""Worker of ``farandole.run``: fetches the function, calls it, and sends back its result or error.
 
-The launcher starts it; it finds its ``worker_id`` and the controller in its environment, as any worker does. In an
-elastic job it asks the process that has called ``farandole.run``, which is not the launcher.
+The launcher starts it; it reads its ``worker_id`` and the controller's address from its environment, like any worker.
+In an elastic job it connects to the process that called ``farandole.run``, which is not the launcher.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MODULE = "farandole.launch.function.task"
 
 @final
 class Task(msgspec.Struct, frozen=True):
-    """The function, its arguments, and where the caller finds modules, which counts before anything is unpickled.
+    """The function, its arguments, and the caller's module search path, which is set before unpickling.
 
-    Workers look there first. ``cells`` are sources that lie in no file, by the names under which tracebacks look.
+    Workers search that path first. ``cells``: sources without a file, by the names that tracebacks use.
     """
 
     path: list[str]
@@ -44,13 +44,13 @@ class Task(msgspec.Struct, frozen=True):
     cells: dict[str, str] = {}
 
     def encode(self) -> bytes:
-        """Encode it for the workers."""
+        """Encode the task for the workers."""
         return pack(msgspec.msgpack.encode, self, exact=True)
 
 
 @final
 class TaskValue(msgspec.Struct, frozen=True):
-    """Return value of the function, pickled, and the rank of the worker when it returned."""
+    """Pickled return value of the function, and the rank of the worker at that time."""
 
     rank: int
     pickled: bytes
@@ -58,9 +58,9 @@ class TaskValue(msgspec.Struct, frozen=True):
 
 @final
 class TaskFailure(msgspec.Struct, frozen=True):
-    """Exception of the function, and its rank and host: in words, and pickled (empty if it cannot be).
+    """Exception of the function, as text and pickled (empty if that fails), with rank and host.
 
-    ``is_consequence`` if it raised because another rank had left or died.
+    ``is_consequence``: it raised because another rank had left or died.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class TaskFailure(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    """Entry of the process; its exit code is 1 if the function raised."""
+    """Entry point of the process; the exit code is 1 if the function raised."""
     environment = detect()
     if not environment.controller:
         sys.exit("farandole: this process runs the function given to farandole.run(), which starts it; you cannot")
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _connect(environment: Environment) -> Dealer:
-    caller = os.environ.pop(CALLER, "")  # jobs that the function starts have others
+    caller = os.environ.pop(CALLER, "")  # removed: jobs that the function starts have their own
     said = Contact.decode(caller.encode()) if caller else Contact.read(environment.controller, environment.key)
     keys, timeout_s = JobKeys.from_secret(said.key), Settings.resolve().start_timeout_s
     address = said.addresses[0]
@@ -96,15 +96,15 @@ def _connect(environment: Environment) -> Dealer:
 def _serve(dealer: Dealer, environment: Environment) -> int:
     timeout_s = Settings.resolve().start_timeout_s
     ok, payload = call(task_pieces.fetch(dealer, environment.worker_id, timeout_s, timeout_s), environment)
-    # Received when this returns: the news of our end travels another way, and must not overtake a large result.
+    # Received on return: our exit is reported on another path, and must not overtake a large result.
     task_pieces.send_result(dealer, environment.worker_id, ok, payload, timeout_s)
     return 0 if ok else 1
 
 
 def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
-    """Unpickle and call; whatever goes wrong is a result too, and is printed as Python would.
+    """Unpickle and call; an error is a result, too, and is printed as Python would.
 
-    Where workers come and go, one of them may be told to leave: then it ends as it would in a script.
+    In an elastic job a worker may be told to leave: then it exits as it would in a script.
     """
     try:
         task = unpack(msgspec.msgpack.Decoder(Task).decode, payload)
@@ -114,20 +114,20 @@ def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
         func, args, kwargs = pickle.loads(task.call)  # noqa: S301 (from our launcher, over an authenticated channel)
         pickled = cloudpickle.dumps(func(*args, **kwargs))
         return True, msgspec.msgpack.encode(TaskValue(_rank(environment), pickled))
-    except BaseException as error:  # sys.exit() in a function is its result, too
+    except BaseException as error:  # sys.exit() in the function is a result, too
         if environment.is_elastic and isinstance(error, SystemExit):
             raise
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            error.__traceback__ = error.__traceback__.tb_next  # what happened in the function, without our call of it
+            error.__traceback__ = error.__traceback__.tb_next  # without this frame
         sys.stderr.write(folded(error))
         return False, _failed(error, environment)
 
 
 def _rank(environment: Environment) -> int:
-    """The rank of this worker; in an elastic job that of the last generation, if the function took part in any."""
+    """Rank of this worker; in an elastic job the rank in its last generation, if it was in any."""
     if not environment.is_elastic:
         return environment.worker_id
-    from farandole.runtime.session.init import last_rank  # slow to load, and some functions do not train
+    from farandole.runtime.session.init import last_rank  # slow import, and some functions do not train
 
     rank = last_rank()
     return environment.worker_id if rank is None else rank

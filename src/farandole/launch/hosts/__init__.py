@@ -1,1 +1,1 @@
-"""Hosts of a job: where its ranks go, and what each worker is started with."""
+"""Hosts of a job: placement of its ranks, and the environment of each worker."""

@@ -1,16 +1,16 @@
-"""Host discovery of an elastic job: a fixed list, a file that is watched, a script, or the nodes of a Slurm job.
+"""Host discovery of an elastic job: a fixed list, a watched file, a script, or the nodes of a Slurm job.
 
     discovery = Script("./discover.sh", slots_each=1)
     wait_for(discovery.fds, until=discovery.deadline_s)
-    hosts = discovery.look(time.monotonic())        # None: nothing is new
+    hosts = discovery.look(time.monotonic())        # None: unchanged
 
-Nothing here waits. What cannot be read, or fails, is said once, and the hosts stay what they were: none, at first.
+No call blocks. A failed read is reported once, and the hosts stay unchanged (initially none).
 
-All of it runs in the thread of the controller's loop, but for ``Watched._read``: no time-out ends a read of a file
-system that does not answer, and a controller that waits for it is killed as hung, and so is the next one. That thread
-sets ``_found`` and rings the bell; the loop takes ``_found`` and clears it. ``_is_reading`` is the loop's alone and
-lets one thread run at a time, so that each field has one writer at any moment, and no lock is needed. A ``Discovery``
-is made in the launcher and used in the controllers that are forked from it; hence it opens nothing before it looks.
+All of it runs in the thread of the controller's loop, except ``Watched._read``: a read of a file system that does not
+answer never times out, and a controller that waited for it would be killed as hung, and so would the next one. The
+reading thread sets ``_found`` and signals ``_bell``; the loop reads and clears ``_found``. Only the loop uses
+``_is_reading``, which lets one thread run at a time, so each field has one writer, and no lock is needed. A
+``Discovery`` is made in the launcher and used in forked controllers; hence it opens nothing before ``look``.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from farandole.launch.hosts.plan import Host, parse_host_lines
 from farandole.launch.sbatch.environment import client_environment
 
 EVERY_S = 1.0
-"""Pause between two readings of a file, or two runs of a script."""
+"""Pause between two reads of a file, or two runs of a script."""
 
 SCRIPT_S = 30.0
-"""Time for a script to end, and for a file until people are told that it cannot be read."""
+"""Timeout of a script, and time after which the user is told that a file cannot be read."""
 
 LONGEST_REASON = 500
 
@@ -48,7 +48,7 @@ class Discovery(ABC):
         self._source, self._every_s = source, every_s
         self._again = f"it is looked at again every {every_s:g} s"
         self.say: Callable[[str], object] = lambda _: None
-        """Shows a text to people."""
+        """Prints a text for the user."""
         self._last: tuple[Host, ...] | None = None
         self._has_inherited = False
         self._complaint = ""
@@ -56,17 +56,17 @@ class Discovery(ABC):
     @property
     @abstractmethod
     def deadline_s(self) -> float | None:
-        """Time at which ``look`` may find something; ``None`` if that does not depend on time."""
+        """Time at which ``look`` may return hosts; ``None`` if that does not depend on time."""
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors; when one of them is readable, ``look`` may also find something."""
+        """Descriptors to poll; when one is readable, ``look`` may also return hosts."""
         return ()
 
     def look(self, now: float) -> tuple[Host, ...] | None:
-        """The hosts there are now, in the order in which to fill them; ``None`` if that is what was said last.
+        """Current hosts, in the order in which to fill them; ``None`` if unchanged since the last call.
 
-        Where the first look fails, there are none.
+        If the first call fails, it returns no hosts.
         """
         try:
             hosts = self._find(now)
@@ -77,7 +77,7 @@ class Discovery(ABC):
                 self.say(f"{error}; {so}; {self._again}")
             if self._last is not None or self._has_inherited:
                 return None
-            self._last = ()  # the time that a job may have too few workers begins with this news
+            self._last = ()  # starts the job's timeout for too few workers
             return ()
         if hosts is None:
             return None
@@ -90,23 +90,23 @@ class Discovery(ABC):
         return hosts
 
     def inherit(self) -> None:
-        """Keep the hosts that the controller before this one has found, as long as nothing is found here."""
+        """Keep the hosts that the previous controller found, until this one finds any."""
         self._has_inherited = True
 
     def hurry(self) -> None:  # noqa: B027 (most look often enough)
-        """Look soon: a host was lost."""
+        """Look again soon, because a host was lost."""
 
     @abstractmethod
     def _find(self, now: float) -> tuple[Host, ...] | None:
-        """The hosts; ``None`` if it is not known or not time. Raises ``UsageError`` for what cannot be."""
+        """The hosts; ``None`` if unknown or not due. Raises ``UsageError`` for invalid or unreadable hosts."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to end)
-        """End what still runs."""
+        """End a running program, and free descriptors."""
 
 
 @final
 class Fixed(Discovery):
-    """Hosts that stay: those of ``-H``."""
+    """Fixed hosts, as given by ``-H``."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         super().__init__("-H")
@@ -115,7 +115,7 @@ class Fixed(Discovery):
 
     @property
     def deadline_s(self) -> float | None:
-        """0 until the hosts have been told, which is at once, and ``None`` for ever after."""
+        """0 until ``look`` has returned the hosts, then always ``None``."""
         return 0.0 if self._hosts is not None else None
 
     def _find(self, now: float) -> tuple[Host, ...] | None:
@@ -125,34 +125,34 @@ class Fixed(Discovery):
 
 @final
 class Watched(Discovery):
-    """A file with a host a line: ``NAME``, ``NAME:N`` or ``NAME slots=N``.
+    """Watched file with one host per line: ``NAME``, ``NAME:N`` or ``NAME slots=N``.
 
-    A thread reads it: the file system of a cluster may not answer for minutes, and nobody is to wait for it here.
+    A thread reads it, because a cluster's file system may not answer for minutes.
     """
 
     def __init__(self, path: str, slots_each: int) -> None:
         super().__init__(f"the host file {path}")
         self._path, self._slots_each = path, slots_each
         self._next_s = 0.0
-        self._bell = -1  # opened by the process that looks; ours may only be its parent
+        self._bell = -1  # opened at the first look, in the controller
         self._is_reading = False
         self._found: bytes | OSError | None = None
 
     @property
     def deadline_s(self) -> float | None:
-        """Time of the next reading, or of the complaint about the one in progress."""
+        """Time of the next read, or of the error about a read in progress."""
         return self._next_s
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The bell of the thread that reads."""
+        """The eventfd that the reading thread signals."""
         return (self._bell,) if self._bell >= 0 else ()
 
     def _find(self, now: float) -> tuple[Host, ...] | None:
         if self._bell < 0:
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)  # before ``_found``: what is found from here on rings again
+            os.eventfd_read(self._bell)  # before ``_found``: a later read signals again
         if self._found is not None:
             return self._take(self._found, now)
         if now < self._next_s:
@@ -161,7 +161,7 @@ class Watched(Discovery):
         if self._is_reading:
             raise UsageError(f"{self._source} has not been read for {SCRIPT_S:g} s: its file system does not answer")
         self._is_reading = True
-        # A daemon: stuck in the kernel, it cannot be joined, and must not keep this process from ending.
+        # A daemon: stuck in the kernel it cannot be joined, and must not keep this process alive.
         threading.Thread(target=self._read, name="farandole-hosts", daemon=True).start()
         return None
 
@@ -177,17 +177,17 @@ class Watched(Discovery):
                 self._found = file.read()
         except OSError as error:
             self._found = error
-        os.eventfd_write(self._bell, 1)  # last, as the loop looks at ``_found`` when it hears this
+        os.eventfd_write(self._bell, 1)  # last: the loop reads ``_found`` after this signal
 
     def close(self) -> None:
-        """Free the descriptor, unless it is read still: then the process is about to end."""
+        """Free the descriptor, unless a read is in progress: then the process is about to exit."""
         if self._bell >= 0 and not self._is_reading:
             os.close(self._bell)
             self._bell = -1
 
 
 class PrintedHosts(Discovery):
-    """A program that prints hosts, started again some time after it has ended."""
+    """Program that prints hosts, run again ``every_s`` after it has ended."""
 
     def __init__(
         self, source: str, command: Sequence[str], every_s: float, environment: Mapping[str, str] | None = None
@@ -195,24 +195,24 @@ class PrintedHosts(Discovery):
         super().__init__(source, every_s)
         self._command, self._environment = list(command), environment
         self._run: ProgramRun | None = None
-        self._last_run: ProgramRun | None = None  # kept until nobody looks at its descriptors any more
+        self._last_run: ProgramRun | None = None  # kept open while the loop may watch its descriptors
         self._next_s = 0.0
 
     @property
     def deadline_s(self) -> float | None:
-        """Time of the next start, or of the end of a run that takes too long."""
+        """Time of the next start, or of the timeout of the current run."""
         return self._next_s
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Streams of the run in progress, and its end."""
+        """Descriptors of the current run: its output and its exit."""
         return self._run.fds if self._run is not None else ()
 
     def _find(self, now: float) -> tuple[Host, ...] | None:
         if self._run is None:
             if now >= self._next_s:
-                self.close()  # the last run, only now: the loop has let go of its descriptors since
-                self._next_s = now + self._every_s  # which stands if the start fails
+                self.close()  # the last run, only now: the loop no longer watches its descriptors
+                self._next_s = now + self._every_s  # applies if the start fails
                 self._run = ProgramRun(self._command, environment=self._environment)
                 self._next_s = now + SCRIPT_S
             return None
@@ -235,10 +235,10 @@ class PrintedHosts(Discovery):
 
     @abstractmethod
     def _hosts(self, printed: str) -> tuple[Host, ...]:
-        """The hosts that it has ``printed``; raises ``UsageError``."""
+        """Parse the hosts in its output; raises ``UsageError``."""
 
     def close(self) -> None:
-        """Kill the program, if it runs, and free its descriptors."""
+        """Kill the program if it runs, and free its descriptors."""
         for run in (self._run, self._last_run):
             if run is not None:
                 run.end()
@@ -248,7 +248,7 @@ class PrintedHosts(Discovery):
 
 @final
 class Script(PrintedHosts):
-    """A program of the user's, ``--host-discovery-script``, which prints a host a line, as a file has them."""
+    """User's program (``--host-discovery-script``) that prints one host per line, in the format of a host file."""
 
     def __init__(self, command: str, slots_each: int) -> None:
         words = shlex.split(command)
@@ -266,10 +266,10 @@ class Script(PrintedHosts):
 
 @final
 class SlurmNodes(PrintedHosts):
-    """Nodes of a Slurm job, which its owner may shrink and grow while it runs (``scontrol update``).
+    """Nodes of a Slurm job, which its owner may shrink or grow while it runs (``scontrol update``).
 
-    ``hosts`` are those of the beginning. ``squeue`` is asked every ``every_s`` seconds, and when a host is lost: Slurm
-    ends the processes on nodes that it takes away. A node that is new has as many slots as most of the first ones.
+    ``hosts``: the initial nodes. ``squeue`` runs every ``every_s`` seconds, and after the loss of a host: Slurm kills
+    the processes on nodes that it removes. A new node has the most common number of slots of the initial nodes.
     """
 
     def __init__(self, job: str, hosts: Sequence[Host], every_s: float, variables: Mapping[str, str]) -> None:
@@ -280,7 +280,7 @@ class SlurmNodes(PrintedHosts):
         self._is_told = False
 
     def inherit(self) -> None:
-        """Ask Slurm at once: the nodes may be others than those of the beginning."""
+        """Run ``squeue`` at once: the nodes may have changed since the beginning."""
         super().inherit()
         self._is_told = True
 
@@ -298,6 +298,6 @@ class SlurmNodes(PrintedHosts):
     def _hosts(self, printed: str) -> tuple[Host, ...]:
         if not printed.split():
             raise UsageError(f"{self._source} shows no node")
-        nodes = expand(",".join(printed.split()))  # a line for each part of a heterogeneous job
+        nodes = expand(",".join(printed.split()))  # one line for each component of a heterogeneous job
         most = statistics.mode(self._slots.values())
         return tuple(Host(node, self._slots.get(node, most)) for node in nodes)

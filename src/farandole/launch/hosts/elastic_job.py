@@ -1,9 +1,9 @@
-"""Plan of an elastic job: the source of its hosts and the limits of its size. Pure, but for finding a script.
+"""Plan of an elastic job: the source of its hosts and the limits of its size. Pure, except for finding a script.
 
     elastic = elastic_job(job, None, "", "hosts.txt", Means(), os.environ, "node1")
     ElasticLauncher(elastic).run()
 
-Hosts are those that a script prints, that stand in a file, that ``-H`` names, that Slurm has allocated; or this one.
+Sources of hosts: the output of a script, a file, ``-H``, Slurm's allocation, or this host.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from farandole.settings import Settings
 
 @final
 class ElasticJob(msgspec.Struct, frozen=True):
-    """Everything that is asked of an elastic launch; ``job.hosts`` is empty. ``here`` is what this host is called.
+    """Request for an elastic launch; ``job.hosts`` is empty. ``here``: the name of this host.
 
-    With a ``folder``, others may lend it hosts: ``leases`` is the part of the discovery that knows them.
+    With a ``folder``, leases may lend it hosts: ``leases`` is the part of the discovery that tracks them.
     """
 
     job: Job
@@ -39,16 +39,16 @@ class ElasticJob(msgspec.Struct, frozen=True):
 
     @property
     def leases(self) -> LeasedHosts | None:
-        """Hosts that are lent; ``None`` in a job that takes none."""
+        """Leased hosts; ``None`` in a job that takes no leases."""
         return self.discovery if isinstance(self.discovery, LeasedHosts) else None
 
     @property
     def reaches_out(self) -> bool:
-        """False if all workers are on this host, whatever happens."""
+        """False if all workers always run on this host."""
         return self.folder is not None or not isinstance(self.starter, Local)
 
     def inherits(self, host: str) -> bool:
-        """True if the agent there gets the launcher's variables by itself."""
+        """True if the agent on ``host`` inherits the launcher's environment variables."""
         [group] = self.starter.groups([host], self.here)
         return group.starter.passes_environment
 
@@ -63,9 +63,9 @@ def elastic_job(
     here: str,
     run_folder: str = "",
 ) -> ElasticJob:
-    """Plan an elastic job; raises ``UsageError`` for what cannot be, with what to type.
+    """Plan an elastic job; raises ``UsageError``, with the fix, if it is impossible.
 
-    With a ``run_folder`` the hosts are those of its lead, which has the fewest workers there may be.
+    With a ``run_folder`` the hosts are the leader's own, with ``min_np`` workers.
     """
     settings = limits(job.settings, np)
     slurm, here = own_allocation(means, variables, here)
@@ -96,7 +96,7 @@ def elastic_job(
 
 
 def limits(settings: Settings, np: int | None) -> Settings:
-    """Fill in the fewest and the most workers; ``-np`` stands for those of them that were not given."""
+    """Fill in ``min_np`` and ``max_np``; ``-np`` replaces those that were not given."""
     fewest = settings.min_np or (1 if settings.max_np or np is None else np)
     most = settings.max_np or np or 0
     if np is not None and not fewest <= np <= (most or np):

@@ -1,11 +1,11 @@
-"""The package named ``horovod`` that is Farandole: where it lies, and the variables by which workers find it. Pure.
+"""Location of Farandole's package named ``horovod``, and the variables with which workers find it. Pure.
 
     >>> variables({"PATH": "/usr/bin"})["PATH"].endswith("compat/bin:/usr/bin")
     True
 
-Two ways lead there. ``PYTHONPATH`` works wherever Farandole itself is found, but a job that sets that variable for its
-own folders loses it. ``FARANDOLE_HOROVOD`` is the setting ``horovod``: ``farandole-horovod.pth``, which the wheel puts
-beside the package, acts on it in every Python of the environment, however that was started.
+There are two mechanisms. ``PYTHONPATH`` works wherever Farandole itself is found, but is lost if a job sets that
+variable. ``FARANDOLE_HOROVOD`` is the setting ``horovod``: ``farandole-horovod.pth``, which the wheel installs beside
+the package, reads it in every Python process of the environment.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from collections.abc import Mapping
 from farandole.version import PACKAGE
 
 SPOKEN = "0.28.1"
-"""The version of Horovod whose API and command line these are."""
+"""Version of Horovod whose API and command line are provided."""
 
 _COMPAT = os.path.join(PACKAGE, "compat")
 
 HOROVOD_SITE = os.path.join(_COMPAT, "site")
-"""Holds the package, and what package managers ask about it."""
+"""Folder with the package and its metadata."""
 
 METADATA = os.path.join(HOROVOD_SITE, f"horovod-{SPOKEN}.egg-info")
-"""The answer to ``importlib.metadata.version("horovod")``: a file, as builders of wheels leave out such folders."""
+"""Metadata for ``importlib.metadata.version("horovod")``: a file, because wheel builders omit such folders."""
 
 CRAY_SITE = os.path.join(_COMPAT, "cray")
-"""Holds ``ml_comm`` and ``dl_comm``, the names of Cray's plugin."""
+"""Folder with ``ml_comm`` and ``dl_comm``, the names of Cray's plugin."""
 
 HOROVOD_BIN = os.path.join(_COMPAT, "bin")
-"""Holds the command ``horovodrun``."""
+"""Folder with the command ``horovodrun``."""
 
 PYTHON = "FARANDOLE_PYTHON"
-"""The interpreter that runs that command, which need not be the first one on the path."""
+"""Variable with the interpreter for that command, which may not be the first one on the ``PATH``."""
 
 
 def variables(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a process besides the setting ``horovod``; its others are ``inherited``."""
+    """Variables to add to a process with these ``inherited`` ones, besides the setting ``horovod``."""
     return {
         "PYTHONPATH": before(HOROVOD_SITE, inherited.get("PYTHONPATH", "")),
         "PATH": before(HOROVOD_BIN, inherited.get("PATH", os.defpath)),
@@ -47,5 +47,5 @@ def variables(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def before(folder: str, path: str) -> str:
-    """A search path that begins with ``folder``, and has it once."""
+    """The search path ``path`` with ``folder`` moved to its beginning."""
     return os.pathsep.join([folder, *(each for each in path.split(os.pathsep) if each and each != folder)])

@@ -1,18 +1,18 @@
-"""Log of the leads of a run: who leads it, and which generation was formed last. What fences off a lead that is late.
+"""Log of the leaders of a run and of its last generation. It fences off a late leader.
 
     log = LeaderLog(folder.path)
-    epoch = log.take(goes_on=False).epoch                   # a lead, before it does anything else
-    log.append(LeadEntry(epoch, generation=1, members=...)) # before the members of a generation hear of it
-    log.append(...)                                         # raises SupersededError once another lead has come
+    epoch = log.take(goes_on=False).epoch                   # a leader, before anything else
+    log.append(LeadEntry(epoch, generation=1, members=...)) # before the members of a generation are told
+    log.append(...)                                         # raises SupersededError after another leader took over
 
-An entry is a file that is linked to its number by ``link(2)``, which fails where that number is taken, on shared file
-systems, too. Whoever appends has read the entry before; so entries are in one order, and one of an earlier epoch never
-follows one of a later. None is ever removed: a lead that has slept must find the next number taken. Each entry says
-all that there is to know, so that only the last one is read.
+An entry is a file that is linked to its number by ``link(2)``, which fails if the number exists, also on shared file
+systems. A leader reads the previous entry before it appends; so entries are totally ordered, and an entry of an earlier
+epoch never follows one of a later epoch. Entries are never removed: a leader that was suspended must find the next
+number taken. Each entry has the complete state, so only the last one is read.
 
-Why halves of a run cannot both commit, though nobody's clock is asked: a generation of a later lead begins with a
-worker of the last one in this log, which has left that one, and no step is voted on without all of its ranks. And
-after that no generation of an earlier lead can enter the log.
+Why two halves of a run cannot both commit, without any clock: a generation of a later leader begins with a worker of
+the last generation in this log, which that worker has left, and a step needs the votes of all ranks of its generation.
+After that no generation of an earlier leader can enter the log.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import msgspec
 from farandole.errors import FarandoleError, UsageError
 
 LEADS = "leads"
-"""Folder of the entries, in that of the run."""
+"""Folder of the entries, in the run folder."""
 
 
 @final
 class SupersededError(FarandoleError):
-    """Another lead has this run."""
+    """Another leader has taken over this run."""
 
 
 @final
 class LeadMember(msgspec.Struct, frozen=True):
-    """Member of a generation: its number, its host, and its slot there."""
+    """Member of a generation: worker id, host, and slot there."""
 
     worker_id: int
     host: str
@@ -47,9 +47,9 @@ class LeadMember(msgspec.Struct, frozen=True):
 
 @final
 class LeadEntry(msgspec.Struct, frozen=True):
-    """One entry: the ``epoch`` of a lead, and the ``members`` of the ``generation`` that was formed last (0: of none).
+    """One entry: the ``epoch`` of a leader, and the ``members`` of the last ``generation`` formed (0: none).
 
-    Workers from ``next_worker_id`` on have not been started when it was written; ``nonce`` tells it from all others.
+    Worker ids from ``next_worker_id`` on were unused when it was written; ``nonce`` makes the entry unique.
     """
 
     epoch: int
@@ -61,7 +61,7 @@ class LeadEntry(msgspec.Struct, frozen=True):
 
 @final
 class LeaderLog:
-    """Log in the folder of a run. Methods raise ``OSError`` where that cannot be read or written."""
+    """Log in the folder of a run. Methods raise ``OSError`` if the folder cannot be read or written."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LEADS
@@ -69,14 +69,14 @@ class LeaderLog:
         self._last = LeadEntry(0)
 
     def last(self) -> LeadEntry:
-        """The last entry; one of epoch 0 where there is none."""
+        """The last entry; an entry of epoch 0 if the log is empty."""
         self._skip()
         while (entry := self._read(self._number + 1)) is not None:
             self._number, self._last = self._number + 1, entry
         return self._last
 
     def take(self, *, goes_on: bool) -> LeadEntry:
-        """Begin the next epoch; what was formed last stands in its entry, if the run ``goes_on``."""
+        """Begin the next epoch; if the run ``goes_on``, its entry contains the last generation."""
         self._path.mkdir(mode=0o700, exist_ok=True)
         while True:
             last = self.last()
@@ -86,7 +86,7 @@ class LeaderLog:
                 return entry
 
     def append(self, entry: LeadEntry) -> None:
-        """Append an entry; raises what ``check`` does unless its epoch is the last one."""
+        """Append an entry; raises as ``check`` unless its epoch is the last one."""
         entry = msgspec.structs.replace(entry, nonce=secrets.token_hex(8))
         while True:
             self.check(entry.epoch)
@@ -94,9 +94,9 @@ class LeaderLog:
                 return
 
     def check(self, epoch: int) -> None:
-        """Raise ``SupersededError`` if there is a later epoch, and ``UsageError`` if not even this one is there."""
+        """Raise ``SupersededError`` if there is a later epoch, ``UsageError`` if even this one is missing."""
         last = self.last()
-        if last.epoch < epoch:  # the file system is away, or shows an old state
+        if last.epoch < epoch:  # file system unmounted, or showing an old state
             raise UsageError(f"{self._path} shows no lead after number {last.epoch}, and this is number {epoch}")
         if last.epoch > epoch:
             raise SupersededError(
@@ -105,7 +105,7 @@ class LeaderLog:
             )
 
     def _skip(self) -> None:
-        """Begin to read at the last number that is there: nobody asks for those before it."""
+        """Start reading at the last existing number: earlier entries are not needed."""
         if not self._last.epoch and self._path.is_dir():
             numbers = [int(name) for name in os.listdir(self._path) if name.isdecimal()]
             self._number = max(numbers, default=1) - 1
@@ -114,7 +114,7 @@ class LeaderLog:
         return self._path / f"{number:08}"
 
     def _read(self, number: int) -> LeadEntry | None:
-        if self._last.epoch:  # a folder that has gone since says nothing of who leads
+        if self._last.epoch:  # a missing folder says nothing about the leader
             self._open_again()
         with contextlib.suppress(FileNotFoundError):
             self._open_again()
@@ -126,18 +126,18 @@ class LeaderLog:
         return None
 
     def _open_again(self) -> None:
-        """Open the folder: NFS remembers until then that a name did not exist."""
+        """Open the folder: until then NFS caches that a name did not exist."""
         os.close(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY))
 
     def _link(self, entry: LeadEntry) -> bool:
-        """Give an entry the next number; False where another one has it. It is on the disk before this returns."""
+        """Link an entry to the next number; False if that is taken. The entry is on disk on return."""
         new = self._path / f"{entry.nonce}.new"
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(msgspec.json.encode(entry))
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):  # which NFS also says if only its answer was lost
+            with contextlib.suppress(FileExistsError):  # NFS reports this also if only its reply was lost
                 os.link(new, self._file(self._number + 1))
             folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
             try:

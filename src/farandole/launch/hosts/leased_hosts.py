@@ -1,12 +1,12 @@
-"""Hosts of a training that are lent to it: those of its lead, which stay, and those of leases, which come and go.
+"""Hosts of a training with leases: the leader's own hosts, which stay, and leased hosts, which join and leave.
 
     hosts = LeasedHosts(Fixed([Host("node1", 4)]), guests=True)
-    hosts.admit(terms)                  # "" or why not; from here on hosts.look(now) has terms.host, too
-    hosts.release(terms.host)           # it is to leave: its workers do so at the next commit
+    hosts.admit(terms)                  # "" or why not; then hosts.look(now) includes terms.host
+    hosts.release(terms.host)           # its workers leave at the next commit
     hosts.gone(terms.host)
 
-An agent that calls is admitted once. One that comes back after it was given up is refused, as what it lent counts for
-nothing any more: its job ends, and the next lease has another name.
+A connecting agent is admitted once. An agent that reconnects after it was given up is refused, because its lease no
+longer counts: its job ends, and the next lease has another name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from farandole.launch.hosts.discovery import Discovery
 from farandole.launch.hosts.plan import Host
 
 LENT = "+"
-"""Sign in the names of hosts that are lent, see ``LeaseOffer.host``."""
+"""Character that marks names of leased hosts, see ``LeaseOffer.host``."""
 
 
 @final
 class LeasedHosts(Discovery):
-    """Hosts of the lead, which ``own`` finds, and then the lent ones, in the order of their coming."""
+    """Hosts of the leader, found by ``own``, then the leased ones, in the order of admission."""
 
     def __init__(self, own: Discovery) -> None:
         super().__init__("the lead's own")
@@ -37,21 +37,21 @@ class LeasedHosts(Discovery):
 
     @property
     def deadline_s(self) -> float | None:
-        """See ``Discovery``; 0 while there is something new."""
+        """See ``Discovery``; 0 while there are changes."""
         return 0.0 if self._is_news else self._own.deadline_s
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors of the lead's own discovery."""
+        """Descriptors of the leader's own discovery."""
         return self._own.fds
 
     @property
     def leaving(self) -> frozenset[str]:
-        """Hosts that are to leave, and have agents still."""
+        """Hosts that must leave and still have agents."""
         return frozenset(self._leaving)
 
     def admit(self, terms: LeaseOffer) -> str:
-        """Take in a host that is lent; returns why it cannot be, or ""."""
+        """Admit a leased host; return why it is refused, or ""."""
         if terms.host in self._seen:
             return f"{terms.host} has been here before, and was given up"
         if terms.slots < 1:
@@ -60,17 +60,17 @@ class LeasedHosts(Discovery):
         return ""
 
     def keep(self, host: str, slots: int) -> None:
-        """Go on with a host that the controller before has admitted."""
+        """Continue with a host that the previous controller admitted."""
         self._seen.add(host)
         self._lent[host] = slots
         self._is_news = True
 
     def refuse(self, gone: Collection[str]) -> None:
-        """Refuse hosts that the controllers before have given up."""
+        """Refuse hosts that previous controllers gave up."""
         self._seen.update(gone)
 
     def release(self, host: str) -> bool:
-        """Have the workers of a lent host leave at their next commit; False if it is not lent, or leaves already."""
+        """Make the workers of a leased host leave at the next commit; False if it is not leased, or already leaves."""
         if host not in self._lent:
             return False
         del self._lent[host]
@@ -79,7 +79,7 @@ class LeasedHosts(Discovery):
         return True
 
     def gone(self, host: str) -> None:
-        """Forget a host whose agent has ended, or is lost."""
+        """Remove a host whose agent has exited or is lost."""
         self._leaving.discard(host)
         if self._lent.pop(host, None) is not None:
             self._is_news = True
@@ -106,12 +106,12 @@ class LeasedHosts(Discovery):
 
 
 def is_lent(host: str) -> bool:
-    """True for the name of a host that a lease lends."""
+    """True for the name of a leased host."""
     return LENT in host
 
 
 def title_of(host: str) -> str:
-    """Name of the lease that lends a host, see ``LeaseOffer.title``.
+    """Name of the lease of a host, see ``LeaseOffer.title``.
 
     >>> title_of("node1+812_3.1")
     '812_3'

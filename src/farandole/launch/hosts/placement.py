@@ -1,9 +1,9 @@
-"""Placement of a job: the host of each rank, and the starter of agents there. Pure but for looking up names.
+"""Placement of a job: the host of each rank, and the starter of agents there. Pure except for name lookups.
 
     >>> where(3, (Host("localhost", 4),), Means(), {}, "box").hosts
     ('box', 'box', 'box')
 
-Without hosts, the job gets those of the Slurm allocation it is started in, and without one this host.
+Without hosts, the job uses those of the Slurm allocation in which it starts, or this host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farandole.launch.hosts.starters import Means, choose_starter, own_allocatio
 
 
 class Where(NamedTuple):
-    """The host of each rank, and the starter of agents (``None``: all are on this host)."""
+    """The host of each rank, and the starter of agents (``None``: all ranks are on this host)."""
 
     hosts: tuple[str, ...]
     starter: AgentStarter | None
@@ -34,7 +34,7 @@ def where(
     here: str,
     is_own: Callable[[str], bool] = looked_up,
 ) -> Where:
-    """Place the ranks of a job; raises ``UsageError`` for what cannot be, with what to type."""
+    """Place the ranks of a job; raises ``UsageError``, with the fix, if that is impossible."""
     slurm, here = own_allocation(means, variables, here)
     if slurm is not None and not named and means.launcher != "local":
         _refuse_beyond(slurm, np)
@@ -46,7 +46,7 @@ def where(
 
 
 def read_hosts(hosts: str, hostfile: str) -> tuple[Host, ...]:
-    """Hosts of ``-H`` or of a host file; none where both are "". Raises ``UsageError``."""
+    """Hosts of ``-H`` or of a host file; none if both are "". Raises ``UsageError``."""
     if hosts:
         return parse_hosts(hosts)
     if not hostfile:

@@ -1,9 +1,9 @@
-"""Places where workers will listen, as the distributions of PyTorch and TensorFlow are told of them. Pure.
+"""Addresses at which workers will listen, in the variables of PyTorch and TensorFlow. Pure.
 
     >>> tf_config(("a", "a", "b"), {"a": (7000, 7001, 7002), "b": (8000, 8001)}, 2)
     '{"cluster":{"worker":["a:7001","a:7002","b:8001"]},"task":{"type":"worker","index":2}}'
 
-The first free port of a host is kept for PyTorch (``MASTER_PORT``), those after it for the host's workers.
+The first free port of a host is for PyTorch (``MASTER_PORT``), the following ones for the host's workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONFIG = "TF_CONFIG"
 
 
 def ports_wanted(settings: Settings, hosts: Sequence[str]) -> int:
-    """Number of free ports that each host is to find; ``hosts`` are those of the ranks.
+    """Number of free ports that each host must find; ``hosts``: host of each rank.
 
     >>> ports_wanted(Settings(tf_config=True), ("a", "a", "b"))
     3
@@ -37,7 +37,7 @@ def with_places(
     ports: Mapping[str, Sequence[int]],
     inherited: Mapping[str, str],
 ) -> StartWorkers:
-    """The order to start workers, with all places that they are to know; ``ports`` are the free ones of each host."""
+    """The order to start workers, with all addresses that they need; ``ports``: free ports of each host."""
     start = with_meeting(start, hosts, settings, next(iter(ports.get(hosts[0], ())), 0), inherited)
     if not settings.tf_config or settings.is_elastic:
         return start
@@ -52,7 +52,7 @@ def with_places(
 
 
 def tf_config(hosts: Sequence[str], ports: Mapping[str, Sequence[int]], rank: int) -> str:
-    """The value of ``TF_CONFIG`` of a rank: each is a worker, and rank 0 the chief as TensorFlow has it."""
+    """Value of ``TF_CONFIG`` for a rank: all ranks are workers, and TensorFlow takes rank 0 as the chief."""
     seen: Counter[str] = Counter()
     workers = []
     for host in hosts:

@@ -1,10 +1,10 @@
-"""The launcher's variables that workers on other hosts get. Pure.
+"""Environment variables of the launcher that are passed to workers on other hosts. Pure.
 
     >>> for_other_hosts({"OMP_NUM_THREADS": "4", "HOSTNAME": "login1", "SSH_TTY": "/dev/pts/1"})
     {'OMP_NUM_THREADS': '4'}
 
-All of them, as with Horovod's launcher, but for those that describe the launcher's host or session; of these workers
-have their own host's, if it has any.
+As with Horovod's launcher, all are passed except those that describe the launcher's host or session; of these, workers
+have the values of their own host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HOST_SPECIFIC = (
     "OLDPWD", "PWD", "SHELL", "SHLVL", "SLURM*", "SSH_*", "STY", "TEMP", "TERM_SESSION_ID", "TMP", "TMPDIR", "TMUX*",
     "USER", "WAYLAND_DISPLAY", "WINDOWID", "XAUTHORITY", "XDG_*",
 )  # fmt: skip
-"""Names; a star at the end stands for anything."""
+"""Names; a star at the end matches any suffix."""
 
 
 def for_other_hosts(variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""Folder of a run: where its lead says how to reach it, and those who lend it nodes look.
+"""Folder of a run: its leader publishes its contact there for agents of leases and for commands.
 
     folder = RunFolder.create("/scratch/me/run7")
-    folder.publish(RunContact(...))                 # the lead
+    folder.publish(RunContact(...))                 # in the leader
     contact = RunFolder("/scratch/me/run7").contact()
 
-Every file in it has one writer. The secret of the job stands in ``run.json`` and nowhere else: that, and the folder,
-belong to the user alone, or they are refused.
+Every file in it has one writer. Only ``run.json`` contains the secret of the job: file and folder must be private to
+the user, or they are refused.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from farandole.errors import ControlError, UsageError
 from farandole.version import __version__
 
 RUNS = Path("~/.farandole/runs")
-"""Where folders of runs are made that nobody has named."""
+"""Parent folder of run folders without an explicit path."""
 
 CONTACT = "run.json"
 LEAD_ANSWERS_S = 2.0
-"""Time for a lead to answer that may have a folder already."""
+"""Time for a leader that may already use a folder to answer."""
 
 
 @final
 class NoLeadError(UsageError):
-    """There is no ``run.json``, and so no lead: the run has not begun, or is over."""
+    """No ``run.json``, and so no leader: the run has not begun, or is over."""
 
 
 @final
 class RunContact(msgspec.Struct, frozen=True):
-    """Contact of a lead: its ``addresses``, the job's ``secret``, and what its agents have to know.
+    """Contact of a leader: its ``addresses``, the job's ``secret``, and settings for its agents.
 
-    ``host_timeout_s``, ``interface`` and ``start_timeout_s`` are settings of the lead, as is ``version``. ``epoch`` is
-    its number among the leads of the run; when it is gone, agents look for the next one for ``lead_patience_s``, which
-    goes on with their workers if its ``training`` is the same.
+    ``host_timeout_s``, ``interface``, ``start_timeout_s`` and ``version`` are the leader's. ``epoch``: its number among
+    the leaders of the run. After it is lost, agents look for the next leader for ``lead_patience_s``; that one adopts
+    their workers if its ``training`` is the same.
     """
 
     addresses: list[str]
@@ -66,13 +66,13 @@ class RunFolder:
 
     @classmethod
     def told(cls, text: str) -> RunFolder:
-        """Folder of a run that a person tells by its path, or by its name where that is in ``RUNS``."""
+        """Folder of a run that a user gives by path, or by name if it is in ``RUNS``."""
         own = RUNS.expanduser() / text
         return cls(own if os.sep not in text and not os.path.exists(text) and os.path.exists(own) else text)
 
     @classmethod
     def create(cls, path: str | Path) -> RunFolder:
-        """Make the folder, or take one that is there; raises ``UsageError`` for one that others can look into."""
+        """Make the folder, or use an existing one; raises ``UsageError`` if other users can access it."""
         folder = cls(path)
         try:
             folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,11 +83,11 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Name of the run for people: that of its folder."""
+        """Name of the run: that of its folder."""
         return self.path.name
 
     def check(self) -> None:
-        """Raise ``UsageError`` unless the folder is there and belongs to this user alone."""
+        """Raise ``UsageError`` unless the folder exists and is private to this user."""
         try:
             status = os.stat(self.path)
         except FileNotFoundError as error:
@@ -111,7 +111,7 @@ class RunFolder:
             )
 
     def publish(self, contact: RunContact) -> None:
-        """Say how to reach the lead; raises ``UsageError`` if the folder does not take it, or a later lead is there."""
+        """Write the contact file; raises ``UsageError`` if it cannot be written, or a later leader exists."""
         if contact.epoch < self._epoch():
             raise UsageError(f"another lead has {self.path}: number {self._epoch()}, and this is {contact.epoch}")
         try:
@@ -120,13 +120,13 @@ class RunFolder:
             raise UsageError(f"{self.path / CONTACT} cannot be written: {error.strerror}") from error
 
     def withdraw(self, epoch: int) -> None:
-        """Remove what the lead of this epoch has published, as far as that is possible: the run is over."""
+        """Remove the contact file of the leader of this epoch, if possible: the run is over."""
         with contextlib.suppress(OSError):
-            if self._epoch() == epoch:  # else another lead has come
+            if self._epoch() == epoch:  # else another leader has taken over
                 (self.path / CONTACT).unlink(missing_ok=True)
 
     def ensure(self, contact: RunContact) -> None:
-        """Publish a contact again unless it stands there; raises ``UsageError`` where that is not known, or fails."""
+        """Publish a contact again if the file differs; raises ``UsageError`` if that is unknown, or fails."""
         self.check()
         found = None
         try:
@@ -134,19 +134,19 @@ class RunFolder:
         except NoLeadError:
             pass
         except UsageError as error:
-            if isinstance(error.__cause__, OSError):  # it may well stand there
+            if isinstance(error.__cause__, OSError):  # the contact may be there
                 raise
-        if found != contact:  # one that was late has overwritten it
+        if found != contact:  # a late leader has overwritten it
             self.publish(contact)
 
     def _epoch(self) -> int:
-        """Epoch of the lead that has published last; 0 if that is not known."""
+        """Epoch of the leader that published last; 0 if unknown."""
         with contextlib.suppress(UsageError):
             return self.contact().epoch
         return 0
 
     def refuse_second(self) -> None:
-        """Raise ``UsageError`` if a lead has this folder, or may have: two would release the same leases."""
+        """Raise ``UsageError`` if a leader uses, or may use, this folder: two would release the same leases."""
         try:
             contact = self.contact()
         except NoLeadError:
@@ -159,14 +159,14 @@ class RunFolder:
             ) from error
         try:
             first_answering(contact.addresses, JobKeys.from_secret(contact.secret), LEAD_ANSWERS_S)
-        except ControlError:  # it died and has left its contact
+        except ControlError:  # the leader died and left its contact file
             return
         raise UsageError(
             f"a run goes on in {self.path}: take another --run-folder, or end that one: farandole stop {self.path}"
         )
 
     def contact(self) -> RunContact:
-        """Read how to reach the lead; raises ``UsageError`` where nobody, or somebody else, says so."""
+        """Read the contact file; raises ``UsageError`` if it is missing, not private or invalid."""
         self.check()
         path = self.path / CONTACT
         try:

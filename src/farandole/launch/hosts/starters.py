@@ -1,11 +1,11 @@
-"""Choice of the starter of agents: this host alone, ssh, or Slurm's ``srun``. Pure, and the only place that chooses.
+"""Choice of the starter of agents: only this host, ssh, or Slurm's ``srun``. Pure, and the only place that chooses.
 
     >>> choose_starter(Means(), None, ("box", "box"), "box") is None
     True
     >>> choose_starter(Means(), None, ("box", "node2"), "box")
     Ssh(port=None, identity_file='', options=())
 
-Static and elastic jobs ask the same; of an elastic one that watches a file, say, nobody knows the hosts beforehand.
+Static and elastic jobs use the same function; the hosts of an elastic job may be unknown at that time.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
 
 PTY = "SLURM_PTY_PORT"
-"""Variable of tasks that ``srun --pty`` starts, of which only the first has a terminal."""
+"""Variable of tasks started by ``srun --pty``; only the first task has a terminal."""
 
 LauncherName = Literal["auto", "local", "ssh", "srun"]
 
 
 @final
 class Means(msgspec.Struct, frozen=True):
-    """Means to get to other hosts: the launcher, and the options of ssh."""
+    """Means to reach other hosts: the launcher, and the options of ssh."""
 
     launcher: LauncherName = "auto"
     ssh: Ssh = Ssh()
 
 
 def own_allocation(means: Means, variables: Mapping[str, str], here: str) -> tuple[Allocation | None, str]:
-    """The Slurm allocation that this process is in, and the name of this host there, which is else ``here``.
+    """The Slurm allocation of this process, if any, and the name of this host in it (otherwise ``here``).
 
-    Raises ``UsageError`` in one of many tasks, each of which would start the same training on the same hosts.
+    Raises ``UsageError`` in one of several tasks: each would start the same training on the same hosts.
     """
     _refuse_many(means, variables)
     slurm = allocation(variables)
@@ -54,7 +54,7 @@ def _refuse_many(means: Means, variables: Mapping[str, str]) -> None:
     starter = detect(variables)
     if means.launcher == "local" or not isinstance(starter, Slurm | Mpi) or starter.size == 1:
         return
-    if PTY in variables and starter.worker_id == 0:  # srun --pty bash: all other shells end at once
+    if PTY in variables and starter.worker_id == 0:  # srun --pty bash: the other shells exit at once
         return
     name, allocate = starter.name, ", or write salloc in its place" if isinstance(starter, Slurm) else ""
     raise UsageError(
@@ -67,10 +67,10 @@ def _refuse_many(means: Means, variables: Mapping[str, str]) -> None:
 def choose_starter(
     means: Means, slurm: Allocation | None, hosts: Collection[str] | None, here: str
 ) -> AgentStarter | None:
-    """The starter for these hosts (``None``: they are not known yet); ``None`` if all workers are on this host.
+    """The starter for these hosts (``None``: unknown yet); ``None`` if all workers run on this host.
 
-    Slurm starts nothing outside its allocation: other hosts are reached by ssh, unless the user says
-    ``--launcher srun``. Raises ``UsageError`` for what cannot be, with what to type.
+    Slurm starts no process outside its allocation: other hosts are reached by ssh, unless the user gives ``--launcher
+    srun``. Raises ``UsageError``, with the fix, for impossible combinations.
     """
     others = None if hosts is None else sorted(set(hosts) - {here})
     if others == [] and means.launcher != "srun":

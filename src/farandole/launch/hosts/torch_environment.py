@@ -1,12 +1,12 @@
-"""Variables by which ``torch.distributed`` (``env://``), Lightning, Accelerate and DeepSpeed start. Pure.
+"""Environment variables for ``torch.distributed`` (``env://``), Lightning, Accelerate and DeepSpeed. Pure.
 
     >>> torch_ranks(Topology.of(3, ("a", "a", "b", "b"), 0))
     {'RANK': '3', 'WORLD_SIZE': '4', 'LOCAL_RANK': '1', 'LOCAL_WORLD_SIZE': '2'}
     >>> torch_meeting(("a", "a", "b", "b"), 29500)
     {'MASTER_ADDR': 'a', 'MASTER_PORT': '29500'}
 
-Scripts of an elastic job do not get them, as ranks change there, nor those that speak Horovod's names
-(``--horovod``): some of them take the variables for a sign that PyTorch's own launcher has started them.
+Scripts of an elastic job do not get them, because ranks change there, nor scripts that use Horovod's names
+(``--horovod``): some of these take the variables as a sign that PyTorch's own launcher started them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def torch_ranks(topology: Topology) -> dict[str, str]:
 
 
 def torch_meeting(hosts: Sequence[str], port: int) -> dict[str, str]:
-    """Place where rank 0 will listen."""
+    """Address and port at which rank 0 will listen."""
     address = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
     return dict(zip(MEETING, (address, str(port)), strict=True))
 
@@ -42,9 +42,9 @@ def torch_meeting(hosts: Sequence[str], port: int) -> dict[str, str]:
 def with_meeting(
     start: StartWorkers, hosts: Sequence[str], settings: Settings, port: int, inherited: Mapping[str, str]
 ) -> StartWorkers:
-    """The order to start workers, with the place where rank 0 of their job listens, at a ``port`` of its host.
+    """The order to start workers, with the address of rank 0 and a ``port`` of its host.
 
-    Not if who started the launcher has named one, and it is none of a job of which the launcher is a worker.
+    Unchanged if the launcher's environment has these variables already, unless from an outer job (``RANK`` is set).
     """
     is_told = all(inherited.get(name) for name in MEETING) and "RANK" not in inherited
     if is_told or not port or not wants_torch_environment(settings):

@@ -1,1 +1,1 @@
-"""A running job: its launcher, its loop, and the controller of an elastic one."""
+"""A running job: its launcher, its loop, and the controller of an elastic job."""

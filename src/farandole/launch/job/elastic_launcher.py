@@ -271,7 +271,7 @@ class _ControllerSupervisor:
         self._pid = 0
         return code
 
-    # -- what else happens --------------------------------------------------------------------------------------------
+    # -- signals and agents -------------------------------------------------------------------------------------------
 
     def _wait(self) -> set[int]:
         poll = select.poll()

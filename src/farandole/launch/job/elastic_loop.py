@@ -176,7 +176,7 @@ class ElasticLoop(Loop):
         """Hosts that have workers."""
         return {worker.slot.host for worker in self._workers.values()}
 
-    # -- what the loop waits for --------------------------------------------------------------------------------------
+    # -- descriptors and deadlines ------------------------------------------------------------------------------------
 
     @property
     def _deadline_s(self) -> float | None:
@@ -435,7 +435,7 @@ class ElasticLoop(Loop):
         return {started.worker_id for started in hello.running}
 
     def _start_missing(self, host: str, running: Collection[int]) -> None:
-        """Start the workers that the agent of ``host`` was not asked to start yet; ``running`` are those it has."""
+        """Compare the workers of ``host`` with those ``running`` there: start, kill, or report them as exited."""
         later = {each.action.worker_id for each in self._formation.orders if isinstance(each.action, actions.Start)}
         specs = []
         for worker_id, worker in list(self._workers.items()):

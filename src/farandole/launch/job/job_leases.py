@@ -1,11 +1,11 @@
 """Leases of an elastic job, for the loop of its controller, and replies to users who query or order the run.
 
     leases = JobLeases(elastic.leases, terms, root, formation, say, stop)
-    refusal = leases.admit(terms)                   # an agent has come by itself
-    leases.turn(now, busy=hosts_with_workers)       # what is due; ends agents whose workers have left
-    leases.deadline_s, leases.fds                   # what wakes the loop for them
-    leases.attend(); leases.folder_fd               # takes in what the folder has answered, at any time
-    leases.obey_people(now, fence)                  # and what people have ordered
+    refusal = leases.admit(terms)                   # the agent of a lease has connected
+    leases.turn(now, busy=hosts_with_workers)       # does what is due; ends agents without workers
+    leases.deadline_s, leases.fds                   # wake the loop
+    leases.attend(); leases.folder_fd               # handles results of the folder thread
+    leases.obey_people(now, fence)                  # obeys orders of users
 
 Only the loop's thread calls it. The journal has one writer: the live controller. Until the previous controller's last
 line has been read, which takes as long as the file system needs, no lease is decided, and calls wait in ``_later``. Of
@@ -215,7 +215,7 @@ class JobLeases:
         elif found is not None:
             self._manager.limits = found
 
-    # -- people -------------------------------------------------------------------------------------------------------
+    # -- orders and questions of users --------------------------------------------------------------------------------
 
     def _on_person(self, identity: bytes, message: Any) -> None:
         if isinstance(message, Progressed):

@@ -1,8 +1,8 @@
 """Copy of an elastic job's journal in the user's file, made by a thread of the controller.
 
 copy = JournalCopy("job.journal", fd, journal)
-copy.begin(size)                    # in a controller: so much of the journal is there
-copy.extend(size)                   # and now so much
+copy.begin(size)                    # in a controller: current size of the journal
+copy.extend(size)                   # new size
 copy.close(5.0)
 """
 

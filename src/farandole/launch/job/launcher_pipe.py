@@ -2,7 +2,7 @@
 
     ours, theirs = LauncherPipe.pair()
     ours.send(StartAgent("b", "b/2"))                # in one process
-    for message in theirs.receive(): ...            # in the other, when theirs.fd is readable; PipeClosed() comes last
+    for message in theirs.receive(): ...            # in the other, when theirs.fd is readable; PipeClosed() is last
 
 The launcher owns what must outlive a controller: the children that start agents, the terminal's signals, the journal.
 It never blocks on a controller, which may hang: while the launcher's end ``is_behind``, its loop polls for writability

@@ -1,9 +1,9 @@
 """Fence of a run: a controller forms a generation only while its leader is the last one in the leader log.
 
-    fence = LeaderFence(terms, formation, settings, address)      # publishes that the controller listens there
+    fence = LeaderFence(terms, formation, settings, address)      # publishes the controller's address
     fence.fd                                # wakes the loop
-    fence.turn(now)                         # begins what is claimed; "" or why this lead ends
-    fence.superseded                        # True where that is since another one leads
+    fence.turn(now)                         # starts claimed generations; "" or why this leader must end
+    fence.superseded                        # True if another leader is the reason
     fence.close()
 
 One fence per controller; only the loop's thread calls it.

@@ -1,10 +1,10 @@
 """Thread that accesses the run folder for a controller: it claims generations and notices a new leader.
 
-    thread = LeaderThread(folder, contact)            # publishes the contact, and again where another one has hidden it
+    thread = LeaderThread(folder, contact)            # publishes the contact, and again if it was overwritten
     thread.claim(LeadEntry(2, generation=7, members=...))
-    thread.claimed()            # [7], once that stands in the log; thread.fd is readable then
-    thread.superseded           # why this lead is none any more; "" while it is
-    thread.look()               # look now, and ring
+    thread.claimed()            # [7], after it is in the log; thread.fd is readable then
+    thread.superseded           # why this leader was replaced; "" while it leads
+    thread.look()               # check now, and signal fd
 
 A controller that waited for a file server would be killed as hung, and a waiting launcher would not react to Ctrl-C, so
 a thread waits. It takes entries from the queue ``_entries``, and sets the numbers in ``_claimed``, the sentence in

@@ -1,8 +1,8 @@
 """Leadership of a run that takes leases: the limits of the run, and the term of its current leader.
 
 terms = Leadership.of(folder, settings)
-terms = terms.lead(["python", "train.py"], 3.0)      # from here on no earlier lead forms a generation
-terms.term.epoch, terms.term.past       # its number, and the generation that it may go on with
+terms = terms.lead(["python", "train.py"], 3.0)      # from now on no earlier leader forms a generation
+terms.term.epoch, terms.term.past       # its number, and the generation that it may adopt
 """
 
 from __future__ import annotations

@@ -128,9 +128,9 @@ class Loop(ControllerHost):
         self._receipts: Receipts | None = None
         self._writing: set[int] = set()
         self._orders: StopWorkers | None = None
+        """Order to all agents after the end of the job was decided."""
         self._notice_at: float | None = None
         """Time at which the user is told for which workers the job still waits."""
-        """Orders to all agents once the job is to end."""
 
     def run(self) -> JobResult:
         """Serve until all agents have exited and all output is written."""
@@ -143,7 +143,7 @@ class Loop(ControllerHost):
         if self._output is not None and self._receipts is not None and self._output.close(GIVE_UP_S):
             self._receipts.close()
 
-    # -- what a kind of job decides -----------------------------------------------------------------------------------
+    # -- decisions of subclasses --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _on_worker_exited(self, event: WorkerExited) -> None:
@@ -169,7 +169,7 @@ class Loop(ControllerHost):
     def _outcome(self) -> JobResult:
         """Result of a job that is over."""
 
-    # -- what the loop waits for --------------------------------------------------------------------------------------
+    # -- descriptors and deadlines ------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
         if self._give_up_at is not None and time.monotonic() >= self._give_up_at:

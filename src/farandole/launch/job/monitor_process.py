@@ -1,7 +1,7 @@
 """The monitor of a job, as its launcher sees it: a child process that records the job and serves its web page.
 
     with MonitorProcess(config) as monitor:
-        monitor.await_ready()                       # raises UsageError where it cannot record, or listen
+        monitor.await_ready()                       # raises UsageError if it cannot record or listen
         monitor.contact(addresses, secret)
         ...
         monitor.result = 0, ""

@@ -2,9 +2,9 @@
 
     orders = RunOrders(obey, send)
     orders.take(b"person-1", RunOrder("scale", 8), now)
-    orders.turn(now, sure_s, over="", is_read=True)     # obeys what may be obeyed, and answers what cannot be
-    orders.written(tag, "")                             # that one stands in the journal: whoever gave it hears so
-    orders.deadline_s                                   # when ``turn`` has something to do without any news
+    orders.turn(now, sure_s, over="", is_read=True)     # obeys or refuses orders
+    orders.written(tag, "")                             # this order is in the journal: its sender gets the reply
+    orders.deadline_s                                   # time at which ``turn`` is due
 
 An order is obeyed only after a check of the leader log that began after the order arrived and found no later leader: a
 leader that was suspended may find orders older than its successor. Every order but ``stop`` also waits for the journal,

@@ -1,1 +1,1 @@
-"""Leases: jobs of a scheduler that lend their nodes to a training which runs in another one."""
+"""Leases: scheduler jobs that lend their nodes to a training in another job."""

@@ -1,10 +1,10 @@
 """Policy of leases: from an observation to decisions, without any I/O.
 
     plan = LeasePlan()
-    plan, decisions = decide(limits, plan, seen)        # as often as there is news, and when ``plan.next_s`` has come
+    plan, decisions = decide(limits, plan, seen)        # after each change, and at ``plan.next_s``
     for decision in decisions:
         log(decision.reason)
-        obey(decision.action)                           # actions.py says what each means
+        obey(decision.action)                           # see actions.py
 
 The caller passes observations, and carries out decisions in order. An observation need not show the effect of a
 decision at once: the plan remembers it, and decides nothing twice. The caller passes each order and refusal once.

@@ -2,11 +2,11 @@
 
     thread = FolderThread(folder, lambda: limits_in(folder, supply, 2, 16))
     thread.heard()                      # thread.fd was readable
-    thread.begun()                      # [record] or [None], once: what the journal ended with
-    thread.write(line)                  # to the journal, sooner or later
+    thread.begun()                      # [record] or [None], once: last decision in the journal
+    thread.write(line)                  # appends to the journal, in the background
     thread.write(line, tag=b"person")
-    thread.written()                    # [(b"person", "")], once the line is on the disk
-    limits = thread.limits()            # None: they are what they were
+    thread.written()                    # [(b"person", "")], after the line is on disk
+    limits = thread.limits()            # None: unchanged
 
 A controller that waited for a file server would be killed as hung, and so would the next one. The thread takes lines
 from the queue ``_lines``, puts what it has read in ``_found`` and ``_begun``, and the tags of written lines in

@@ -1,7 +1,7 @@
 """Source of leases of a run: files in the run folder.
 
     write_supply(folder, LeaseSupply(script, nonce="b1946ac9", array="812"), policy_text)       # farandole submit
-    supply, limits = read_supply(folder), limits_in(folder, supply, min_np=2, max_np=16)        # the lead
+    supply, limits = read_supply(folder), limits_in(folder, supply, min_np=2, max_np=16)        # in the leader
 
 ``leases.json`` describes a lease, and ``policy.toml`` holds the limits of the policy. ``policy.toml`` belongs to the
 user, who may change it while the run goes on.

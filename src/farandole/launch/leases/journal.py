@@ -2,7 +2,7 @@
 
     after, decisions = decide(limits, plan, seen)
     file.write(record(limits, plan, seen, after, decisions))
-    for difference in replay(file): print(difference)               # none, if this version decides the same
+    for difference in replay(file): print(difference)               # none if this version decides the same
 
 Each line is complete: it can be replayed without the lines before it. A last line without a line end was left by a
 killed writer, and is skipped.

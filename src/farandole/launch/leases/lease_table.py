@@ -3,8 +3,8 @@
     book = LeaseTable()
     book.submitted("812", count=4, like=Lease("", workers=4, nodes=1, length_s=3600.0), now_s=0.0)
     book.look("812", {0: JobView(JobPhase.HELD)}, now_s=60.0)
-    book.admit(terms, now_s=95.0)           # its agent has called
-    book.leases, book.orders()              # what the policy sees
+    book.admit(terms, now_s=95.0)           # its agent has connected
+    book.leases, book.orders()              # input of the policy
 
 Messages of agents take precedence over the scheduler, which may be unreachable or late. A lease that the queue no
 longer shows is gone after ``CLEAN_LOOKS`` looks: a single look may be wrong while the scheduler has problems.
@@ -45,7 +45,7 @@ class LeaseTable:
         self._hosts: dict[str, str] = {}
         """Lease of each host whose agent is connected."""
         self._slots: dict[str, int] = {}
-        """Number of workers that each of these hosts lends."""
+        """Number of slots of each of these hosts."""
         self._missing: dict[str, int] = {}
         self._cancelled: set[str] = set()
         self._held: set[str] = set()
@@ -57,7 +57,7 @@ class LeaseTable:
         self._began_s: dict[str, float] = {}
         self._spent_node_s = 0.0
 
-    # -- what is known ------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     @property
     def leases(self) -> tuple[Lease, ...]:
@@ -69,7 +69,7 @@ class LeaseTable:
         return [host for host, own in self._hosts.items() if own == job]
 
     def lease_of(self, host: str) -> Lease | None:
-        """The lease that lends a host."""
+        """Lease of a host."""
         return self._leases.get(self._hosts.get(host, ""))
 
     def node_hours(self, now_s: float) -> float:
@@ -101,7 +101,7 @@ class LeaseTable:
         self._began_s = {job: now_s for job, lease in self._leases.items() if lease.phase not in QUEUED}
         self._spent_node_s = node_hours * HOUR_S
 
-    # -- what is decided here -----------------------------------------------------------------------------------------
+    # -- decisions of the policy --------------------------------------------------------------------------------------
 
     def submitted(self, array: str, count: int, like: Lease, now_s: float) -> None:
         """Add an array of held leases, each ``like`` this one."""
@@ -132,7 +132,7 @@ class LeaseTable:
         if job in self._leases and self._leases[job].phase is LeasePhase.ASKED:
             self._move(job, LeasePhase.HELD, now_s)
 
-    # -- what agents say ----------------------------------------------------------------------------------------------
+    # -- messages of agents -------------------------------------------------------------------------------------------
 
     def admit(self, terms: LeaseOffer, now_s: float) -> None:
         """Add the connected agent of a lease, which may be one that this run did not submit."""
@@ -190,7 +190,7 @@ class LeaseTable:
                 found.setdefault(job, set()).add(host.partition(LENT)[0])
         return found
 
-    # -- what looks show ----------------------------------------------------------------------------------------------
+    # -- looks at the queue -------------------------------------------------------------------------------------------
 
     def look(self, array: str, jobs: Mapping[int, JobView], now_s: float) -> None:
         """Update the leases of an array from a look at its jobs."""

@@ -23,7 +23,7 @@ from farandole.launch.leases.rules import LeaseRule
 class LeaseLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """Bounds and thresholds of one run. 0 means no bound only where the line says so."""
 
-    # -- bounds: never passed, whoever asks --------------------------------------------------------------------------
+    # -- bounds: never exceeded, even if a user orders it ------------------------------------------------------------
     min_np: int = 1
     """Fewest workers, including the leader's. Only the end of a lease, the budget or the hours may go below."""
     max_np: int = 0
@@ -81,7 +81,7 @@ class LeaseLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     changes_per_hour: int = 6
     """Most changes of the size by policy in an hour."""
 
-    # -- ends ----------------------------------------------------------------------------------------------------------
+    # -- ends of leases ------------------------------------------------------------------------------------------------
     leave_steps: float = 2.0
     leave_s: float = 30.0
     """A lease leaves before its job ends by ``leave-steps`` times the longest recent step plus ``leave-s`` seconds."""
@@ -90,7 +90,7 @@ class LeaseLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     successor_share: float = 0.5
     """A successor is not released before this share of the lease is over, however long earlier queue waits were."""
 
-    # -- what goes wrong -----------------------------------------------------------------------------------------------
+    # -- failures ------------------------------------------------------------------------------------------------------
     breaker_leases: int = 3
     """After this many leases in a row that never became members, the policy pauses growth."""
     pauses_s: tuple[float, ...] = (60.0, 900.0, 1800.0, 3600.0)
@@ -98,11 +98,11 @@ class LeaseLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     order_s: float = 3600.0
     """No growth for this time after a user or an administrator cancelled or held a queued lease."""
 
-    # -- the lead ------------------------------------------------------------------------------------------------------
+    # -- the leader ----------------------------------------------------------------------------------------------------
     lead_patience_s: float = 0.0
     """Leases without a leader keep their workers this long, for the next leader (0: they end). Read at the start."""
 
-    # -- looks ---------------------------------------------------------------------------------------------------------
+    # -- looks at the queue --------------------------------------------------------------------------------------------
     look_pending_s: float = 60.0
     look_s: float = 300.0
     """Time between looks at the queue: ``look-pending-s`` while a lease waits there, otherwise ``look-s``."""

@@ -1,8 +1,8 @@
 """Manager of the leases of one run: tracks leases, calls the policy, and sends its decisions to the scheduler.
 
     manager = LeaseManager(limits, supply, scheduler, journal=write_line)
-    manager.book.admit(terms, now_s)                            # the agent of a lease has called
-    for host, why in manager.turn(now_s, have=6, own=2, training={"node2+812_0"}): ...      # that host is to leave
+    manager.book.admit(terms, now_s)                            # the agent of a lease has connected
+    for host, why in manager.turn(now_s, have=6, own=2, training={"node2+812_0"}): ...      # this host must leave
 
 It has no thread and never waits: it reads the scheduler's answers after they have arrived, and the loop that owns it
 sleeps until one of ``fds`` is readable, or until ``due_s``. Every decision is made by ``decide``, which is pure; each
@@ -102,7 +102,7 @@ class LeaseManager:
         """Input of the policy at its last call."""
         self.said: deque[str] = deque(maxlen=MOST_SAID)
 
-    # -- what the loop asks -------------------------------------------------------------------------------------------
+    # -- called by the loop -------------------------------------------------------------------------------------------
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ class LeaseManager:
         """State of the policy."""
         return self._plan
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def order(self, order: AnyLeaseOrder) -> None:
         """Queue an order of a user."""
@@ -326,7 +326,7 @@ class LeaseManager:
         elif isinstance(action, LookAtNodes) and (nodes := set().union(*self.book.nodes().values())):
             scheduler.look_at_nodes(sorted(nodes))
 
-    # -- what the policy sees -----------------------------------------------------------------------------------------
+    # -- input of the policy ------------------------------------------------------------------------------------------
 
     def _known(self, have: int, own: int) -> object:
         """All inputs of a decision; of metrics only the results of the rules, because scripts report all the time."""

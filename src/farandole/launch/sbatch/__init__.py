@@ -1,1 +1,1 @@
-"""Batch scripts as Slurm's ``sbatch`` reads them: their options, their first lines, and what it is started with."""
+"""Batch scripts for Slurm's ``sbatch``: options, first lines, and environment."""

@@ -1,12 +1,12 @@
-"""Variables that Slurm's commands are started with; ``sbatch`` passes them on to the job. Pure.
+"""Environment of Slurm's commands, which ``sbatch`` passes on to the job. Pure.
 
     >>> environment({"A": "1", "SLURM_NTASKS": "4", "SLURM_CONF": "/etc/slurm.conf"})
     {'A': '1', 'SLURM_CONF': '/etc/slurm.conf'}
     >>> lease_environment({"A": "1", "HF_TOKEN": "hf_1", "SBATCH_TIMELIMIT": "5", "SBATCH_ACCOUNT": "project42"})
     {'A': '1', 'SBATCH_ACCOUNT': 'project42'}
 
-What a job of Slurm describes would be taken for options of the new one: a job that is submitted from inside of another
-would get its number of tasks, and its memory.
+Variables that describe the current Slurm job are left out: ``sbatch`` would take them as options, and a job submitted
+inside another one would get its number of tasks and its memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OF_A_JOB = {
     )
     if name
 }
-"""Variables of a job that this is submitted from. Slurm would store its key, for others to read."""
+"""Variables of the Farandole job in which this runs. Slurm would store its key, where others can read it."""
 
 SITE = (
     "SBATCH_ACCOUNT",
@@ -42,16 +42,16 @@ SITE = (
     "SBATCH_QOS",
     "SBATCH_RESERVATION",
 )
-"""Defaults of a user that leases keep; others, such as ``SBATCH_WAIT``, would count before what their script says."""
+"""Defaults of a user that leases keep; others, such as ``SBATCH_WAIT``, would override the options in their script."""
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(API|ACCESS|PRIVATE|_)_?KEY")
-"""Names of secrets. Slurm stores the variables of a job; workers of a lease get these by the training itself."""
+"""Names of secrets. Slurm stores the variables of a job; workers of a lease get secrets from the training itself."""
 
 _OPTIONS = re.compile(r"(SBATCH|SQUEUE|SINFO|SCANCEL|SCONTROL)_")
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that ``sbatch`` gets, and with them the job."""
+    """The variables for ``sbatch`` and for the job."""
     return {
         name: value
         for name, value in variables.items()
@@ -60,7 +60,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def lease_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The same for leases, which a program submits: without secrets, and without options that nobody sees it by."""
+    """The same for leases, which a program submits: without secrets, and without hidden options."""
     return {
         name: value
         for name, value in environment(variables).items()
@@ -69,11 +69,11 @@ def lease_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_secret(name: str) -> bool:
-    """True for a variable whose name says that it holds a secret."""
+    """True for a variable whose name suggests a secret."""
     return _SECRET.search(name.upper()) is not None
 
 
 def client_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of commands whose output is read: times in seconds since 1970, and words in English."""
+    """The variables for commands whose output is parsed: times in seconds since 1970, texts in English."""
     kept = {name: value for name, value in environment(variables).items() if not _OPTIONS.match(name)}
     return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}

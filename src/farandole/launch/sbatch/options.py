@@ -1,4 +1,4 @@
-"""Options of batch scripts, and the lines that they become. Pure.
+"""Options of batch scripts, and their lines in the script. Pure.
 
 >>> options = BatchOptions(partition="gpu", modules=["CUDA/12.4"])
 >>> print(script(header(options, {"nodes": 2}), preparation(options)), end="")
@@ -23,13 +23,13 @@ import msgspec
 from farandole.errors import UsageError
 
 TOLD_TO_END = 143
-"""Exit status of a job whose workers were told to end, and have left at a commit: it is to be queued again."""
+"""Exit status of a job whose workers were told to end and have left at a commit: the job must be requeued."""
 
 NOTICE_S = 300
-"""Time in which most scripts save a checkpoint, at most."""
+"""Longest default notice: enough for most scripts to save a checkpoint."""
 
 BEFORE_NOTICE_S = 120
-"""Time that a job has to have before its notice: a minute to train in, and one by which Slurm may send it earlier."""
+"""Least time of a job before its notice: a minute to train, and one by which Slurm may send the notice early."""
 
 _LIMIT = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|unlimited|infinite", re.IGNORECASE)
 _DURATION = re.compile(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})min)?")
@@ -37,11 +37,11 @@ _DURATION = re.compile(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})min)
 
 @final
 class BatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """Options of a batch script, named as those of ``sbatch``; a file of defaults has the same keys.
+    """Options of a batch script, named as in ``sbatch``; a file of defaults has the same keys.
 
-    ``sbatch`` are further options of it, as on its command line. ``modules``, ``setup`` (lines of shell) and
-    ``environment`` come before the training, in this order. ``notice`` is the time, in seconds, that an elastic job
-    gets for leaving before Slurm ends it; ``None``: as much as its time limit allows (``notice_s``).
+    ``sbatch``: further options, as on its command line. ``modules``, ``setup`` (lines of shell) and ``environment``
+    precede the training, in this order. ``notice``: seconds before the end at which an elastic job must leave;
+    ``None``: as much as its time limit allows (``notice_s``).
     """
 
     job_name: str = ""
@@ -63,10 +63,10 @@ class BatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 
 
 def header(asked: BatchOptions, before: Mapping[str, Any], after: Iterable[str] = ()) -> list[str]:
-    """First lines of a script: the options ``before`` all others by name, then those ``asked`` for, then ``after``.
+    """First lines of a script: the options ``before``, by name, then ``asked``, then ``after``.
 
-    Options without a value are left out; those of ``sbatch`` come last, as the last one counts. Raises ``UsageError``
-    for what no script can say.
+    Options without a value are left out; ``asked.sbatch`` comes last, because the last option counts. Raises
+    ``UsageError`` for values that no script can contain.
     """
     values = {
         **before,
@@ -88,7 +88,7 @@ def header(asked: BatchOptions, before: Mapping[str, Any], after: Iterable[str] 
 
 
 def time_limit(text: str) -> str:
-    """Time limit as ``sbatch`` spells it, of one in its words or such as ``1h30min``; raises ``UsageError``.
+    """Time limit in the format of ``sbatch``, from that format or from ``1h30min``; raises ``UsageError``.
 
     >>> time_limit("1-12:00"), time_limit("1h30min")
     ('1-12:00', '90')
@@ -101,14 +101,14 @@ def time_limit(text: str) -> str:
 
 
 def minutes(text: str) -> int:
-    """Minutes of a time such as ``45min``, ``1h30min`` or ``2d``; 0 for a text that is none."""
+    """Minutes of a time such as ``45min``, ``1h30min`` or ``2d``; 0 for an invalid text."""
     match = _DURATION.fullmatch(text)
     days, hours, rest = (int(number or 0) for number in match.groups()) if match else (0, 0, 0)
     return (days * 24 + hours) * 60 + rest
 
 
 def limit_s(text: str) -> int | None:
-    """Seconds of a time limit as ``sbatch`` spells it; ``None`` for one that is not given, or has no end.
+    """Seconds of a time limit in the format of ``sbatch``; ``None`` if it is missing or unlimited.
 
     >>> limit_s("5"), limit_s("1:30"), limit_s("1:00:00"), limit_s("1-12"), limit_s("")
     (300, 90, 3600, 129600, None)
@@ -117,16 +117,16 @@ def limit_s(text: str) -> int | None:
     if not rest[:1].isdecimal():
         return None
     numbers = [int(number) for number in rest.split(":")]
-    if not dash and len(numbers) < 3:  # without days, Slurm counts from the minutes on
+    if not dash and len(numbers) < 3:  # without days the first number is minutes
         numbers.insert(0, 0)
     hours, minutes, seconds = [*numbers, 0, 0][:3]
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def notice_s(asked: BatchOptions) -> int:
-    """Notice of an elastic job: that which was asked for, or a quarter of the time limit, ``NOTICE_S`` at most.
+    """Notice of an elastic job: as requested, or a quarter of the time limit, at most ``NOTICE_S``.
 
-    Raises ``UsageError`` where it comes before a job has trained: that would be queued again for ever.
+    Raises ``UsageError`` if it leaves no time to train: the job would be requeued forever.
     """
     limit = limit_s(time_limit(asked.time))
     notice = asked.notice if asked.notice is not None else NOTICE_S if limit is None else min(NOTICE_S, limit // 4)
@@ -140,9 +140,9 @@ def notice_s(asked: BatchOptions) -> int:
 
 
 def preparation(asked: BatchOptions, path: str = "") -> Iterator[str]:
-    """Lines that come before the training. What fails there ends the job: a training on half of it would be wrong.
+    """Lines before the training. If one fails, the job ends: training with an incomplete setup would be wrong.
 
-    ``path`` is a folder to put before all others of ``PATH``.
+    ``path``: a folder to put first in ``PATH``.
     """
     lines = [
         *(f"module load {shlex.quote(line('modules', module))}" for module in asked.modules),
@@ -157,19 +157,19 @@ def preparation(asked: BatchOptions, path: str = "") -> Iterator[str]:
 
 
 def script(*parts: Iterable[str]) -> str:
-    """Text of a script out of its parts, with an empty line between them."""
+    """Text of a script from its parts, with an empty line between them."""
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines) + "\n"
 
 
 def line(name: str, text: str) -> str:
-    """The text, if it can stand in one line; raises ``UsageError`` with the ``name`` of what it is."""
+    """``text``, if it fits in one line; raises ``UsageError`` with the option's ``name``."""
     if "\n" in text or "\r" in text:
         raise UsageError(f"{name} {text!r}: it stands in one line of a batch script, so write it without line breaks")
     return text
 
 
 def _value(name: str, value: Any) -> str:
-    """The value of an option of ``sbatch`` as a script spells it."""
+    """The value of an ``sbatch`` option, quoted for a script."""
     text = line(name, str(value))
     if '"' in text:
         raise UsageError(f"{name} {text!r}: sbatch reads no quotation marks inside of a value, so write it without any")
@@ -177,7 +177,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def _option(given: str) -> str:
-    """An option as a user gives it to a shell, which takes the quotation marks away, as a script spells it.
+    """An option as given in a shell (which removes quotes), quoted for a script.
 
     >>> _option("--comment=a b"), _option("--exclusive"), _option("-C a")
     ('--comment="a b"', '--exclusive', '-C a')

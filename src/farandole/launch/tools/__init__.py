@@ -1,1 +1,1 @@
-"""Commands about an installation: ``check``, ``bench`` and ``horovod``."""
+"""Commands for an installation: ``check``, ``bench`` and ``horovod``."""

@@ -1,4 +1,4 @@
-"""Commands as they have to be typed, where the environment of this Python need not be the one that the shell is in.
+"""Commands for the user to type, even if the shell uses another environment than this Python.
 
 >>> here = Here(python="/venv/bin/python", folders=("/venv/bin",), which=lambda name: None, find=lambda name: name)
 >>> here.typed("type: pip install torch")
@@ -21,13 +21,13 @@ from farandole.engines.candidates import Find
 from farandole.version import PACKAGE
 
 Which: TypeAlias = Callable[[str], str | None]
-"""Looks for a program on the ``PATH``, like ``shutil.which``."""
+"""Function that finds a program on the ``PATH``, like ``shutil.which``."""
 
 _COMMANDS = re.compile(r"\bpip install\b|\bfarandole(?= run\b| horovod\b)|\bpython(?= -m| train\.py)|\bfarandole(?=\[)")
 
 
 def command_folders() -> tuple[str, ...]:
-    """Folders with the commands of this Python's environment, and with those of ``pip install --user``."""
+    """Folders with the commands of this Python's environment, and of ``pip install --user``."""
     import site
     import sysconfig
 
@@ -38,8 +38,8 @@ def command_folders() -> tuple[str, ...]:
 
 
 def uninstalled_checkout() -> str:
-    """Folder of the checkout that this package is imported from, if it is not installed; "" elsewhere."""
-    from importlib import metadata  # slow to load
+    """Folder of the checkout from which this package is imported, if it is not installed; otherwise ""."""
+    from importlib import metadata  # slow import
 
     try:
         metadata.version("farandole")
@@ -52,9 +52,9 @@ def uninstalled_checkout() -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This Python, the folders of its commands, how programs and modules are looked for, and the variables.
+    """This Python, the folders of its commands, lookups of programs and modules, and the variables.
 
-    ``checkout`` is what pip has to install where it does not know ``farandole`` yet.
+    ``checkout``: the folder to pass to pip if ``farandole`` is not installed.
     """
 
     python: str = sys.executable
@@ -65,21 +65,21 @@ class Here:
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def typed(self, advice: str) -> str:
-        """``advice`` with commands that reach this Python, wherever the ``PATH`` leads."""
+        """``advice`` with commands rewritten to use this Python, whatever the ``PATH`` is."""
         return _COMMANDS.sub(lambda found: self._command(found[0], advice[found.end() :]), advice)
 
     def leads_here(self, program: str) -> bool:
-        """True if the ``PATH`` has this environment's own ``program``."""
+        """True if the ``PATH`` leads to this environment's own ``program``."""
         found = self.which(program)
         if not found:
             return False
         runs = _interpreter(found) or found
         if os.path.basename(runs).startswith("python"):
             return self._is_own(runs) and os.path.realpath(runs) == os.path.realpath(self.python)
-        return self._is_own(found)  # it does not say which Python it starts
+        return self._is_own(found)  # its Python is unknown
 
     def beside(self, program: str) -> str:
-        """Path of this environment's ``program``, which need not be on the ``PATH``; "" if there is none."""
+        """Path of this environment's ``program``, even if not on the ``PATH``; "" if there is none."""
         paths = (os.path.join(folder, program) for folder in self.folders)
         return next((_short(path) for path in paths if os.access(path, os.X_OK)), "")
 
@@ -93,7 +93,7 @@ class Here:
             return words if self.leads_here(words) else self.beside(words) or f"{python} -m farandole"
         if self.leads_here("pip"):
             return words
-        if self.find("pip") is None and self.which("uv"):  # environments that uv has made have no pip
+        if self.find("pip") is None and self.which("uv"):  # environments made by uv have no pip
             return f"uv pip install --python {_short(self.python)}"
         return f"{python} -m {words}"
 
@@ -103,8 +103,8 @@ class Here:
 
 
 def _short(path: str) -> str:
-    """A path as one types it: from the working folder, where it lies below that."""
-    with contextlib.suppress(OSError):  # there need not be a working folder
+    """The path to type: relative if it is below the working folder."""
+    with contextlib.suppress(OSError):  # there may be no working folder
         relative = os.path.relpath(path)
         if not relative.startswith(os.pardir):
             return relative if os.sep in relative or relative == os.curdir else os.path.join(os.curdir, relative)
@@ -112,7 +112,7 @@ def _short(path: str) -> str:
 
 
 def _interpreter(path: str) -> str:
-    """Program that the first line of a script names; "" for what is no script."""
+    """Interpreter named in the first line of a script; "" if the file is no script."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         first = file.read(512).partition(b"\n")[0]
         if first.startswith(b"#!"):

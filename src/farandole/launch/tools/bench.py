@@ -1,4 +1,4 @@
-"""``farandole bench``: how fast the engines are here, and which one a job would get.
+"""``farandole bench``: measure the engines here, and show which one a job would use.
 
 farandole bench                     two ranks on this host
 farandole bench -H a:2,b:2          four ranks on two hosts
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 MPI_S = 120.0
-"""Time for the ranks of an MPI to end."""
+"""Timeout of an mpiexec run."""
 BUSY = 0.5
-"""From this many runnable processes per core on, times compare little."""
+"""Runnable processes per core above which times are not comparable."""
 ACROSS = "tcp"
 EXAMPLES = """\
 examples:
@@ -51,7 +51,7 @@ is checked. GB/s are bytes of the array per second.
 
 @final
 class BenchReport(msgspec.Struct, frozen=True):
-    """Everything that was found; ``load`` is the machine's when it began, ``lacks`` why an engine was not measured."""
+    """All results; ``load``: load of the machine at the start; ``lacks``: why an engine was not measured."""
 
     hosts: list[str]
     load: float
@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def examine(asked: Sequence[str], np: int, hosts: str, seconds: float) -> BenchReport:
-    """Measure what can be: one job for all engines that the launcher can start, one for MPI's ranks."""
+    """Measure all usable engines: one job for those that the launcher can start, one for MPI."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -145,7 +145,7 @@ def _by_launcher(engines: Sequence[str], np: int, hosts: str, seconds: float) ->
 
 
 def _by_mpi(engines: Sequence[str], np: int, hosts: str, seconds: float) -> Measured:
-    """Measure MPI, which only its own ranks can use: by the mpiexec beside this Python, or on the path."""
+    """Measure MPI, which needs ranks started by mpiexec: the one beside this Python, or on the ``PATH``."""
     mpi = CANDIDATES["mpi"]
     if lack := mpi.uninstalled():
         raise UsageError(f"{lack}; {mpi.cure()}")
@@ -177,7 +177,7 @@ def _run_to_end(command: Sequence[str]) -> None:
 
 
 def show(report: BenchReport) -> None:
-    """Print it: 80 columns, plain text in a log."""
+    """Print the report: 80 columns, plain text in a log."""
     from rich.console import Console
 
     console = Console(width=WIDTH, highlight=False)
@@ -198,7 +198,7 @@ def show(report: BenchReport) -> None:
 
 
 def _row(nbytes: int, name: str, rounds: Sequence[float]) -> tuple[str, ...]:
-    """One row of the table; the spread is half the distance of the quartiles."""
+    """Row of the table; the spread is half the interquartile range."""
     median = statistics.median(rounds)
     low, _, high = statistics.quantiles(rounds, n=4, method="inclusive")
     spread = f"±{50 * (high - low) / median:.0f}%"
@@ -218,7 +218,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def human_bytes(nbytes: int) -> str:
-    """Bytes for people: 4 B, 64 KiB, 16 MiB."""
+    """Human-readable bytes: 4 B, 64 KiB, 16 MiB."""
     for unit, factor in (("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= factor:
             return f"{nbytes / factor:g} {unit}"
@@ -226,7 +226,7 @@ def human_bytes(nbytes: int) -> str:
 
 
 def human_time(seconds: float) -> str:
-    """Seconds for people, in three digits: 9.12 us, 1.05 ms, 2 s."""
+    """Human-readable time in three digits: 9.12 us, 1.05 ms, 2 s."""
     for unit, factor in (("us", 1e-6), ("ms", 1e-3)):
         if seconds < 1000 * factor:
             return f"{seconds / factor:.3g} {unit}"

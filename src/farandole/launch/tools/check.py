@@ -1,9 +1,9 @@
-"""``farandole check``: what is usable here, and what to do about the rest.
+"""``farandole check``: list what is usable here, and how to install the rest.
 
     farandole check              a table of 80 columns, plain text in a log
     farandole check --json       the same for programs
 
-Nothing is started and no framework is imported.
+It starts no process and imports no framework.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from farandole.launch.tools.advice import Here
 from farandole.version import __version__
 
 VersionOf: TypeAlias = Callable[[str], str]
-"""Version of an installed package; "" for none."""
+"""Function that returns the version of an installed package, or ""."""
 
 WIDTH = 80
 LAUNCHERS = {
@@ -35,20 +35,20 @@ LAUNCHERS = {
     "mpirun": "{program} python train.py: MPI's launchers",
     "torchrun": "{program} train.py",
 }
-"""Programs that start workers, and what for."""
+"""Programs that start workers, and their use."""
 SSH = {"apt-get": "apt-get install openssh-client", "dnf": "dnf install openssh-clients"}
-"""How package managers of systems install it."""
+"""Commands of system package managers to install ssh."""
 MODULES = ("MODULESHOME", "LMOD_CMD")
-"""Variables of Environment Modules, with which clusters offer their MPI."""
+"""Variables of Environment Modules, with which clusters provide their MPI."""
 KERAS_BACKENDS = ("tensorflow", "torch", "jax")
-"""The first is what Keras takes where nobody chooses."""
+"""Backends of Keras; the first is the default."""
 PIDFD_SINCE = (5, 3)
-"""Linux with the system call ``pidfd_open``."""
+"""First Linux version with the system call ``pidfd_open``."""
 
 
 @final
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at. ``detail`` says what it serves or its version, or why it cannot be used."""
+    """Result of one check. ``detail``: use or version, or why it is not usable."""
 
     kind: str
     name: str
@@ -70,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def report(findings: Sequence[Finding], json: bool = False) -> int:
-    """Print them; returns the exit status."""
+    """Print the findings; return the exit status."""
     if json:
         print(msgspec.json.format(msgspec.json.encode({"version": __version__, "findings": findings})).decode())
     else:
@@ -80,9 +80,9 @@ def report(findings: Sequence[Finding], json: bool = False) -> int:
 
 
 def examine(version_of: VersionOf | None = None, here: Here | None = None) -> list[Finding]:
-    """Look at everything; what comes with a later release is named only where it is installed.
+    """Check everything; optional frameworks are listed only if they are installed.
 
-    ``version_of`` knows the versions of packages, ``here`` what is on the ``PATH`` and what can be imported.
+    ``version_of``: versions of packages; ``here``: the ``PATH`` and importable modules.
     """
     here = here or Here()
     found = [
@@ -117,7 +117,7 @@ def _frameworks(version_of: VersionOf, here: Here) -> Iterator[Finding]:
 
 
 def torch_remedy(has_gpu: bool) -> str:
-    """Advice for installing PyTorch: on Linux its plain name brings what serves NVIDIA's GPUs."""
+    """Advice for installing PyTorch: on Linux the default package includes NVIDIA's GPU libraries."""
     plain = "type: pip install 'farandole[torch]'"
     index = "--index-url https://download.pytorch.org/whl/cpu"
     return plain if has_gpu else f"{plain}, which may bring gigabytes of CUDA; without: pip install torch numpy {index}"
@@ -153,13 +153,13 @@ def _keras(version: str, version_of: VersionOf, variables: Mapping[str, str]) ->
 
 @final
 class _KerasFile(msgspec.Struct):
-    """Contents of ``~/.keras/keras.json``."""
+    """Relevant contents of ``~/.keras/keras.json``."""
 
     backend: str = KERAS_BACKENDS[0]
 
 
 def _keras_backend(variables: Mapping[str, str]) -> str:
-    """Backend that Keras takes: that of its variable, or of its file, or the first."""
+    """Backend that Keras uses: from its variable, its file, or the default."""
     if name := variables.get("KERAS_BACKEND"):
         return name
     home = Path(variables.get("KERAS_HOME") or Path(variables.get("HOME", "/"), ".keras"))
@@ -169,7 +169,7 @@ def _keras_backend(variables: Mapping[str, str]) -> str:
 
 
 def _horovod() -> Finding:
-    from farandole.launch.tools import horovod_install  # slow to load, as it asks for installed packages
+    from farandole.launch.tools import horovod_install  # slow import: it lists installed packages
 
     if horovod_install.is_active():
         return Finding("framework", "horovod", True, "'import horovod' means Farandole here")
@@ -195,9 +195,9 @@ def _launchers(here: Here) -> Iterator[Finding]:
 
 
 def _program(name: str, here: Here) -> tuple[str, str]:
-    """Command of a launcher, "" if there is none, and a note where that is not its name."""
+    """Command of a launcher ("" if there is none), and a note if it differs from the name."""
     found = here.which(name)
-    if name not in ("mpirun", "torchrun"):  # which are in environments of Python, too
+    if name not in ("mpirun", "torchrun"):  # these two may be in Python environments
         return (name if found else ""), ""
     if name == "mpirun" and (found or here.which("mpiexec")):
         return (name if found else "mpiexec"), ""
@@ -223,9 +223,9 @@ def _launcher_remedy(name: str, here: Here) -> str:
 
 
 def pidfd_lack(is_known: bool, error: OSError | None, release: str) -> tuple[str, str]:
-    """Why workers of this host cannot be waited for, and the remedy; "" if they can.
+    """Why ``pidfd_open``, needed to wait for local workers, does not work, and the remedy; "" if it does.
 
-    ``is_known`` says whether this Python has ``os.pidfd_open``, ``error`` what Linux of this ``release`` answered.
+    ``is_known``: whether this Python has ``os.pidfd_open``; ``error``: the error of Linux of this ``release``.
     """
     if is_known and error is None:
         return "", ""
@@ -269,7 +269,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
 
 
 def _installed_version(package: str) -> str:
-    from importlib import metadata  # slow to load, and "farandole run" loads this module
+    from importlib import metadata  # slow import, and "farandole run" imports this module
 
     try:
         return metadata.version(package)

@@ -1,4 +1,4 @@
-"""The command ``farandole horovod``: the package named ``horovod`` in this environment, for good.
+"""The command ``farandole horovod``: install the package named ``horovod`` in this environment.
 
 farandole horovod install        'import horovod' is Farandole, however a script is started
 farandole horovod status         what it is now, and why
@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do what ``args`` ask for; returns the exit status."""
+    """Carry out the action of ``args``; return the exit status."""
     if args.action == "status":
         return _status()
     scheme = _scheme(args.user)
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _scheme(user: bool) -> InstallScheme:
-    """The environment of this Python, or the user's own folder."""
+    """Folders of this Python's environment, or of the user's own packages."""
     if not user:
         return InstallScheme(sysconfig.get_path("purelib"), sysconfig.get_path("scripts"))
     if not site.ENABLE_USER_SITE:

@@ -1,9 +1,9 @@
-"""The package named ``horovod`` in an environment for good: ``farandole horovod install``, ``uninstall``, ``status``.
+"""Installation of the package named ``horovod`` in an environment: ``farandole horovod install``, ``uninstall``.
 
-What is written is what a package manager would have written: a folder of metadata with a ``RECORD`` of every file, so
-that ``pip`` takes ``horovod`` for installed and ``pip uninstall horovod`` works; a ``.pth`` file that leads to
-Farandole's package; and the command ``horovodrun``. The folder of metadata comes last and goes first, each time in one
-step: whoever is interrupted leaves files that the next call finishes or removes.
+It writes the files that a package manager would write: a metadata folder with a ``RECORD`` of every file, so that
+``pip`` sees ``horovod`` as installed and ``pip uninstall horovod`` works; a ``.pth`` file with the path of Farandole's
+package; and the command ``horovodrun``. The metadata folder is written last and removed first, each time atomically:
+after an interrupt the next call completes or removes the files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ sys.exit(run_commandline())
 
 @final
 class InstallScheme(msgspec.Struct, frozen=True):
-    """Folders of an environment for its packages and its commands."""
+    """Folders of an environment for packages and commands."""
 
     packages: str
     scripts: str
@@ -56,14 +56,14 @@ class InstallScheme(msgspec.Struct, frozen=True):
         return os.path.join(self.scripts if name == COMMAND else self.packages, name)
 
     def installer(self) -> str:
-        """Tool that has installed the ``horovod`` of this version; "?" if it does not say, "" if there is none."""
+        """Tool that installed ``horovod`` of this version; "?" if it is not recorded, "" if there is none."""
         with contextlib.suppress(OSError), open(os.path.join(self.path(FOLDER), "INSTALLER")) as file:
             return file.read().strip()
         return "?" if os.path.isdir(self.path(FOLDER)) else ""
 
 
 def foreign() -> str:
-    """Version and place of a ``horovod`` that is not Farandole's; "" if there is none."""
+    """Version and path of a ``horovod`` that is not Farandole's; "" if there is none."""
     for found in metadata.distributions(name="horovod"):
         own_site = str(found.locate_file("")) == HOROVOD_SITE
         if not own_site and (found.read_text("INSTALLER") or "").strip() != INSTALLER:
@@ -73,14 +73,14 @@ def foreign() -> str:
 
 
 def is_active() -> bool:
-    """True if ``import horovod`` means Farandole in this process."""
+    """True if ``import horovod`` imports Farandole in this process."""
     return _is_ours(_spec())
 
 
 def install(scheme: InstallScheme) -> list[str]:
-    """Write the files, if they are not there as they should be; the paths of those that were written.
+    """Write missing or outdated files; return their paths.
 
-    Raises ``UsageError`` where a real Horovod is installed, and for folders that cannot be written to.
+    Raises ``UsageError`` if a real Horovod is installed, or a folder is not writable.
     """
     if real := foreign():
         raise UsageError(
@@ -101,7 +101,7 @@ def install(scheme: InstallScheme) -> list[str]:
 
 
 def uninstall(scheme: InstallScheme) -> list[str]:
-    """Remove what ``install`` wrote, also in part; the paths of what was removed."""
+    """Remove all files that ``install`` wrote, also after an interrupt; return their paths."""
     removed = []
     with _alone(scheme):
         if scheme.installer() == INSTALLER:
@@ -116,18 +116,18 @@ def uninstall(scheme: InstallScheme) -> list[str]:
 
 
 def _files(scheme: InstallScheme) -> dict[str, str]:
-    """Files beside the metadata, by name."""
+    """Files outside of the metadata folder, by name."""
     site = HOROVOD_SITE
     if os.path.commonpath([site, os.path.abspath(scheme.packages)]) == os.path.abspath(scheme.packages):
-        site = os.path.relpath(site, scheme.packages)  # an environment may be moved
+        site = os.path.relpath(site, scheme.packages)  # relative: an environment may be moved
     return {PTH: f"# farandole horovod install\n{site}\n", COMMAND: _COMMAND.format(python=sys.executable)}
 
 
 def _metadata(scheme: InstallScheme, files: dict[str, str]) -> dict[str, str]:
-    """The files of the folder of metadata."""
+    """Files of the metadata folder."""
     with open(METADATA) as file:
         said = file.read()
-    with contextlib.suppress(metadata.PackageNotFoundError):  # then pip does not know it, and would look for it
+    with contextlib.suppress(metadata.PackageNotFoundError):  # not installed: pip would search for it
         metadata.version("farandole")
         said += "Requires-Dist: farandole\n"
     generator = f"Generator: farandole {__version__}"
@@ -152,13 +152,13 @@ def _digest(text: str) -> str:
 
 @contextlib.contextmanager
 def _alone(scheme: InstallScheme) -> Iterator[None]:
-    """Keep others from installing here meanwhile; what the system refuses becomes a sentence."""
+    """Lock the environment against concurrent installs; translate ``OSError`` to ``UsageError``."""
     try:
         for folder in (scheme.packages, scheme.scripts):
             os.makedirs(folder, exist_ok=True)
         lock = os.open(scheme.packages, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # of the folder itself: no file is left behind, and the kernel frees it
+            fcntl.flock(lock, fcntl.LOCK_EX)  # on the folder itself: no lock file stays, and the kernel releases it
             yield
         finally:
             os.close(lock)
@@ -185,7 +185,7 @@ def _is_own_file(path: str) -> bool:
 
 
 def _write(path: str, text: str, executable: bool) -> bool:
-    """Write a file in one step, unless it is there already."""
+    """Write a file atomically, unless it already has this text."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
         if file.read() == text:
             return False
@@ -195,7 +195,7 @@ def _write(path: str, text: str, executable: bool) -> bool:
             os.fchmod(file.fileno(), 0o755 if executable else 0o644)
             file.flush()
             os.rename(file.name, path)
-        except BaseException:  # a Ctrl-C, too, leaves no file behind
+        except BaseException:  # also Ctrl-C: leave no temporary file
             os.unlink(file.name)
             raise
     return True
@@ -224,7 +224,7 @@ def _replace_folder(scheme: InstallScheme, entries: dict[str, str]) -> None:
 
 @contextlib.contextmanager
 def _aside(scheme: InstallScheme) -> Iterator[str]:
-    """A folder on the same file system that no package manager takes for a package."""
+    """Temporary folder on the same file system that no package manager treats as a package."""
     path = tempfile.mkdtemp(prefix=".farandole-", dir=scheme.packages)
     try:
         yield path
@@ -233,7 +233,7 @@ def _aside(scheme: InstallScheme) -> Iterator[str]:
 
 
 def _spec() -> str:
-    """Origin of ``import horovod`` in this process, without importing it; "" if there is none."""
+    """Path that ``import horovod`` would load in this process, without importing it; "" if there is none."""
     found = find_spec("horovod")
     if found is None:
         return ""

@@ -1,8 +1,8 @@
-"""The part of each rank in ``farandole bench``: time the all-reduce of several engines, in turns.
+"""Function of each rank in ``farandole bench``: time the all-reduce of several engines in turns.
 
     farandole.run(measure, args=(("shm", "tcp"), 0.1), np=2)[0]
 
-In turns, so that whatever else the machine does meets all engines alike. ``main`` is for ranks that mpirun starts.
+In turns, so that other load on the machine affects all engines alike. ``main`` is for ranks started by mpirun.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from farandole.native import core
 from farandole.runtime.session.init import current, init, shutdown
 
 SIZES = (4, 1024, 16 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
-"""Sizes of the arrays, in bytes."""
+"""Array sizes in bytes."""
 ROUNDS = 7
 _MOST_TIMES = 200
 
@@ -35,9 +35,9 @@ Contender: TypeAlias = tuple[Engine, Memory]
 
 @final
 class Measured(msgspec.Struct, frozen=True):
-    """Measurements of all ranks. ``seconds[engine][bytes]`` has one value per round: the median of the slowest rank.
+    """Measurements of all ranks. ``seconds[engine][bytes]``: for each round, the median of the slowest rank.
 
-    ``usable`` is by rank; ``lacks`` says why an engine could not be made.
+    ``usable``: by rank; ``lacks``: why an engine could not be made.
     """
 
     hosts: list[str]
@@ -47,7 +47,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def measure(names: Sequence[str], seconds: float) -> Measured:
-    """Join the job, and spend about ``seconds`` on each size of each engine. Every rank returns the same."""
+    """Join the job, and measure each size of each engine for about ``seconds``. Every rank returns the same."""
     init()
     session = current()
     contenders: dict[str, Contender] = {}
@@ -62,7 +62,7 @@ def measure(names: Sequence[str], seconds: float) -> Measured:
     for nbytes in SIZES:
         for name, rounds in _in_turns(contenders, nbytes, seconds).items():
             times[name.partition("+")[0]][nbytes] = rounds
-    # Of one installation on all ranks: they differ in nothing that the choice of an engine asks for.
+    # The same on all ranks: they share one installation.
     measured = Measured(list(session.topology.hosts), [usable()] * session.topology.size, times, lacks)
     shutdown()
     return measured
@@ -87,9 +87,9 @@ def _in_turns(contenders: dict[str, Contender], nbytes: int, seconds: float) -> 
 
 
 def _once(engine: Engine, array: Array) -> float:
-    """Seconds of one all-reduce that all ranks have written for, as backward passes do.
+    """Time of one all-reduce in seconds, after all ranks wrote their arrays, as after a backward pass.
 
-    Raises ``EngineError`` if it did not sum what they wrote.
+    Raises ``EngineError`` if the sum is wrong.
     """
     core.fill(array.address, array.count, array.dtype, 1.0)
     begin = time.perf_counter()
@@ -103,15 +103,15 @@ def _once(engine: Engine, array: Array) -> float:
 
 
 def _slowest(engine: Engine, seconds: float) -> float:
-    """The largest value of all ranks, on every rank."""
+    """Largest value of all ranks, returned on every rank."""
     said = ctypes.c_double(seconds)
     engine.allreduce(Array(ctypes.addressof(said), 1, DType.FLOAT64, said), Reduction(ReduceOp.MAX))
     return said.value
 
 
 def main() -> None:
-    """``FILE SECONDS ENGINE...``, started once per rank by mpirun; all know the same, and the last one's file stays."""
+    """Entry point with ``FILE SECONDS ENGINE...``, run by mpirun once per rank; all write the same file."""
     target, seconds, *names = sys.argv[1:]
     partial = Path(f"{target}.{os.getpid()}")
     partial.write_bytes(msgspec.json.encode(measure(names, float(seconds))))
-    partial.replace(target)  # in one step: others do the same, and a half-written file must not be the one that stays
+    partial.replace(target)  # atomic: other ranks do the same, and no partial file may stay

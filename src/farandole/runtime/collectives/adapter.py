@@ -1,10 +1,10 @@
-"""Adapters of a framework's tensors: the operations on them that neutral code needs, which never sees a tensor.
+"""Adapters of a framework's tensors: operations for framework-neutral code, which never accesses a tensor itself.
 
-    class BufferAdapter(Adapter[bytearray]):                    # memory that travels
+    class BufferAdapter(Adapter[bytearray]):                    # memory for collectives
         def shape(self, tensor): return (len(tensor),)
         ...
 
-    class NumpyAdapter(TensorAdapter[np.ndarray]):              # a framework's: state and checkpoints of them, too
+    class NumpyAdapter(TensorAdapter[np.ndarray]):              # tensors of a framework: state and checkpoints, too
         def spec(self, tensor): return TensorSpec(tensor.shape, tensor.dtype.name, tensor.itemsize)
         ...
 
@@ -26,13 +26,13 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Description of a tensor, in words that every process understands, whatever it has imported.
+    """Description of a tensor that every process can read, with or without the framework.
 
     >>> TensorSpec((2, 3), "float32", itemsize=4).nbytes
     24
 
-    ``dtype`` is the framework's name of the element type: that of ``DType.label`` where engines know it, another one
-    where they do not. ``strides`` count elements; ``None``: row-major order without gaps.
+    ``dtype``: the framework's name of the element type, equal to ``DType.label`` if engines support the type.
+    ``strides`` count elements; ``None``: row-major order without gaps.
     """
 
     shape: tuple[int, ...]
@@ -48,12 +48,12 @@ class TensorSpec:
 
     @property
     def portable(self) -> TensorSpec:
-        """The same values in row-major order in host memory: the same on all ranks, whatever their devices."""
+        """Spec of the same values in row-major order in host memory: the same on all ranks, for all devices."""
         return TensorSpec(self.shape, self.dtype, self.itemsize)
 
     @property
     def packed(self) -> TensorSpec:
-        """The same values in host memory, in the order in which they lie; in row-major order if there are gaps."""
+        """Spec of the same values in host memory, in their memory order; in row-major order if there are gaps."""
         strides = self.strides
         if strides is not None:
             step = 1
@@ -69,7 +69,7 @@ class Adapter(ABC, Generic[T]):
 
     @abstractmethod
     def array(self, tensor: T) -> Array:
-        """The memory of a dense tensor; ``UnsupportedError`` for a dtype or device that nobody serves."""
+        """The memory of a dense tensor; ``UnsupportedError`` for a dtype or device that no engine supports."""
 
     @abstractmethod
     def shape(self, tensor: T) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class Adapter(ABC, Generic[T]):
 
 
 class TensorAdapter(Adapter[T]):
-    """Tensors of one framework as what is kept, handed over and written to files, of any dtype and on any device."""
+    """Tensors of one framework that are saved, sent and written to files, of any dtype and on any device."""
 
     @abstractmethod
     def is_tensor(self, leaf: object) -> TypeGuard[T]:
@@ -113,7 +113,7 @@ class TensorAdapter(Adapter[T]):
 
     @abstractmethod
     def view(self, memory: Array, spec: TensorSpec) -> T | None:
-        """A tensor as ``spec`` says whose elements are those of ``memory``; ``None``: it cannot lie there.
+        """A tensor with this ``spec`` whose elements are those of ``memory``; ``None`` if there can be none.
 
         It keeps ``memory.owner`` alive. Frameworks whose tensors cannot change, or cannot alias memory, have none.
         """
@@ -122,13 +122,13 @@ class TensorAdapter(Adapter[T]):
     def host_bytes(self, tensor: T) -> Array:
         """The values in row-major order as bytes of host memory, whose ``owner`` is ``tensor`` itself, or a copy.
 
-        It is ``tensor`` where its values lie like that already. Where it is a copy, ``assign`` brings back what was
-        written there; ``written`` else.
+        The owner is ``tensor`` if its values have this layout already. After a write to the bytes, call ``assign`` if
+        the owner is a copy, else ``written``.
         """
 
     def require_kept(self, tensor: T) -> None:
-        """Raise ``UsageError`` for a tensor of which ``host_copy`` could make no other."""
+        """Raise ``UsageError`` for a tensor that ``host_copy`` could not copy."""
 
     @abstractmethod
     def host_copy(self, tensor: T) -> T:
-        """The same values in host memory that nobody else writes to, and nothing else of what they were a view of."""
+        """A copy of the values in host memory of its own, without other elements of memory that ``tensor`` views."""

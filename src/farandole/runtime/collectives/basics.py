@@ -1,10 +1,10 @@
-"""Basics of every framework's module: all that has no tensor in it. Each exports the names in ``__all__``.
+"""Basics of every framework's module: all functions without tensors. Each module exports the names in ``__all__``.
 
     init()
     if rank() == 0:
         print(f"training on {size()} workers")
 
-Names, arguments and meaning are Horovod's. Everything but ``is_initialized``, ``log`` and the probes raises
+Names, arguments and meaning are Horovod's. All functions except ``is_initialized``, ``log`` and the probes raise
 ``ValueError`` before ``init``.
 """
 
@@ -113,8 +113,8 @@ def statistics() -> dict[str, Any]:
     >>> print(hvd.statistics()["engine"], hvd.statistics()["reason"])
     shm all 2 ranks are on one host
 
-    ``["fast_path"]``: how many small all-reduces of compiled graphs have ``met`` without Python, and how many have
-    ``left``, as another rank came later (see docs/design/lanes.md).
+    ``["fast_path"]``: number of small all-reduces of compiled graphs that have ``met`` without Python, and number that
+    have ``left`` the fast path because another rank was late (see docs/design/lanes.md).
     """
     return current("statistics()").statistics()
 
@@ -124,11 +124,11 @@ def log(step: int | None = None, samples: int | None = None, **values: Any) -> N
 
     >>> hvd.log(loss=loss, acc=hits / len(x))
 
-    ``step``: by default the steps of the optimizer so far, or the number of this log where there is none. ``samples``:
-    how many this rank has seen so far, where nothing counts them by itself. Values are numbers, or tensors of one,
-    which are read only if somebody listens: nobody does without ``--live`` or ``--record``, and it then costs no more
-    than an empty function. Each rank may log what it likes. It waits for nobody, and never raises because of a value;
-    before ``init`` and after ``shutdown`` nobody is told.
+    ``step``: by default the number of optimizer steps so far, or of logs if there is no optimizer. ``samples``: number
+    that this rank has seen so far, if no sampler counts them. Values are numbers, or tensors with one element, which
+    are read only if there is a listener: without ``--live`` or ``--record`` there is none, and a call costs no more
+    than an empty function. Ranks may log different values. A call does not wait, and never raises because of a value;
+    before ``init`` and after ``shutdown`` it does nothing.
     """
     training.logs += 1
     if samples is not None:
@@ -139,7 +139,7 @@ def log(step: int | None = None, samples: int | None = None, **values: Any) -> N
 
 
 def mllog(key: str, value: Any = None, **metadata: Any) -> None:
-    """Write a line to the log of MLPerf that ``farandole run --mllog FILE`` asks for; rank 0 does.
+    """Write a line to the MLPerf log of ``farandole run --mllog FILE``; only rank 0 writes.
 
     >>> hvd.mllog("train_samples", len(x)), hvd.mllog("global_batch_size", 256), hvd.mllog("seed", 3)
     >>> hvd.mllog("epoch_start", epoch_num=1)
@@ -148,14 +148,14 @@ def mllog(key: str, value: Any = None, **metadata: Any) -> None:
 
     A ``key`` that ends in ``_start`` or ``_stop`` begins or ends an interval; ``value`` is a number, a text, or
     nothing; ``metadata`` are further fields. ``init_start``, ``init_stop``, ``run_start``, ``staging_start``,
-    ``staging_stop``, ``number_of_nodes`` and ``run_stop`` come by themselves, the last one where the script has not
-    said it. Without ``--mllog``, and on other ranks, nothing happens. Raises ``NotInitializedError`` before ``init``.
+    ``staging_stop``, ``number_of_nodes`` and ``run_stop`` are written automatically, ``run_stop`` unless the script has
+    written it. Without ``--mllog``, or on other ranks, nothing happens. Raises ``NotInitializedError`` before ``init``.
     """
     current("mllog()").mllog(key, value, metadata)
 
 
 def checkpoint_due() -> bool:
-    """True once on every rank, after the same step, if somebody has pressed *checkpoint* in the live view.
+    """True once on every rank, after the same step, if a user has pressed *checkpoint* in the live view.
 
     >>> if step % 1000 == 0 or hvd.checkpoint_due():
     ...     checkpoints.save(step, state)
@@ -196,7 +196,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write a timeline of all ranks to ``file_path`` (a Chrome trace); what rank 0 says counts.
+    """Begin to write a timeline of all ranks to ``file_path`` (a Chrome trace); arguments of rank 0 count.
 
     >>> hvd.start_timeline("step.json")
     >>> train_one_step()
@@ -218,7 +218,7 @@ def stop_timeline() -> None:
 
 
 def mpi_threads_supported() -> bool:
-    """True if mpi4py is installed: the engine ``mpi`` asks for a library that many threads may call, or refuses."""
+    """True if mpi4py is installed: the engine ``mpi`` refuses MPI libraries that do not support threads."""
     return not CANDIDATES["mpi"].uninstalled()
 
 
@@ -233,12 +233,12 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """True: jobs are controlled without MPI, which is what scripts ask this for."""
+    """True: jobs are controlled without MPI, which scripts check with this function."""
     return True
 
 
 def gloo_built() -> bool:
-    """True if there is an engine that needs no MPI between hosts, as Horovod has Gloo for: ``tcp``."""
+    """True if the engine ``tcp`` is usable, which needs no MPI between hosts, like Gloo in Horovod."""
     return "tcp" in usable()
 
 

@@ -4,8 +4,8 @@
         wire_dtype = np.float16
         ...
 
-A compressor of your own is a class with the two static methods of ``Compressor``; what ``compress`` returns is reduced,
-so it must have the same shape and dtype on every rank.
+A compressor of your own is a class with the two static methods of ``Compressor``; the result of ``compress`` is
+reduced, so it must have the same shape and dtype on every rank.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any, ClassVar, TypeAlias, final
 
 
 class Compressor(ABC):
-    """Turns a tensor into what travels, and what came back into a tensor."""
+    """Conversion of a tensor to the tensor on the wire, and of the result back."""
 
     @staticmethod
     @abstractmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor that travels, and a context that ``decompress`` will be given."""
+        """Return the tensor for the wire, and a context for ``decompress``."""
 
     @staticmethod
     @abstractmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """A tensor as it was before ``compress``, from what came back."""
+        """Convert a result to the form of the tensor before ``compress``."""
 
 
 @final
 class NoneCompressor(Compressor):
-    """Travels as it is."""
+    """No compression: tensors are sent as they are."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -44,9 +44,9 @@ class NoneCompressor(Compressor):
 
 
 class CastCompressor(Compressor):
-    """Floating tensors travel as ``wire_dtype``; sums are accumulated in float32 on the way.
+    """Compressor that sends floating tensors as ``wire_dtype``; engines accumulate sums in float32.
 
-    A framework says what a floating dtype is, and how to cast.
+    A framework defines what a floating dtype is, and how to cast.
     """
 
     wire_dtype: ClassVar[Any]
@@ -54,7 +54,7 @@ class CastCompressor(Compressor):
     @staticmethod
     @abstractmethod
     def floating_dtype(tensor: Any) -> Any:
-        """The dtype of a floating tensor; ``None`` for all others, which travel as they are."""
+        """The dtype of a floating tensor; ``None`` for all others, which are sent as they are."""
 
     @staticmethod
     @abstractmethod

@@ -1,14 +1,14 @@
-"""Detection of ranks that step with different numbers, however that came about.
+"""Detection of ranks that step with different numbers, for any cause.
 
     snapshot = StepDigests(7, ("fc.weight", "gradient of fc.weight"), [0x1f, 0x83], kind="Xeon, 4 threads")
     lane.meet("step 8", "ready", snapshot)      # a DivergenceError on every member unless all have the same
 
-The mark of a snapshot, eight characters, rides with a meeting that takes place anyway. Only where marks differ do the
-members gather the digests themselves, and all of them find the same first difference.
+The mark of a snapshot, eight characters, is sent in a meeting that takes place anyway. Only if marks differ, the
+members gather the digests, and all members find the same first difference.
 
-Bits are compared, not values: reduced gradients are the same bits on every member, so whatever is computed from them on
-the same kind of processor is, too. Where kinds differ (another processor, another number of threads) the rounding of a
-norm may; such a difference is a warning, given once, and from then on only members of one kind are compared.
+Bits are compared, not values: reduced gradients have the same bits on every member, and so has everything computed from
+them on the same kind of processor. Between kinds (another processor, another number of threads) the rounding of a norm
+may differ; this causes one warning, and from then on only members of the same kind are compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_NAME = 60
 @final
 @dataclass(frozen=True)
 class StepDigests:
-    """Digests of what a rank steps with at ``step``, by the names of the tensors; ``kind`` is that of its processor."""
+    """Digests of the tensors with which a rank takes ``step``, by name; ``kind``: kind of its processor."""
 
     step: int
     names: tuple[str, ...]
@@ -63,18 +63,18 @@ class _Difference(NamedTuple):
 class Broadcasts:
     """Numbers of broadcasts that this process has begun, by process set.
 
-    No lock: what counts is whether there was any, and numbers only grow, even if two threads count one together.
+    No lock: it only matters whether there was any broadcast, and numbers only grow, even if two threads count at once.
     """
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
     def begin(self, process_set: int) -> None:
-        """Count one."""
+        """Count one broadcast."""
         self._counts[process_set] += 1
 
     def over(self, process_set: int) -> int:
-        """Number of those that all ranks of the set were in: it changes on all of them."""
+        """Number of broadcasts that included all ranks of the set: it changes on all of these ranks."""
         return self._counts[0] + self._counts[process_set]
 
 
@@ -83,19 +83,19 @@ broadcasts = Broadcasts()
 
 @final
 class Comparison:
-    """Snapshots of the members of one lane, whose names in errors are ``titles``, compared in its meetings."""
+    """Comparison of the members' snapshots in the meetings of one lane; ``titles``: names of members in errors."""
 
     def __init__(self, label: str, titles: Sequence[str]) -> None:
         self._label, self._titles = label, titles
-        self._kinds: Sequence[str] = [""] * len(titles)  # all alike, until they turn out not to be
+        self._kinds: Sequence[str] = [""] * len(titles)  # all equal, until ``explain`` gathers them
 
     def is_suspect(self, marks: Sequence[str]) -> bool:
-        """True if members of one kind have said different ``marks``; "" stands for none. The same on all members."""
+        """True if members of one kind have sent different ``marks``; "" means no mark. The same on all members."""
         said: dict[str, str] = {}
         return any(said.setdefault(kind, mark) != mark for kind, mark in zip(self._kinds, marks, strict=True) if mark)
 
     def explain(self, gather: Gather, snapshot: StepDigests | None) -> None:
-        """Raise ``DivergenceError`` on every member if two of one kind differ, or warn that two kinds do.
+        """Raise ``DivergenceError`` on every member if two members of one kind differ, or warn that two kinds do.
 
         Collective; a member without a snapshot (it has joined) takes part nevertheless.
         """
@@ -124,7 +124,7 @@ class Comparison:
         return None
 
     def _pairs(self, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Each member that has a snapshot, with the first of its kind."""
+        """Each member that has a snapshot, with the first member of its kind."""
         first: dict[str, int] = {}
         for member, (kind, count) in enumerate(zip(self._kinds, counts, strict=True)):
             if count and first.setdefault(kind, member) != member:
@@ -168,7 +168,7 @@ def _key(names: tuple[str, ...]) -> bytes:
 
 
 def _rows(snapshot: StepDigests) -> list[int]:
-    """A number for each tensor that differs if its name or its digest does; never 0."""
+    """A number for each tensor, computed from its name and its digest; never 0."""
     titles = (f"{name} {digest}" for name, digest in zip(snapshot.names, snapshot.digests, strict=True))
     return [int(_short(title), 16) | 1 for title in titles]
 
@@ -178,7 +178,7 @@ def _short(text: str) -> str:
 
 
 def _shortened(names: Sequence[str], row: int) -> str:
-    """The end of a name, which tells more than its beginning; "nothing" beyond the last."""
+    """The end of a name, which is more specific than its beginning; "nothing" for a row beyond the last."""
     name = names[row] if row < len(names) else "nothing"
     encoded = name.encode(errors="replace")
     return encoded[-_LONGEST_NAME:].decode(errors="ignore")

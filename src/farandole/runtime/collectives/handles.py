@@ -1,13 +1,13 @@
-"""Handles: collectives in flight by number, as Horovod's asynchronous functions hand them out.
+"""Handles: collectives in flight by number, as Horovod's asynchronous functions return them.
 
     handle = allreduce_async(loss, name="loss")
     mean = synchronize(handle)
 
-The numbers are those of the process: a handle is good with whatever framework's module it is given back.
+Numbers are unique in a process: a handle is valid in the module of every framework.
 
-Threads. Any thread begins, polls and synchronizes; there is no lock, as ``next`` of a counter and single operations on
-a ``dict`` are atomic. A number is in ``_pending`` before anybody is told it. ``synchronize`` takes it out and then
-waits, so of two threads with one handle one gets the result, and the other ``None``, as for a handle that never was.
+Threads. Any thread may begin, poll and synchronize. There is no lock, because ``next`` of a counter and single
+operations on a ``dict`` are atomic. A number is in ``_pending`` before ``begin`` returns it. ``synchronize`` removes it
+and then waits: of two threads with one handle, one gets the result, and the other ``None``, as for an unknown handle.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Handles:
         self._pending: dict[int, Pending[Any]] = {}
 
     def begin(self, request: Request[Any]) -> int:
-        """Begin a request; returns the number to ``poll`` and ``synchronize`` it by."""
+        """Begin a request; returns its number for ``poll`` and ``synchronize``."""
         number = next(self._numbers)
         self._pending[number] = request.begin()
         return number
@@ -65,7 +65,7 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for what an ``_async`` function began, and return its result; ``None`` for a handle that is not in flight.
+    """Wait for the collective of an ``_async`` function, and return its result; ``None`` for a handle not in flight.
 
     >>> handle = hvd.allreduce_async(loss, name="loss")
     >>> mean = hvd.synchronize(handle)

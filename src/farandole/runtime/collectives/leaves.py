@@ -1,4 +1,4 @@
-"""Nested containers with and without their tensors, whatever the framework.
+"""Nested containers with and without their tensors, for every framework.
 
 leaves = Leaves(adapter)
 skeleton, tensors = leaves.take(optimizer.state_dict())     # the skeleton can be pickled and compared
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def replace(tree: Any, matches: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """A copy of nested dicts, lists and tuples, in which ``change`` has been applied to all that ``matches``, in order.
+    """A copy of nested dicts, lists and tuples, with ``change`` applied to each node that ``matches``, in order.
 
     >>> replace({"a": [1, 2.5], "b": (3,)}, lambda leaf: isinstance(leaf, int), str)
     {'a': ['1', 2.5], 'b': ('3',)}
@@ -34,7 +34,7 @@ def replace(tree: Any, matches: Callable[[Any], bool], change: Callable[[Any], A
 
 @final
 class Leaves(Generic[T]):
-    """A framework's tensors in trees: taking them out, putting them back, their values as host memory.
+    """Tensors of a framework in trees: take them out, put them back, access their values in host memory.
 
     Without an adapter no leaf is a tensor, and trees stay as they are.
     """
@@ -45,7 +45,7 @@ class Leaves(Generic[T]):
     def take(self, tree: Any, in_order: bool = True) -> tuple[Any, list[T]]:
         """The tree with a ``TensorSpec`` for each tensor, to be pickled and compared, and the tensors in order.
 
-        With ``in_order``, specs tell in which order the elements of a tensor lie, for tensors that are made of them.
+        With ``in_order``, specs include the memory order of the elements, for tensors that are made from these specs.
         """
         adapter, tensors = self._adapter, list[T]()
         if adapter is None:
@@ -59,7 +59,7 @@ class Leaves(Generic[T]):
         return replace(tree, adapter.is_tensor, note), tensors
 
     def put(self, skeleton: Any, tensors: Sequence[T]) -> tuple[Any, list[T]]:
-        """The tree of ``skeleton``, of those ``tensors`` that fit their place and of new ones; and all these."""
+        """The tree of ``skeleton``, with those ``tensors`` that fit and else with new ones; and all its tensors."""
         adapter, at_hand, used = self._adapter, iter(tensors), list[T]()
         if adapter is None:
             return skeleton, []
@@ -77,11 +77,11 @@ class Leaves(Generic[T]):
         return [self._adapter.host_bytes(tensor) for tensor in tensors] if self._adapter else []
 
     def layout(self, tensors: Sequence[T]) -> str:
-        """Shapes and dtypes of ``tensors`` in their order; the same bytes mean the same where this is the same."""
+        """Shapes and dtypes of ``tensors`` in order; equal bytes mean equal values only if layouts are equal."""
         return repr([self._adapter.spec(tensor).portable for tensor in tensors]) if self._adapter else ""
 
     def written(self, tensors: Sequence[T], memory: Sequence[Array]) -> None:
-        """Give ``tensors`` the values in their ``memory``, which has been written."""
+        """Set ``tensors`` to the values in their ``memory``, which has been written."""
         for tensor, array in zip(tensors, memory, strict=True):
             if self._adapter and array.owner is tensor:
                 self._adapter.written(tensor)

@@ -1,9 +1,9 @@
-"""Python objects as collectives carry them: pickled, with a 64-bit size before the bytes.
+"""Collectives of Python objects, which are pickled, with a 64-bit size before the bytes.
 
     config = broadcast_object(config, root_rank=0)
     losses = allgather_object(loss)
 
-Bytes are unpickled only when they came over the data plane of a job, whose members have shown the job's key.
+Only bytes from the data plane of a job are unpickled; all its members have authenticated with the job's key.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BufferAdapter(Adapter["Buffer"]):
         ctypes.memmove(target, source, len(source))
 
     def written(self, tensor: Buffer) -> None:
-        """See ``Adapter``; nobody needs to know."""
+        """See ``Adapter``; nothing to do."""
 
 
 _verbs: Verbs[Buffer] = Verbs(BufferAdapter())
@@ -65,7 +65,7 @@ _verbs: Verbs[Buffer] = Verbs(BufferAdapter())
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return on every member the ``obj`` of the one with global rank ``root_rank``; anything cloudpickle can carry.
+    """Return on every member the ``obj`` of the global rank ``root_rank``: anything that cloudpickle can pickle.
 
     >>> config = hvd.broadcast_object(config, root_rank=0)
     """

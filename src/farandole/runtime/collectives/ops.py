@@ -1,4 +1,4 @@
-"""Collectives as Horovod writes them, once for all frameworks: the functions that the module of each one exports.
+"""Collectives with Horovod's signatures, once for all frameworks: functions that each framework's module exports.
 
     ops = NumpyOps(verbs, __name__)     # in farandole/numpy: a framework's part of it
     allreduce = ops.allreduce           # mean = hvd.allreduce(x, name="x")
@@ -7,12 +7,12 @@ Common to all: tensors are of any dtype in ``farandole.collective.DType`` and an
 across ranks; calls without a name are matched by their order in the process set. ``op`` is one of ``Average`` (the
 default), ``Sum``, ``Min``, ``Max``, ``Product`` and ``Adasum``; ``average`` is its older form. Inputs are multiplied by
 ``prescale_factor``, results by ``postscale_factor``. ``_async`` variants return a handle for ``synchronize``, variants
-with a trailing underscore work in place. They raise ``ValueError`` for what cannot be right, ``HorovodInternalError``
-for what went wrong between ranks, on every rank of the process set.
+with a trailing underscore work in place. They raise ``ValueError`` for invalid arguments, and ``HorovodInternalError``
+for failures between ranks, on every rank of the process set.
 
 A ``Sum`` or ``Product`` of integers without factors wraps around. An ``Average`` of integers, and any reduction of them
-with a factor, is exact, truncates toward zero after each step (factor, reduction and division, factor), and ends at the
-limits of the dtype. Factors that are whole or 1/n are exact, others multiply in float64.
+with a factor, is exact, truncates toward zero after each step (factor, reduction and division, factor), and saturates
+at the limits of the dtype. Factors that are whole or 1/n are exact, others multiply in float64.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ T = TypeVar("T")
 
 
 class Ops(ABC, Generic[T]):
-    """The functions of one framework, which are ``ops`` in ``module``; ``kind`` is the class of its tensors.
+    """Functions of one framework, the object ``ops`` in ``module``; ``kind``: class of its tensors.
 
-    A framework brings its verbs, and overrides what it does in another way: the methods with an underscore in front
-    are the five collectives as users wait for them, without names of arguments and variants.
+    A framework passes its verbs, and overrides methods that it implements differently: the methods with a leading
+    underscore are the blocking forms of the five collectives, without named arguments and variants.
     """
 
     def __init__(self, verbs: Verbs[T], kind: type, module: str) -> None:
         self._verbs, self._kind, self._module = verbs, kind, module
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """Pickle as the one of that module, wherever it is loaded: functions that are sent to workers refer to it."""
+        """Pickle by reference to ``ops`` of the module, because functions that are sent to workers refer to it."""
         return _ops_of, (self._module,)
 
     def allreduce(
@@ -311,7 +311,7 @@ class Ops(ABC, Generic[T]):
     def broadcast(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
-        """Return what ``tensor`` is on the rank ``root_rank`` (a global rank, whatever the process set).
+        """Return the ``tensor`` of the rank ``root_rank`` (a global rank, in every process set).
 
         >>> weights = hvd.broadcast(weights, root_rank=0)
 
@@ -358,8 +358,8 @@ class Ops(ABC, Generic[T]):
 
         >>> rows, counts = hvd.alltoall(tensor, splits=[1, 2])      # 3 rows on 2 ranks: 1 goes to rank 0, 2 to rank 1
 
-        Without ``splits`` dimension 0 is cut evenly, and the rows alone are returned; with them, also their number from
-        each member (int32). Differentiable, where the framework has gradients.
+        Without ``splits`` dimension 0 is cut evenly, and only the rows are returned; with ``splits``, also their number
+        from each member (int32). Differentiable, where the framework has gradients.
         """
         rows = self._rows(splits, name, process_set)
         received, counts = self._exchanged(tensor, rows, name, process_set)
@@ -386,7 +386,7 @@ class Ops(ABC, Generic[T]):
         root_rank: int,
         process_set: ProcessSet = global_process_set,
     ) -> Any:
-        """Overwrite tensors with those of the rank ``root_rank``; where tensors never change, return new ones.
+        """Overwrite tensors with those of the rank ``root_rank``; if tensors are immutable, return new ones.
 
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
@@ -401,7 +401,7 @@ class Ops(ABC, Generic[T]):
     def _broadcast_all(
         self, named: Iterable[tuple[str, T]], root_rank: int, process_set: ProcessSet, in_place: bool
     ) -> list[T]:
-        """Each as ``parameter.NAME``; where one fails, it fails on all ranks, and the names are free again."""
+        """Broadcast each as ``parameter.NAME``; if one fails, it fails on all ranks, and the names are free again."""
         pending: dict[str, Pending[Any]] = {}
         results: list[T] = []
         error: MismatchError | UsageError | None = None
@@ -438,7 +438,7 @@ class Ops(ABC, Generic[T]):
             )
 
     def _rows(self, splits: Any, name: str | None, process_set: ProcessSet) -> tuple[int, ...] | None:
-        """``splits`` as numbers; what is none of these is told to the other members."""
+        """``splits`` as numbers; errors in them are sent to the other members."""
         if splits is None:
             return None
         with self._verbs.telling(Kind.ALLTOALL, name, process_set):
@@ -462,7 +462,7 @@ class Ops(ABC, Generic[T]):
         return self._verbs.alltoall(tensor, rows, name, process_set).run()
 
     def _listed(self, splits: Any) -> Iterable[Any]:
-        """Numbers of rows that a user gave, as a tensor or a sequence, one by one."""
+        """Numbers of rows, from the tensor or the sequence of a user."""
         listed: Iterable[Any] = splits.tolist() if hasattr(splits, "tolist") else splits
         return listed
 
@@ -472,7 +472,7 @@ class Ops(ABC, Generic[T]):
 
 
 PUBLIC = (*basics.__all__, *(name for name in vars(Ops) if not name.startswith("_")), "Compression", "join")
-"""Names that every framework's module exports; ``join`` is the one of ``gradients``, which serves optimizers, too."""
+"""Names that every framework's module exports; ``join`` is in ``gradients``, because it serves optimizers, too."""
 
 
 def _ops_of(module: str) -> Any:
@@ -488,7 +488,7 @@ def _decompressed(tensors: Sequence[T], compressed: list[tuple[T, Any]], compres
 
 
 def _collect(pending: Mapping[str, Pending[Any]], begun: set[str], process_set: ProcessSet) -> None:
-    """Wait for what all members have begun besides a broadcast that has failed on all: its names are free again."""
+    """Wait for the broadcasts that all members have begun, after one has failed on all, so that names are free."""
     everywhere = begun.intersection(*allgather_object(begun, "broadcast_parameters.begun", process_set))
     for name, each in pending.items():
         if name in everywhere:

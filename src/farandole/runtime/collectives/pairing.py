@@ -1,24 +1,24 @@
-"""Pairing of what ranks make on their own, by names: the order in which they make it need not be the same.
+"""Pairing of objects (optimizers) that ranks create independently, by names: the order of creation may differ.
 
-    agreed = pairing(session, process_set).pair(session, Candidate("optimizer 1f83.0", names), is_known)
+    agreed = pairing(session, process_set).pair(session, Unpaired("optimizer 1f83.0", names), is_known)
 
-A rank that wants to connect something says its label, and goes on when all members have said it. They do so in
-rounds, each an exchange among all of them by way of the controller. Where one thread of each uses one optimizer after
-the other, the first round settles it.
+A rank that wants to connect an optimizer sends its label, and goes on when all members have sent the same label. They
+send labels in rounds, each an exchange among all members through the controller. If one thread of each rank uses one
+optimizer after the other, the first round has the result.
 
-Any thread may pair; one at a time leads a round, for all that wait. Threads of two ranks may come in different orders,
-so a round without result is repeated: when something new is wanted here, or after ``PAUSE_S``, as something new may be
-wanted elsewhere. It is over when no thread is left that could come, or nobody came for long enough. Labels that differ
-in their number alone are then one (a rank has made one more of a kind, and does not use it); else all members raise.
+Any thread may pair; one thread at a time leads a round, for all waiting threads. Threads of two ranks may arrive in
+different orders, so a round without result is repeated: when this rank wants a new label, or after ``PAUSE_S``, because
+another rank may want one. Rounds end when no further thread can arrive, or none arrived for long enough. Labels that
+differ only in number are then paired (a rank has one more optimizer, and does not use it); else all members raise.
 
-Threads. ``_changed`` guards ``_wanted``, ``_threads``, ``_found`` and ``_leader``. It is not held in an exchange, as
-that waits for other ranks: meanwhile threads come, and may withdraw. So a round works on a copy of ``_wanted``, the one
-that it has told the others, and ``_settle`` drops what has been withdrawn since. ``_rounds`` and ``_since_s`` belong to
-the thread that leads. All members come to the same result in each round, as they decide by what all have said, and by
-no clock of their own: the next exchange has a number, and would not find its counterpart otherwise.
+Threads. ``_changed`` guards ``_wanted``, ``_threads``, ``_found`` and ``_leader``. It is not held in an exchange, which
+waits for other ranks: meanwhile threads may arrive or withdraw. So a round works on the copy of ``_wanted`` that it has
+sent, and ``_settle`` drops labels that were withdrawn since. ``_rounds`` and ``_since_s`` belong to the leading thread.
+All members get the same result in each round, because they decide from the exchanged data and not by clocks of their
+own: exchanges are numbered, and the next exchange would otherwise have no counterpart.
 
-A signal handler may come on top of any line. If its thread pairs already, it would wait for itself, and is refused; if
-it raises there, the label goes, and so does the lead: ``_leader`` is a thread, as what a thread has it gives up.
+A signal handler may run on top of any line. If its thread pairs already, it would wait for itself, and is refused. If
+the handler raises, its thread gives up its label and the lead: ``_leader`` is a thread id for this reason.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 
 PAUSE_S = 0.1
 UNKNOWN_S = 5.0
-"""Seconds that ranks wait for others that have not even made what they want to connect."""
+"""Seconds that ranks wait for other ranks that have not even created the optimizer to connect."""
 
 _SHOWN = 6
 Said: TypeAlias = Mapping[str, Any]
 
 _pairings: weakref.WeakKeyDictionary[Session, dict[tuple[int, ...], Pairing]] = weakref.WeakKeyDictionary()
-_lock = threading.RLock()  # a signal handler may look while its thread does
+_lock = threading.RLock()  # reentrant: a signal handler may run while its thread holds it
 
 
 def pairing(session: Session, process_set: ProcessSet) -> Pairing:
     """The pairing of this session among the members of ``process_set``, of which this process is one."""
     number = number_of(process_set)
-    with _lock:  # two threads that come first must get the same one
+    with _lock:  # two first threads must get the same pairing
         known = _pairings.setdefault(session, {})
         return known.setdefault((number, *process_set.ranks), Pairing(number, process_set.ranks))
 
@@ -64,7 +64,7 @@ def pairing(session: Session, process_set: ProcessSet) -> Pairing:
 @final
 @dataclass(frozen=True)
 class Unpaired:
-    """Candidate for pairing under ``label``; ``names`` are those of its parts, in this rank's order."""
+    """Candidate for pairing under ``label``; ``names``: names of its parts, in this rank's order."""
 
     label: str
     names: tuple[str, ...]
@@ -77,9 +77,9 @@ class Unpaired:
 
 @final
 class Pairing:
-    """Pairing among the members of one process set, in one session; for any thread, see the module.
+    """Pairing among the members of one process set, in one session, for any thread; see the module.
 
-    ``clock`` shows the seconds that ranks wait for others.
+    ``clock`` measures the seconds that ranks wait for others.
     """
 
     def __init__(self, number: int, ranks: Sequence[int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,15 +92,15 @@ class Pairing:
         self._pairs = Reentry()
         self._rounds = 0
         self._since_s: float | None = None
-        """Time since which rounds have had no result; ``None`` while they have."""
+        """Time since which rounds have had no result; ``None`` while they have results."""
 
     def pair(
         self, session: Session, candidate: Unpaired, is_known: Callable[[str], bool] = lambda _: False
     ) -> Unpaired:
         """Pair ``candidate`` with those of all members; returns it with the names in the order of the first member.
 
-        ``is_known`` says if this rank could also come with a label. Raises ``MismatchError`` on every member if their
-        names are not the same ones, or if they wait for each other with different labels.
+        ``is_known`` returns whether this rank could also pair a label. Raises ``MismatchError`` on every member if
+        their names are not the same, or if they wait for each other with different labels.
         """
         label = candidate.label
         if self._pairs.here():
@@ -121,7 +121,7 @@ class Pairing:
         return found
 
     def _await(self, label: str, lead: Callable[[], None]) -> Unpaired | Exception:
-        """Wait for what is found for ``label``; ``lead`` rounds where no other thread does."""
+        """Wait for the result for ``label``; ``lead`` rounds if no other thread does."""
         me = threading.get_ident()
         while True:
             try:
@@ -139,7 +139,7 @@ class Pairing:
                         self._changed.notify_all()
 
     def withdraw(self, label: str) -> None:
-        """Raise ``AbortError`` in the thread that waits with ``label``, after its round: nobody will come with that."""
+        """Raise ``AbortError`` in the thread that waits with ``label``, after its round: no rank will pair it."""
         with self._changed:
             if label in self._wanted:
                 self._settle(label, AbortError(f"{label}: other ranks do not have this optimizer any more"))
@@ -149,12 +149,12 @@ class Pairing:
             self._round(session, is_known)
         except FarandoleError:
             raise
-        except BaseException as error:  # a handler's, as by Ctrl-C: nobody knows which exchange the others are in
+        except BaseException as error:  # from a handler, as for Ctrl-C: the others may be in any exchange
             session.abort(f"connecting {', '.join(self._wanted)} was interrupted by {type(error).__name__}")
             raise
 
     def _round(self, session: Session, is_known: Callable[[str], bool]) -> None:
-        """Lead one round: an exchange of labels, what follows from it, and a pause if that is nothing."""
+        """Lead one round: an exchange of labels, then the results, or a pause if there are none."""
         with self._changed:
             mine = dict(self._wanted)
             waiting = set(self._threads.values())
@@ -172,17 +172,17 @@ class Pairing:
             self._since_s = None
             return
         if not all(each["wanted"] for each in said):
-            return  # some rank has withdrawn everything: all of them see that, and none goes on to the next exchange
+            return  # some rank has withdrawn everything: all ranks see it, and none begins the next exchange
         self._since_s = self._clock() - waited_s
         everything = sorted(set().union(*(each["wanted"] for each in said)))
         known = self._exchange(session, {"known": [k for k in everything if k in mine or is_known(k)]})
         hoped = set.intersection(*(set(each["known"]) for each in known))
         limit_s = max(UNKNOWN_S, session.settings.stall_warning_s) if hoped else UNKNOWN_S
-        # The first member's time counts for all: with a clock each, some would give up and the others not.
+        # The first member's time counts for all: by their own clocks, only some members might give up.
         if said[0]["waited_s"] > limit_s or not any(each["free"] for each in said):
             self._give_up(session, mine)
             return
-        with self._changed:  # still leading: other threads that wait here would begin the next round at once
+        with self._changed:  # still leading: otherwise waiting threads would begin the next round at once
             self._changed.wait_for(lambda: self._wanted.keys() != mine.keys(), PAUSE_S)
 
     def _agree(self, session: Session, label: str, mine: Unpaired) -> Unpaired | Exception:
@@ -244,7 +244,7 @@ class Pairing:
     def _exchange(self, session: Session, payload: Said) -> list[Said]:
         self._rounds += 1
         key = f"pairing of process set {self._number}.{self._rounds}"
-        # ``_wanted`` without the lock: ``join`` copies it in one step, and what it says is only for reports.
+        # ``_wanted`` without the lock: ``join`` copies it in one step, and the text is only for reports.
         what = f"connecting {', '.join(self._wanted)}"
         with session.planned.lane(self._number, PAIRING, sequence=self._rounds - 1).next(what, needs_all=True):
             return [
@@ -257,5 +257,5 @@ class Pairing:
 
 
 def _may_come(waiting: set[threading.Thread]) -> bool:
-    """True if this process has a thread besides those ``waiting`` that may come. Ours never do: they pair nothing."""
+    """True if a thread besides those ``waiting`` may arrive; threads of Farandole itself never pair."""
     return any(not each.name.startswith("farandole") for each in threading.enumerate() if each not in waiting)

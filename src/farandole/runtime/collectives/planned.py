@@ -4,8 +4,8 @@
     said = lane.meet("step 7", "ready")             # an error on every member unless all are at step 7
     lane.allreduce("bucket 0", array, Reduction(ReduceOp.AVERAGE))
 
-One thread at a time uses a lane (its owner sees to that), and any thread may ``abort`` it. Its engine is its own, so it
-neither waits for the negotiated lane nor holds it up.
+One thread at a time uses a lane (its owner ensures this), and any thread may ``abort`` it. A lane has an engine of its
+own, so it neither waits for the negotiated lane nor delays it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from farandole.runtime.session.init import Session
 
 JOINED = "joined"
-"""State of a member that has called ``join``: it takes part in everything, wherever the others are."""
+"""State of a member that has called ``join``: it takes part in everything, at any point of the others."""
 
 _GOING_ON, _INTERRUPTED = "|", "!"
-"""Sign between a member's mark and its point: the latter once a person has interrupted it."""
+"""Sign between a member's mark and its point: ``_INTERRUPTED`` after a user has interrupted the member."""
 
 _MESSAGE = re.compile(r"([^|!]*)([|!])([^|]*)\|(.*)", re.DOTALL)
 
@@ -41,16 +41,16 @@ _REMEDY = (
 )
 
 REFUSED = "refused"
-"""State of a member that cannot go on: it raises its own error, and every other member one that names it."""
+"""State of a member that cannot go on: it raises its own error, and all other members an error that names it."""
 
 
 @final
 class PlannedLane:
-    """Planned lane among the members of a process set. Making one is collective: all use the same ``label``."""
+    """Planned lane among the members of a process set. Its creation is collective, with the same ``label``."""
 
     def __init__(self, session: Session, process_set: ProcessSet, label: str) -> None:
         self.session, self.label = session, label
-        self._is_stopping = False  # some member was interrupted, and all know it by the same meeting
+        self._is_stopping = False  # some member was interrupted; all members know it from the same meeting
         self._process_set = number_of(process_set)
         self._collectives = session.planned.lane(self._process_set, label, f"{label}: ")
         with self._collectives.next("connecting", needs_all=True):
@@ -88,10 +88,10 @@ class PlannedLane:
             return self._engine.allocate(nbytes)
 
     def meet(self, point: str, state: str, snapshot: StepDigests | None = None) -> list[str]:
-        """Learn every member's ``state``; all must be at the same ``point`` of the program, except who has ``JOINED``.
+        """Return every member's ``state``; all must be at the same ``point`` of the program, except ``JOINED`` members.
 
-        Both together are at most 54 bytes. Raises ``MismatchError`` on every member if they are not, or if one has
-        ``REFUSED``; the next call works. Raises ``DivergenceError`` on every member if their ``snapshot`` differ.
+        Both together have at most 54 bytes. Raises ``MismatchError`` on every member if points differ, or if a member
+        has ``REFUSED``; the next call works. Raises ``DivergenceError`` on every member if their snapshots differ.
         """
         mark = "" if snapshot is None else snapshot.mark
         own = f"{mark}{_INTERRUPTED if self.session.cells.interrupted else _GOING_ON}{point}|{state}".encode()
@@ -126,13 +126,13 @@ class PlannedLane:
         return list(states)
 
     def stop_if_interrupted(self) -> None:
-        """Raise ``KeyboardInterrupt`` if some member was interrupted before the last meeting: so all of them do."""
+        """Raise ``KeyboardInterrupt`` if some member was interrupted before the last meeting; all members raise it."""
         if self._is_stopping:
             self._is_stopping = self.session.cells.interrupted = False
             raise KeyboardInterrupt("a rank was interrupted; all of them have applied this step, and no later one")
 
     def allreduce(self, what: str, array: Array, how: Reduction) -> None:
-        """Reduce in place; ``what`` names it in reports and in the timeline."""
+        """Reduce in place; ``what`` names the collective in reports and in the timeline."""
         with self._collectives.next(what, needs_all=array.count > 0):
             begin_s = time.monotonic()
             self._engine.allreduce(array, how)
@@ -142,7 +142,7 @@ class PlannedLane:
     def alltoall(
         self, what: str, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]
     ) -> None:
-        """Send consecutive slices of ``send`` to the members; ``recv`` holds what came, in member order."""
+        """Send consecutive slices of ``send`` to the members; ``recv`` holds the received slices, in member order."""
         with self._collectives.next(what):
             begin_s = time.monotonic()
             self._engine.alltoall(send, send_counts, recv, recv_counts)
@@ -158,17 +158,17 @@ class PlannedLane:
                 self.phase(what, "gather", begin_s, recv.nbytes)
 
     def phase(self, what: str, phase: str, begin_s: float, nbytes: int = 0, row: str = "planned") -> None:
-        """Emit a ``phase`` of ``what`` that ends now, for the timeline. Who calls has looked if anybody subscribed."""
+        """Emit a ``phase`` of ``what`` that ends now, for the timeline. The caller has checked for subscribers."""
         name, end_s = f"{self.label}.{what}", time.monotonic()
         events.emit(events.Phase(row, name, "allreduce", phase, begin_s, end_s, nbytes))
 
     def abort(self, reason: str) -> None:
-        """Wake the thread that waits in the lane, from another one; the lane cannot be used any more."""
+        """Wake the thread that waits in the lane, from another thread; the lane can no longer be used."""
         self._engine.abort(f"{self.label}: {reason}")
 
     def close(self) -> None:
-        """Close the engine; what it has allocated stays as long as it is referenced. Members that go on are told."""
-        # First, as the engine may tell less.
+        """Close the engine; memory that it has allocated stays while it is referenced. Other members are notified."""
+        # First, because the engine may report less.
         self.session.planned.closed(self._process_set, self.label, self._collectives.sequence)
         self._engine.close()
 

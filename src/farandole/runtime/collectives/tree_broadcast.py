@@ -1,4 +1,4 @@
-"""Broadcast of a tree: nested containers, with tensors of a framework and whatever can be pickled in them.
+"""Broadcast of a tree: nested containers with tensors of a framework and other objects that can be pickled.
 
 state = broadcast_tree(ops, Leaves(adapter), optimizer.state_dict, root_rank=0, name="optimizer_state")
 """
@@ -24,7 +24,7 @@ def broadcast_tree(
     name: str,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return what ``tree`` returns on the rank ``root_rank``; on the other ranks with new tensors. Collective."""
+    """Return the result of ``tree`` on the rank ``root_rank``; on other ranks with new tensors. Collective."""
     is_root = process_set.included() and process_set.ranks[process_set.rank() or 0] == root_rank
     mine = tree() if is_root else None
     skeleton, tensors = leaves.take(mine)

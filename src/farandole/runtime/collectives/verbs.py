@@ -4,7 +4,7 @@
     request = verbs.allreduce([tensor], "loss", Reduction(ReduceOp.AVERAGE), global_process_set)
     [mean] = request.run()
 
-A framework brings an ``Adapter`` for its tensors; names, checks, groups, in-place and asynchronous variants are here.
+A framework has an ``Adapter`` for its tensors; names, checks, groups, in-place and asynchronous variants are here.
 Every verb takes a list of tensors (a plain call is a group of one) and returns a ``Request``, to run now or to begin.
 """
 
@@ -42,7 +42,7 @@ class Pending(Generic[R]):
         return self._handle is None or self._handle.done()
 
     def when_done(self, observer: Callable[[], None]) -> None:
-        """Call ``observer`` once, when it is done: at once, or in another thread, which holds locks and cannot wait."""
+        """Call ``observer`` once, when the verb is done: at once, or in another thread, which holds locks."""
         if self._handle is None:
             observer()
         else:
@@ -55,7 +55,7 @@ class Pending(Generic[R]):
 
 @final
 class Request(Generic[R]):
-    """A verb that is ready to go: ``run`` it here and now, or ``begin`` it and let this thread do something else."""
+    """A verb that is ready to run: ``run`` it in this thread, or ``begin`` it and do something else meanwhile."""
 
     __slots__ = ("_calls", "_finish", "_session")
 
@@ -63,14 +63,14 @@ class Request(Generic[R]):
         self._session, self._calls, self._finish = session, calls, finish
 
     def run(self) -> R:
-        """Run it and return its result. Faster than ``begin`` and ``wait``, as this thread does the work itself."""
+        """Run it and return its result. Faster than ``begin`` and ``wait``, because this thread does the work."""
         return self._submit(background=False).wait()
 
     def begin(self, progress_s: float = 0.0, fast: FastRequest | None = None) -> Pending[R]:
-        """Announce it and return at once; a background thread executes it if nobody waits.
+        """Announce it and return at once; a background thread executes it if no thread waits for it.
 
-        With ``progress_s`` (seconds), the others may have that long to come, where no thread has to be woken then.
-        ``fast`` is how a compiled graph has, whose later calls may do without Python.
+        ``progress_s``: seconds that this thread may wait for the other ranks on the peer lane, if that saves waking a
+        thread. ``fast``: request of a compiled graph, whose later calls may run without Python.
         """
         return self._submit(background=True, progress_s=progress_s, fast=fast)
 
@@ -94,12 +94,12 @@ class Request(Generic[R]):
 class Verbs(Generic[T]):
     """The collectives of one framework, on lists of its tensors.
 
-    All raise ``UsageError`` (a ``ValueError``) at once for what cannot be right on this rank alone, and the others then
-    raise ``MismatchError``; what the ranks disagree on is raised when it has run. ``name`` identifies a call across
-    ranks; without one, calls are matched by their order within their process set.
+    All raise ``UsageError`` (a ``ValueError``) at once for invalid arguments on this rank, and the other ranks then
+    raise ``MismatchError``; disagreement between ranks raises when the verb has run. ``name`` identifies a call across
+    ranks; without a name, calls are matched by their order within their process set.
 
-    ``target`` makes of a tensor what a verb in place works on, or raises, where ``adapter.dense`` would not do;
-    ``restored`` makes of a tensor that was given, and the dense one with the result, what the user gets.
+    ``target`` returns the tensor on which an in-place verb works, or raises; default: ``adapter.dense``. ``restored``
+    makes the user's result from the given tensor and the dense tensor with the result.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Verbs(Generic[T]):
     def allreduce(
         self, tensors: Sequence[T], name: str | None, how: Reduction, process_set: ProcessSet, *, in_place: bool = False
     ) -> Request[list[T]]:
-        """Combine what every member gives, elementwise; all get the result. Shapes and dtypes agree between members."""
+        """Combine the tensors of all members, elementwise; all get the result. Shapes and dtypes must be equal."""
         name = self._name(Kind.ALLREDUCE, name, process_set)
         with _Telling(Kind.ALLREDUCE, name, number_of(process_set)):
             work = [self._target(t) if in_place else self._adapter.clone(t) for t in tensors]
@@ -154,7 +154,7 @@ class Verbs(Generic[T]):
     ) -> Request[list[tuple[T, tuple[int, ...]]]]:
         """Concatenate along dimension 0, whose length may differ between members; a scalar counts as one row.
 
-        Each result comes with the rows that each member gave.
+        Each result has the number of rows of each member with it.
         """
         name = self._name(Kind.ALLGATHER, name, process_set)
         with _Telling(Kind.ALLGATHER, name, number_of(process_set)):
@@ -177,7 +177,7 @@ class Verbs(Generic[T]):
     def broadcast(
         self, tensors: Sequence[T], root: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
     ) -> Request[list[T]]:
-        """Give every member what the one with global rank ``root`` has."""
+        """Copy the tensors of the global rank ``root`` to every member."""
         name = self._name(Kind.BROADCAST, name, process_set)
         broadcasts.begin(number_of(process_set))
         with _Telling(Kind.BROADCAST, name, number_of(process_set)):
@@ -198,7 +198,7 @@ class Verbs(Generic[T]):
                 )
                 for each, t in zip(_group(name, len(work)), work, strict=True)
             ]
-            if not calls:  # ranks that have something wait for this one, and are told by this
+            if not calls:  # ranks with tensors wait for this rank, and raise because of this call
                 nothing = Array.of_numbers(array("q"))
                 calls = [Call(Kind.BROADCAST, name, nothing, (0,), number_of(process_set), root=int(root))]
             return self._request(calls, lambda _: self._results(tensors, work, in_place))
@@ -206,9 +206,9 @@ class Verbs(Generic[T]):
     def alltoall(
         self, tensor: T, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
     ) -> Request[tuple[T, tuple[int, ...]]]:
-        """Send ``splits[i]`` rows to member ``i``, or equal parts; returns what came, and how many rows from whom.
+        """Send ``splits[i]`` rows to member ``i``, or equal parts; returns the received rows, and the number from each.
 
-        Where the rows of one member do not go that way, all raise ``MismatchError``: the others would wait for it.
+        If the rows of one member cannot be cut so, all members raise ``MismatchError``: the others would wait for it.
         """
         name = self._name(Kind.ALLTOALL, name, process_set)
         with _Telling(Kind.ALLTOALL, name, number_of(process_set)):
@@ -227,7 +227,7 @@ class Verbs(Generic[T]):
             return self._request([call], lambda outcomes: (outputs.collect(outcomes)[0], outcomes[0].received_splits))
 
     def telling(self, kind: Kind, name: str | None, process_set: ProcessSet) -> _Telling:
-        """Context for what a framework does before a verb: the other members raise in the verb what is raised here."""
+        """Context for a framework's work before a verb: the other members raise an error from it in the verb."""
         _require_member(kind, process_set)
         wire_name = None if name is None else self._name(kind, name, process_set)
         return _Telling(kind, wire_name, number_of(process_set))
@@ -277,7 +277,7 @@ class Verbs(Generic[T]):
         return shape
 
     def _results(self, tensors: Sequence[T], work: list[T], in_place: bool) -> list[T]:
-        """End a verb whose results have the shapes of the tensors that were given."""
+        """End a verb whose results have the shapes of the given tensors."""
         if in_place:
             return self._settle(tensors, work)
         if self._restored is None:
@@ -285,7 +285,7 @@ class Verbs(Generic[T]):
         return [self._restored(tensor, result) for tensor, result in zip(tensors, work, strict=True)]
 
     def _settle(self, tensors: Sequence[T], work: Sequence[T]) -> list[T]:
-        """End an in-place verb: copy what had to be worked on elsewhere, and tell the framework that memory changed."""
+        """End an in-place verb: copy results from temporary tensors, and tell the framework that memory has changed."""
         for tensor, result in zip(tensors, work, strict=True):
             if tensor is result:
                 self._adapter.written(tensor)
@@ -295,7 +295,7 @@ class Verbs(Generic[T]):
 
 
 def _overlapping(arrays: Sequence[Array]) -> list[int]:
-    """The numbers of those ``arrays`` whose memory others have before them."""
+    """Indices of the ``arrays`` that overlap with an array before them in memory."""
     found, end = [], 0
     for begin, nbytes, i in sorted((each.address, each.nbytes, i) for i, each in enumerate(arrays) if each.count):
         if begin < end:
@@ -306,7 +306,7 @@ def _overlapping(arrays: Sequence[Array]) -> list[int]:
 
 @final
 class _Telling:
-    """Context that tells the other members what keeps this rank from a collective: they would wait for it."""
+    """Context that sends the error that keeps this rank from a collective to the other members, which would wait."""
 
     __slots__ = ("_kind", "_name", "_process_set")
 
@@ -322,16 +322,16 @@ class _Telling:
 
 
 def _tell(error: Exception, kind: Kind, name: str | None, process_set: int) -> None:
-    """Tell the other members what keeps this rank from a collective, if it is nothing that they know."""
+    """Send the error that keeps this rank from a collective to the other members, unless they know it already."""
     if not isinstance(error, CollectiveError):
         session = current()
-        name = name or session.name_unnamed(kind, process_set)  # now: it would be that of the verb
+        name = name or session.name_unnamed(kind, process_set)  # taken now, because the verb would have taken this name
         session.refuse(process_set, name, kind, error)
 
 
 @final
 class _Outputs(Generic[T]):
-    """Output tensors, made when their shapes are known."""
+    """Output tensors, created when their shapes are known."""
 
     def __init__(self, adapter: Adapter[T]) -> None:
         self._adapter = adapter

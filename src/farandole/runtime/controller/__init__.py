@@ -1,1 +1,1 @@
-"""The controller's process: its socket, and the state machines behind it."""
+"""Process of the controller: its socket, and the state machines behind it."""

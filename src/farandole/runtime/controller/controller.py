@@ -8,10 +8,10 @@
         if controller.deadline() is due:
             controller.tick(time.monotonic())
 
-``handle`` only takes in. What became ready is ordered by ``tick``, when everything that has arrived is in: that is what
-lets collectives be fused. Whoever runs the loop reports the ends of workers, and sets ``request_stack``, ``report``,
-``task`` and ``on_result`` as far as it can serve them, all from the one thread of that loop. Nothing a worker sends can
-raise here.
+``handle`` only records a message. ``tick`` sends the orders for collectives that are ready, after all messages that
+have arrived are handled: this is what allows fusion. The owner of the loop reports the exits of workers, and sets
+``request_stack``, ``report``, ``task`` and ``on_result`` as far as it supports them, all in the one thread of that
+loop. No message of a worker can make the controller raise.
 """
 
 from __future__ import annotations
@@ -74,41 +74,41 @@ logger = logging.getLogger("farandole.controller")
 Clock: TypeAlias = Callable[[], float]
 
 FAREWELL_S = 0.5
-"""Longest time by which the ``Leave`` of a worker may come after the news of its end: they travel different ways.
+"""Longest time by which the ``Leave`` of a worker may arrive after the report of its exit, which takes another path.
 
-The threads that send and receive it may have to wait for a processor. It is waited for only where a worker has ended
-well without one.
+The threads that send and receive it may have to wait for a processor. The controller waits only after an exit with code
+0 without a ``Leave``.
 """
 
 RELAYED = 10
-"""Factor by which that is longer in jobs with relays, each of which may be busy."""
+"""Factor on ``FAREWELL_S`` in jobs with relays, each of which may be busy."""
 
 
 @final
 class Controller:
-    """Controller of a job; one thread. Peers are workers and, in large jobs, relays. Elastic jobs give a formation."""
+    """Controller of a job; one thread. Peers are workers and, in large jobs, relays. Elastic jobs pass a formation."""
 
     def __init__(
         self, send: Send, settings: Settings, expected: int, clock: Clock, formation: Formation | None = None
     ) -> None:
         self.request_stack: Callable[[Hello], object] = lambda _: None
-        """Have the Python stack of a worker, by its ``Hello``, brought to ``stack_arrived``."""
+        """Request the Python stack of the worker with this ``Hello``; the caller then calls ``stack_arrived``."""
         self.report: Callable[[str], object] = logger.warning
-        """Show a text to people."""
+        """Print a text for users."""
         self.notice: Callable[[str], object] | None = None
-        """The same for waits after a fault, where they are not reported; in notebooks their cells show them."""
+        """The same for waits after a fault, if they go elsewhere than ``report``: in notebooks, to the live view."""
         self.task, self._results = b"", ResultPieces()
-        """Payload for workers that ask for a function to run."""
+        """Payload for workers that request a function to run."""
         self.on_result: Callable[[int, bool, bytes], object] | None = None
-        """Told what such a function returned or raised: ``worker_id``, success, payload."""
+        """Called with the result or error of such a function: ``worker_id``, success, payload."""
         self.on_hello: Callable[[Hello], object] = lambda _: None
-        """Told of every worker that has called ``init``."""
+        """Called for every worker that has called ``init``."""
         self.refuse: Callable[[str, str], object] = lambda _kind, _detail: None
-        """Told, by kind, of processes that have the job's key and are none of its workers."""
+        """Called, by kind, for processes that have the job's key but are not its workers."""
         self._settings, self._expected, self._clock, self._downlink = settings, expected, clock, Downlink(send)
         self._formation = formation or StaticFormation.of(settings, expected)
         self.registry = self._formation.registry.below(self._downlink.is_relayed)
-        self.inherited = InheritedGeneration(send, self._formation, clock)  # another, where a controller was before
+        self.inherited = InheritedGeneration(send, self._formation, clock)  # replaced if there was a controller before
         self.watching = Watching(send, lambda ranks, message: self._tell(ranks, CONTROL, message), time.time)
         self._generation: Generation | None = None
         self._after_fault = AfterFault(Limits.of(settings).warning_s > 0)
@@ -127,7 +127,7 @@ class Controller:
         self._handlers_of_ranks = self._those_of_ranks()
 
     def _those_of_ranks(self) -> dict[type, Callable[[Generation, int, Any], None]]:
-        """Handlers of messages that a rank of the current generation sends."""
+        """Handlers of messages from ranks of the current generation."""
         return {
             Submit: self._on_submit,
             Exchange: self._on_exchange,
@@ -144,20 +144,20 @@ class Controller:
             CellOver: self._on_watched,
         }
 
-    # -- what the loop calls ------------------------------------------------------------------------------------------
+    # -- called by the loop -------------------------------------------------------------------------------------------
 
     def handle(self, identity: bytes, message: Message) -> None:
-        """Take in a message from the socket ``identity``."""
+        """Handle a message from the socket ``identity``."""
         self._received += 1
         if not self.inherited.takes(identity, message):
             self._take(identity, message)
 
     def worker_started(self, worker_id: int, pid: int, host: str) -> None:
-        """Note that a worker runs: should it never call ``init``, the others can be told where it is."""
+        """Note that a worker runs, so that errors can say where it is if it never calls ``init``."""
         self._formation.started(worker_id, f"rank {worker_id} on {host} (process {pid})")
 
     def worker_exited(self, event: WorkerExited) -> None:
-        """Take in the end of a worker, with its description for people."""
+        """Handle the exit of a worker, with a description for users."""
         now = self._clock()
         self._formation.worker_exited(event)
         generation = self._generation
@@ -172,9 +172,9 @@ class Controller:
         self._form(now)
 
     def worker_lost(self, event: WorkerExited) -> None:
-        """Take in that a worker counts as dead although nobody has seen its end; should it go on, it is told as well.
+        """Handle a worker that counts as dead without an observed exit; if it still runs, it gets the ``Abort``, too.
 
-        Its host may only have stood still, and it waits for what will never come.
+        Its host may only have been suspended; the worker would wait forever.
         """
         generation = self._generation
         rank = None if generation is None else generation.rank_at(event.worker_id, event.pid)
@@ -184,22 +184,22 @@ class Controller:
                 self._tell(RankSet.only(rank), suffix, generation.over)
 
     def left(self) -> list[int]:
-        """``worker_id`` of each worker that has left the current generation or ended, in that order."""
+        """``worker_id`` of each worker that has left the current generation or exited, in that order."""
         return self._generation.left() if self._generation is not None else []
 
     @property
     def is_needed(self) -> bool:
-        """True while there are ranks in a generation that nothing has ended."""
+        """True while the current generation has not ended and has ranks left."""
         generation = self._generation
         return generation is not None and generation.over is None and bool(generation.present())
 
     def stack_arrived(self, worker_id: int, text: str) -> None:
-        """Take in the stack that ``request_stack`` asked for, or the reason why there is none."""
+        """Handle the reply to ``request_stack``: the stack, or the reason why there is none."""
         if self._generation is not None:
             self._generation.stack_arrived(worker_id, text, self._clock())
 
     def abort(self, reason: str, kind: str = "AbortError") -> None:
-        """End the generation for everybody who is still in it."""
+        """End the generation for all ranks still in it."""
         generation = self._generation
         if generation is None:
             self.inherited.end(reason)
@@ -208,16 +208,16 @@ class Controller:
             generation.over = Abort(generation.number, reason, kind)
             self._formation.generation_ended(GenerationEnded(generation.number, reason))
             self.watching.ended(generation.number, reason)
-            for suffix in (CONTROL, ORDERS):  # each is read by another thread, and both may wait for what will not come
+            for suffix in (CONTROL, ORDERS):  # read by two threads, each of which may be waiting
                 self._tell(generation.present(), suffix, generation.over)
 
     @property
     def farewell_s(self) -> float | None:
-        """Time at which the first ``Leave`` is overdue of a worker that has ended; ``None`` if none is expected."""
+        """Time at which the first ``Leave`` of an exited worker is overdue; ``None`` if none is expected."""
         return None if self._generation is None else self._generation.farewell_s
 
     def deadline(self) -> float | None:
-        """Time at which ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
+        """Time at which ``tick`` is due, by ``clock``; ``None`` if there is no deadline."""
         current = self.inherited if self._generation is None else self._generation
         moments = (self._formation.deadline_s, current.deadline_s, self._after_fault.deadline_s)
         return min((moment for moment in moments if moment is not None), default=None)
@@ -242,7 +242,7 @@ class Controller:
             self._tell_waits(now)
 
     def statistics(self) -> dict[str, int]:
-        """Counters: messages received and refused, and those of the current generation."""
+        """Counters of messages received, sent and refused, and counters of the current generation."""
         generation = self._generation
         refused = self._rejected.total() + (generation.rejected.total() if generation else 0)
         own = generation.statistics() if generation is not None else {}
@@ -276,7 +276,7 @@ class Controller:
         generation.stall.expect(now)
 
     def _below(self, relay: bytes, number: int) -> tuple[Generation | None, RankSet]:
-        """Generation that a relay's message counts for, or ``None``, and the present ranks below the relay."""
+        """Generation to which a relay's message belongs, or ``None``, and the present ranks below the relay."""
         generation = self._generation
         if not generation or generation.over or number != generation.number or relay not in self._downlink.branches:
             self._rejected["messages of another generation"] += 1
@@ -284,7 +284,7 @@ class Controller:
         return generation, self._downlink.branches[relay] & generation.present()
 
     def _on_letters(self, identity: bytes, message: Envelopes) -> None:
-        """Take in messages of workers that a relay passes on."""
+        """Handle messages of workers that a relay forwards."""
         for sender, inner in self._downlink.opened(identity, message):
             if inner is None or isinstance(inner, Envelopes | Ready | GatheredParts):
                 self._rejected["letters that are not from workers"] += 1
@@ -321,7 +321,7 @@ class Controller:
             self._tell(RankSet.of(ranks), CONTROL, complete)
 
     def _on_leave(self, identity: bytes, message: Leave) -> None:
-        found = self._find(identity, message.generation, ended=True)  # who left before whom matters then, too
+        found = self._find(identity, message.generation, ended=True)  # the order of leaving matters after the end, too
         if found is None:
             return
         generation, rank = found
@@ -336,7 +336,7 @@ class Controller:
 
     def _on_withdraw(self, identity: bytes, message: Withdraw) -> None:
         generation = self._generation
-        if generation is not None and generation.rank_of(identity[:-1]) is not None:  # it was formed meanwhile
+        if generation is not None and generation.rank_of(identity[:-1]) is not None:  # the generation formed meanwhile
             self._on_leave(identity, Leave(generation.number, worker_id=message.worker_id, told=True))
         else:
             self._formation.left(message.worker_id, ending=False, told=True)
@@ -371,7 +371,7 @@ class Controller:
         self._do_without(generation, *generation.parted(rank, message.host))
 
     def _do_without(self, generation: Generation, ranks: Sequence[int], reason: str, kind: str = "AbortError") -> None:
-        """Give up ``ranks``: others may go on without them, or else the generation ends."""
+        """Give up ``ranks``: the other ranks go on without them, or the generation ends."""
         if not self._formation.stalled(generation.worker_ids(ranks), reason):
             self.report(reason)
             self.abort(reason, kind)
@@ -397,7 +397,7 @@ class Controller:
         self.watching.of_rank(rank, message)
 
     def _on_metrics(self, identity: bytes, message: Metrics) -> None:
-        # Also of a generation that is over, and of ranks that have left it: their last numbers tell why.
+        # Also after the end of a generation, and of ranks that have left it: the last metrics may show the cause.
         generation = self._generation
         rank = None if generation is None else generation.rank_of(identity[:-1])
         if generation is None or rank is None or message.generation != generation.number:
@@ -415,7 +415,7 @@ class Controller:
             self.on_result(whole.worker_id, whole.ok, whole.payload)
 
     def _find(self, identity: bytes, number: int, ended: bool = False) -> tuple[Generation, int] | None:
-        """Generation and rank that a message counts for; ranks of a dead generation are reminded of its end."""
+        """Generation and rank to which a message belongs; ranks of an ended generation get its ``Abort`` again."""
         generation = self._generation
         rank = None if generation is None else generation.rank_of(identity[:-1])
         if generation is None or rank is None or number != generation.number:
@@ -433,7 +433,7 @@ class Controller:
     # -- generations --------------------------------------------------------------------------------------------------
 
     def _form(self, now: float) -> None:
-        """Carry out the actions of the formation that are due."""
+        """Carry out the decisions of the formation that are due."""
         while (decision := self._formation.decide(now)) is not None:
             if isinstance(decision, Formed):
                 self._begin(decision)
@@ -457,21 +457,21 @@ class Controller:
         self._alert(self._generation)
 
     def _stop_waiting(self, generation: Generation) -> None:
-        """End waits for ranks that have left, outside the negotiated lane: exchanges and requests to timelines."""
+        """End waits for ranks that have left, except in the negotiated lane: exchanges and timeline requests."""
         if reason := generation.exchange_without():
             self.abort(reason)
         self._answer_timeline(generation)
 
     def _answer_timeline(self, generation: Generation) -> None:
-        """Tell rank 0 once all have done what it asked of their timelines."""
+        """Reply to rank 0 after all ranks have started or stopped their timelines."""
         number = generation.timeline.finished()
         if number is not None:
             self._tell(RankSet.only(0), CONTROL, TimelineSet(generation.number, number))
 
-    # -- what is due --------------------------------------------------------------------------------------------------
+    # -- deadlines ----------------------------------------------------------------------------------------------------
 
     def _order(self, generation: Generation, deliveries: Sequence[Delivery]) -> None:
-        """Send each rank its orders, in one message; ranks with the same orders get the same one."""
+        """Send each rank its orders in one message; ranks with the same orders get the same message."""
         for delivery in deliveries:
             self._downlink.note(delivery.order)
         if any(delivery.order.error for delivery in deliveries):
@@ -492,12 +492,12 @@ class Controller:
             self._do_without(generation, step.missing, step.reason, "StallError")
 
     def _alert(self, generation: Generation) -> None:
-        """Have ranks report short waits, if there was a fault lately."""
+        """Make ranks report short waits if there was a fault recently."""
         if alert_s := self._after_fault.left_s(self._clock()):
             self._tell(generation.present(), CONTROL, Notice(generation.number, alert_s))
 
     def _tell_waits(self, now: float) -> None:
-        """Tell people, after a fault, who waits for whom: on the screen of the job, and in their cells."""
+        """After a fault, tell users which ranks wait for which: in the job's output, and in notebook cells."""
         alert_s = self._after_fault.left_s(now)
         for text, uid in self._after_fault.look(now, self._formation, self._generation):
             (self.notice or self.report)(text)
@@ -508,7 +508,7 @@ class Controller:
         if isinstance(step, DeadlockCheck):
             self._tell(RankSet.of(step.ranks), CONTROL, AskWaits(generation.number, step.question))
         elif isinstance(step, Deadlock) and not generation.negotiation.end_crossed(RankSet.of(step.ranks)):
-            self.abort(step.reason, "MismatchError")  # an elastic job would run into it again
+            self.abort(step.reason, "MismatchError")  # an error: an elastic job would deadlock again
 
     def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:
         self._downlink.tell(GLOBAL, ranks, suffix, message)

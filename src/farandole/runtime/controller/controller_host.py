@@ -1,14 +1,14 @@
-"""The loop of a process that hosts a controller: a launcher, an elastic job's, or one that workers start.
+"""Event loop of a process that hosts a controller: launcher, controller of an elastic job, or started by workers.
 
     with host: host.serve()
 
-It sleeps until a message, a descriptor or a moment; messages of workers go straight to the ``Controller``. What the end
-of a worker or of a host means is for those to say who derive from it.
+It sleeps until a message, a descriptor or a deadline; messages of workers go directly to the ``Controller``. Subclasses
+decide what the exit of a worker or the loss of a host means.
 
-One thread runs all of it. What wakes the loop changes from turn to turn, and ``_watch`` compares it before each sleep.
-An epoll knows open files, not numbers: if a descriptor were closed while it is watched, the next file with its number
-would be taken for watched, and never wake anybody. So whoever has a descriptor in the loop closes it after a ``_watch``
-without it, or by ``_let_go``.
+One thread runs all of it. The set of watched descriptors changes from turn to turn, and ``_watch`` updates it before
+each sleep. An epoll watches open files, not numbers: if a descriptor were closed while it is watched, the next file
+with its number would count as watched, and never wake the loop. So the owner of a watched descriptor closes it after a
+``_watch`` without it, or with ``_let_go``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ControllerHost(ABC):
-    """Host of the controller behind ``root``, which stays the caller's to close."""
+    """Host of the controller behind ``root``; the caller closes ``root``."""
 
     def __init__(self, root: Root) -> None:
         self._root, self._controller = root, root.controller
@@ -38,7 +38,7 @@ class ControllerHost(ABC):
         root.controller.report = self._say
 
     def serve(self) -> None:
-        """Return when the job is over."""
+        """Run the loop until the job is over."""
         while not self._is_over():
             self._watch()
             self._on_descriptors(self._root.turn(self._until_s()))
@@ -52,11 +52,11 @@ class ControllerHost(ABC):
             self._root.router.unwatch(fd)
         self._watched = set()
 
-    # -- what a kind of host decides ----------------------------------------------------------------------------------
+    # -- decisions of subclasses --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _is_over(self) -> bool:
-        """True if there is nothing to wait for."""
+        """True if the loop may end."""
 
     @property
     @abstractmethod
@@ -65,32 +65,32 @@ class ControllerHost(ABC):
 
     @abstractmethod
     def _on_descriptors(self, ready: set[int]) -> None:
-        """Take in what has come by those of ``_fds`` that are readable."""
+        """Read those of ``_fds`` that are ``ready``."""
 
     @abstractmethod
     def _on_hello(self, host: str, hello: AgentHello) -> None:
-        """Take in that the agent of a host has answered."""
+        """Handle the ``AgentHello`` of a host's agent."""
 
     @abstractmethod
     def _on_exit(self, host: str, exited: WorkerExited) -> None:
-        """Take in the end of a worker, as the agent of its host has noticed it."""
+        """Handle the exit of a worker, reported by the agent of its host."""
 
     @abstractmethod
     def _on_lost(self, host: str, reason: str) -> None:
-        """Take in that a host is silent, has never answered, or has another version."""
+        """Handle a host that is silent, never connected, or has another version."""
 
     @abstractmethod
     def _say(self, text: str) -> None:
-        """Show a text to people."""
+        """Print a text for users."""
 
     def _until_s(self) -> float | None:
-        """Time at which ``_on_turn`` has something to do, whatever comes or not."""
+        """Next deadline: the time at which ``_on_turn`` has something to do."""
         return None
 
     def _on_turn(self, now: float) -> None:  # noqa: B027 (a host without deadlines has nothing to do)
-        """Do what is due, now that everything that had come is taken in."""
+        """Do what is due, after all messages that had arrived were handled."""
 
-    # -- what all do --------------------------------------------------------------------------------------------------
+    # -- common to all hosts ------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         wanted = set(self._fds)

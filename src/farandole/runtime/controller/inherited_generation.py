@@ -1,12 +1,12 @@
-"""Inherited generation: found and not formed by this controller; its own controller is gone, its members go on.
+"""Inherited generation: formed by a previous controller, which is lost; its members go on training.
 
     inherited = InheritedGeneration(router.send, formation, time.monotonic, generation=7, worker_ids=(0, 1, 4))
     inherited.takes(b"7f3ac", ControllerLost(7, worker_id=0))  # True: it is told to reconnect at a commit
-    inherited.end("worker 4 on b was killed by SIGKILL")                                        # and now, all of them
+    inherited.end("worker 4 on b was killed by SIGKILL")                                        # end it for all
 
-What the members had agreed on with the controller before is gone with it. So they are not asked for it: planned
-collectives need no controller and go on until the members end the generation together, at their next commit. Whoever
-needs the controller ends it for all at once, which costs the step that it interrupts. That all hang is noticed as ever.
+The negotiation state of the previous controller is lost, and is not rebuilt: planned collectives need no controller and
+go on until the members end the generation together, at their next commit. A member that needs the controller ends the
+generation for all at once, which costs the interrupted step. A hang of all members is still detected.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from farandole.runtime.coordination.stall import Limits, StallInspector, StallVe
 REASON = "the controller was replaced"
 
 UNANSWERED = (TimelineSet, Metrics, Prepared, Acted, CellOver)
-"""Messages of ranks of which nobody waits for a reply."""
+"""Messages of ranks that need no reply."""
 
 NO_LIMITS = Limits(0.0, 0.0)
-"""No limits: where there is no generation, nobody hangs."""
+"""No limits: without a generation no rank can hang."""
 
 
 @final
 class InheritedGeneration:
-    """State of a generation that a new controller has found; ``worker_ids`` are those of the members, by rank.
+    """State of a generation that a new controller has found; ``worker_ids``: ids of the members, by rank.
 
-    Once that controller has formed a generation itself, members of this one that are late are turned away here.
-    ``over`` says why the generation has ended already, if it has.
+    After that controller has formed a generation itself, late members of this one are refused here. ``over``: why the
+    generation has already ended, or "".
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class InheritedGeneration:
         self._unheard = set(worker_ids)
         self._over = Abort(generation, over) if over else None
         self._members: dict[bytes, int] = {}
-        """``worker_id`` of each member that has said that it stays, by what its sockets have in common."""
-        self._stall = StallInspector(limits, [""] * len(worker_ids))  # no text of ours tells where they are
+        """``worker_id`` of each member that sent ``ControllerLost``, by the common part of its socket identities."""
+        self._stall = StallInspector(limits, [""] * len(worker_ids))  # hosts are unknown here, and not printed
         self._stall.begin(clock())
 
     def takes(self, identity: bytes, message: Any) -> bool:
-        """Take in a message; False if the controller is to handle it, too, or alone."""
+        """Handle a message; False if the controller must handle it (too)."""
         if isinstance(message, Hello | Withdraw):
-            if message.worker_id in self._unheard:  # it was not in it any more, or never; the others may wait for it
+            if message.worker_id in self._unheard:  # it left, or was never in; the others may wait for it
                 self.end(f"worker {message.worker_id} has left it while no controller was there")
             return False
         if isinstance(message, ControllerLost):
@@ -82,14 +82,14 @@ class InheritedGeneration:
         return self._stall.deadline_s if self._generation and self._over is None else None
 
     def tick(self, now: float) -> None:
-        """Look, if it is time to, for the case that no member goes on."""
+        """Check, if due, whether all members hang."""
         if self.deadline_s is not None and self.deadline_s <= now:
             verdict = self._stall.look(now, (), lambda _: "")
             if isinstance(verdict, StallVerdict):
                 self._formation.stalled(self._worker_ids, verdict.reason)
 
     def end(self, reason: str) -> None:
-        """End the generation for all its members, now."""
+        """End the generation for all its members now."""
         if self._generation and self._over is None:
             self._over = Abort(self._generation, reason)
             self._formation.generation_ended(GenerationEnded(self._generation, reason))
@@ -97,7 +97,7 @@ class InheritedGeneration:
                 self._send(uid + CONTROL, self._over)
 
     def replace(self) -> None:
-        """Forget the members, as this controller has formed a generation itself."""
+        """Forget the members, because this controller has formed a generation itself."""
         self._generation, self._unheard, self._members = 0, set(), {}
 
     def _leave(self, message: Leave) -> None:
@@ -111,12 +111,12 @@ class InheritedGeneration:
         worker_id = self._members.get(uid)
         if worker_id is not None and worker_id in self._worker_ids:
             self._stall.answered(self._worker_ids.index(worker_id), progress, self._clock())
-            if self._over is not None:  # it has had no time yet to form another
+            if self._over is not None:  # it has not had time to join another one yet
                 self._formation.answered(worker_id)
 
     def _answer(self, identity: bytes, message: ControllerLost) -> None:
         uid = identity[:-1]
-        identity = uid + CONTROL  # whichever of the worker's sockets it came from
+        identity = uid + CONTROL  # from whichever of the worker's sockets it came
         if message.generation != self._generation:
             self._send(identity, Abort(message.generation, f"{REASON}, and the others have begun another generation"))
             return

@@ -1,13 +1,13 @@
 """Root of the control plane: the socket, the controller behind it, and the agents of the hosts.
 
     root = Root(router, settings, expected=4)
-    root.on_agent = lambda host, message: ...           # what agents say
-    root.on_lost = lambda host, reason: ...             # a host that will not come back
+    root.on_agent = lambda host, message: ...           # messages of agents
+    root.on_lost = lambda host, reason: ...             # a host that is lost
     while not over:
         ready = root.turn(until_s=None)                 # sleeps; returns the watched descriptors that are readable
 
-Launcher and stand-alone controller drive one each, and know what the end of a worker means. Everything runs in the
-thread that calls ``turn``.
+A launcher and a stand-alone controller each drive one ``Root``, and decide what the exit of a worker means. Everything
+runs in the thread that calls ``turn``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @final
 class Root:
-    """Root of one job; one thread. The ``router`` is the caller's to close. ``formation`` is that of an elastic job."""
+    """Root of one job; one thread. The caller closes the ``router``. ``formation``: only in an elastic job."""
 
     def __init__(self, router: Router, settings: Settings, expected: int, formation: Formation | None = None) -> None:
         self.router = router
@@ -56,21 +56,21 @@ class Root:
         self._relays: dict[str, tuple[str, ...]] = {}
         self._names: dict[str, str] = {}
         self.on_agent: Callable[[str, Any], object] = lambda _host, _message: None
-        """Receives messages of agents but ``Alive`` and ``RelayParentLost``; an ``AgentHello`` has been checked."""
+        """Called with messages of agents except ``Alive`` and ``RelayParentLost``, and with checked ``AgentHello``."""
         self.on_person: Callable[[bytes, Any], object] = lambda _identity, _message: None
-        """Told of questions and orders of people, which ``router.send`` answers, and of what scripts report."""
+        """Called with queries and orders of users, to be answered with ``router.send``, and with reports of scripts."""
         self.on_lost: Callable[[str, str], object] = lambda _host, _reason: None
-        """Told of a host that is lost, and why; the ends of its workers are the caller's to report."""
+        """Called for a lost host, with the reason; the caller reports the exits of its workers."""
 
     def turn(self, until_s: float | None) -> set[int]:
-        """Sleep until something comes, is due, or ``until_s``; take it in. Returns the watched descriptors to read.
+        """Sleep until a message, a deadline or ``until_s``; handle it. Returns the watched descriptors to read.
 
-        What workers of a static job submit is a matter of the controller alone: this does not return for it.
+        Submissions of workers in a static job concern only the controller: ``turn`` does not return for them.
         """
         while True:
             ready = self.router.wait(self._patience_s(until_s))
             is_more = self._take_in()
-            now = time.monotonic()  # after _take_in: a heartbeat counts that came while this process was busy
+            now = time.monotonic()  # after _take_in: heartbeats that arrived while this process was busy count
             for lost in self.hosts.lost(now):
                 self.on_lost(*lost)
                 is_more = True
@@ -81,8 +81,8 @@ class Root:
                 return ready
 
     def _take_in(self) -> bool:
-        """Take in everything that has come; True unless it was submissions and nothing else."""
-        later: list[tuple[str, Any]] = []  # the end of a worker, after what the worker said and may be here as well
+        """Handle all messages that have arrived; True unless all of them were submissions."""
+        later: list[tuple[str, Any]] = []  # exits of workers, after the workers' own messages
         count = submitted = 0
         while (got := self.router.recv()) is not None:
             identity, message = got
@@ -98,7 +98,7 @@ class Root:
                 self.on_person(identity, message)
             elif isinstance(message, WatchJob | Seen | WatchOrder) and identity.startswith(WATCHER):
                 self.controller.watching.hear(identity, message)
-            elif isinstance(message, AgentHello):  # its host has another one
+            elif isinstance(message, AgentHello):  # its host has a newer agent
                 self.router.send(identity, StopWorkers(0.0))
             else:
                 self.controller.handle(identity, message)
@@ -107,11 +107,11 @@ class Root:
         return not submitted or count > submitted
 
     def tell(self, host: str, message: Message) -> bool:
-        """Send something to the agent of ``host``; False if it is not connected."""
+        """Send a message to the agent of ``host``; False if it is not connected."""
         return self.router.send(AGENT + self._names.get(host, host).encode(), message)
 
     def name(self, host: str, until_s: float) -> str:
-        """New name for the next agent of ``host``, which is to answer by ``until_s``; earlier agents count no more."""
+        """New name for the next agent of ``host``, which must connect by ``until_s``; earlier agents are ignored."""
         times = int(self._names.get(host, "/0").rpartition("/")[2])
         self._names[host] = f"{host}/{times + 1}"
         self.hosts.readmit(host)
@@ -119,7 +119,7 @@ class Root:
         return self._names[host]
 
     def adopt(self, host: str, name: str, until_s: float | None) -> None:
-        """Keep an agent of the controller before, which is to answer by ``until_s``, or (``None``) has ended."""
+        """Keep an agent of the previous controller, which must connect by ``until_s``, or (``None``) has exited."""
         self._names[host] = name
         if until_s is None:
             self.hosts.ended(host)
@@ -127,7 +127,7 @@ class Root:
             self.hosts.expect(host, until_s)
 
     def _host_of(self, identity: bytes) -> str | None:
-        """Host of the agent ``identity``; ``None`` for other peers, and for an agent that is not its host's last."""
+        """Host of the agent ``identity``; ``None`` for other peers, and for agents replaced by a newer one."""
         if not identity.startswith(AGENT):
             return None
         name = identity.removeprefix(AGENT).decode(errors="replace")
@@ -141,7 +141,7 @@ class Root:
             self.hosts.ended(host)
             self.on_lost(host, f"{reason}: install the same version on both")
             return
-        if not isinstance(message, Hello):  # only agents are heard of here
+        if not isinstance(message, Hello):  # a Hello is not from the agent
             self.hosts.heard(host, time.monotonic())
         if isinstance(message, AgentHello) and message.relay:
             self._relays[host] = message.relay
@@ -151,7 +151,7 @@ class Root:
             )
         elif isinstance(message, RelayParentLost):
             self.controller.abort(message.reason)
-            self.tell(host, SetRelayParent())  # what comes next need not fail, too
+            self.tell(host, SetRelayParent())  # so that the next generation can work
         if not isinstance(message, Alive | RelayParentLost):
             self.on_agent(host, message)
 

@@ -1,11 +1,11 @@
-"""Watching of a job: what its controller tells those who watch, and the orders that they give.
+"""Live views of a job: messages from its controller to the viewers, and the orders of viewers.
 
     watching = Watching(router.send, tell_ranks, time.time)
-    watching.hear(identity, WatchJob(...))             # a watcher has come: workers send their metrics from now on
+    watching.hear(identity, WatchJob(...))             # a viewer connected: workers send metrics from now on
     watching.formed(1, ["a", "a"])
-    watching.metrics(0, Metrics(...))               # and it goes on to every watcher
+    watching.metrics(0, Metrics(...))               # forwarded to every viewer
 
-A watcher that does not keep up misses messages, and is told how many: nothing here grows while it sleeps.
+A slow viewer misses messages, and receives their number: no queue grows while it is stopped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from farandole.runtime.coordination.rank_set import RankSet
 from farandole.runtime.coordination.step_orders import StepOrders
 
 Obey: TypeAlias = Callable[[WatchOrder], tuple[bool, str]]
-"""Obeys an order that needs no step; tells whether it is taken, and what becomes of it."""
+"""Obeys an order that needs no step; returns whether it is accepted, and a text for the user."""
 
 LONGEST_WINDOW_BYTES, BACKLOG_BYTES = 2**26, 2**23
 
@@ -55,14 +55,14 @@ class _Watcher:
 
 @final
 class Watching:
-    """Watchers of one job; one thread. ``tell`` sends a message to ranks, ``clock`` is that of the wall."""
+    """Viewers of one job; one thread. ``tell`` sends a message to ranks; ``clock`` is wall-clock time."""
 
     def __init__(self, send: Send, tell: Callable[[RankSet, Message], object], clock: Callable[[], float]) -> None:
         self.obey: Obey = lambda order: (False, f"this job knows no {order.verb}")
-        """Obey an order of ``AT_ONCE``; whoever runs the job sets it."""
+        """Obey an order of ``AT_ONCE``; set by the launcher or controller host that runs the job."""
         self.resizable = False
         self.in_cells = False
-        """True if ranks train in cells of a notebook, which orders do not outlive."""
+        """True if ranks train in notebook cells; orders end with the cell."""
         self._send, self._tell, self._clock = send, tell, clock
         self._watchers: dict[bytes, _Watcher] = {}
         self._backlog: list[Message] | None = None
@@ -73,17 +73,17 @@ class Watching:
 
     @property
     def is_watched(self) -> bool:
-        """True if there is anybody to tell, or will be."""
+        """True if a viewer is connected or expected."""
         return bool(self._watchers) or self._backlog is not None
 
     def expect(self) -> None:
-        """Keep what there is to tell for a watcher that is about to come."""
+        """Keep messages for a viewer that will connect soon."""
         self._backlog = []
 
-    # -- watchers -----------------------------------------------------------------------------------------------------
+    # -- viewers ------------------------------------------------------------------------------------------------------
 
     def hear(self, identity: bytes, message: WatchJob | Seen | WatchOrder) -> None:
-        """Take in a message of a watcher."""
+        """Handle a message of a viewer."""
         watcher = self._watchers.get(identity)
         if isinstance(message, WatchJob):
             if watcher is None and len(self._watchers) < MOST_WATCHERS:
@@ -105,24 +105,24 @@ class Watching:
             self._orders.give(message.number, message.verb)
 
     def tell(self, message: Message) -> None:
-        """Tell all who watch."""
+        """Send a message to all viewers."""
         for identity in tuple(self._watchers):
             self._tell_one(identity, message)
         if self._backlog is not None:
             self._backlog_bytes += len(encode(message))
             self._backlog.append(message)
-            if self._backlog_bytes > BACKLOG_BYTES:  # nobody comes
+            if self._backlog_bytes > BACKLOG_BYTES:  # no viewer connects
                 self._backlog = None
 
     def said(self, text: str) -> None:
-        """Pass on what is said to people."""
+        """Send a text that was printed for users to the viewers."""
         if self.is_watched:
             self.tell(Announced(self._clock(), text))
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def formed(self, generation: int, hosts: Sequence[str]) -> None:
-        """Take in that a generation is formed."""
+        """Handle the start of a generation."""
         self._ranks = set(range(len(hosts)))
         self._members = Members(self._clock(), generation, list(hosts), self.resizable)
         self.tell(self._members)
@@ -131,19 +131,19 @@ class Watching:
         self._orders.begin(generation, self._ranks)
 
     def ended(self, generation: int, reason: str) -> None:
-        """Take in that the generation has ended."""
+        """Handle the end of the generation."""
         self._ranks = set()
         self._orders.end("the ranks' session has ended with their cell" if self.in_cells else "")
         if self.is_watched:
             self.tell(Ended(self._clock(), generation, reason))
 
     def left(self, rank: int) -> None:
-        """Take in that a rank has left in good order."""
+        """Handle a rank that has left."""
         self._ranks.discard(rank)
         self._orders.gone(rank)
 
     def of_rank(self, rank: int, message: Metrics | Prepared | Acted | CellOver) -> None:
-        """Take in a message of a rank."""
+        """Handle a message of a rank."""
         if isinstance(message, Metrics):
             self.tell(RankMetrics(message.generation, rank, message.points, message.notes, message.dropped))
         elif isinstance(message, Prepared):
@@ -153,10 +153,10 @@ class Watching:
         else:
             self._orders.acted(rank, message.number, message.step)
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def _ask(self, ranks: set[int]) -> None:
-        """Have ranks send their metrics, as often as the most curious watcher wants, or no more."""
+        """Make ranks send metrics at the shortest interval requested by a viewer, or stop."""
         if ranks and self._members is not None:
             expected_s = EXPECTED_S if self._backlog is not None else 0.0
             every_s = min((each.every_s for each in self._watchers.values()), default=expected_s)
@@ -173,7 +173,7 @@ class Watching:
             self._tell_one(identity, Missed(missed))
         if identity in self._watchers:
             watcher.unseen_bytes += nbytes
-            if not self._send(identity, message):  # it has gone
+            if not self._send(identity, message):  # disconnected
                 del self._watchers[identity]
                 if not self._watchers:
                     self._ask(self._ranks)

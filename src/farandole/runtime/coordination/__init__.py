@@ -1,1 +1,1 @@
-"""Coordination: what ranks said, what follows from it, and who belongs to a generation; pure, for all processes."""
+"""Coordination: state machines of negotiation, stalls, deadlocks and membership; pure, for all kinds of process."""

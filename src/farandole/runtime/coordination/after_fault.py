@@ -1,13 +1,13 @@
-"""Notices after a fault: who waits for whom, a line for each wait from a second on; without any I/O.
+"""Notices after a fault: which ranks wait for which, one line for each wait longer than a second; without any I/O.
 
     after = AfterFault()
-    after.fault(now)                               # a generation has ended, or ranks have got an error
+    after.fault(now)                               # a generation has ended, or ranks received an error
     for text, uid in after.look(now, formation, generation):
         ...                                        # "waiting after a fault: rank 0 on a for rank 1 on b, ..."
 
-Where something has gone wrong, a rank may do what the others do not, and people look at the screen. Elsewhere a wait of
-a second is nothing: ranks validate, load data and compile. So notices end ``ALERT_S`` after the last fault, and what
-lasts longer is left to the stall inspector.
+After a fault ranks may diverge, and the user watches the output. At other times a wait of a second is normal: ranks
+validate, load data and compile. So notices end ``ALERT_S`` after the last fault, and the stall inspector reports longer
+waits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from farandole.runtime.coordination.rank_names import name_ranks
 from farandole.runtime.coordination.stall import MOST_WAITS
 
 NOTICE_S = 1.0
-"""From which duration on a wait is told; ranks report theirs more often than that."""
+"""Shortest wait that is reported; ranks report their waits more often than that."""
 
 ALERT_S = 60.0
-"""Time for which waits are told after a fault."""
+"""Time for which waits are reported after a fault."""
 
 LOOK_S = 0.5
 """Interval between two looks."""
@@ -32,7 +32,7 @@ LOOK_S = 0.5
 
 @final
 class Told(NamedTuple):
-    """A line for people, and the worker in whose cell it is shown, the first that waits."""
+    """A line for users, and the first waiting worker, in whose notebook cell it is shown."""
 
     text: str
     uid: bytes
@@ -40,7 +40,7 @@ class Told(NamedTuple):
 
 @final
 class _Wait(NamedTuple):
-    """Wait of members for others; ``key`` stays the same while it lasts."""
+    """Wait of members for others; ``key`` is constant while the wait lasts."""
 
     key: tuple[object, ...]
     since_s: float
@@ -52,7 +52,7 @@ class _Wait(NamedTuple):
 
 @final
 class AfterFault:
-    """Waits to tell people of after the faults of a job; it outlives generations. Not ``enabled``, it tells none."""
+    """Reporter of waits after the faults of a job; it outlives generations. Without ``enabled`` it reports nothing."""
 
     def __init__(self, enabled: bool = True) -> None:
         self.deadline_s: float | None = None
@@ -61,17 +61,17 @@ class AfterFault:
         self._told: set[tuple[object, ...]] = set()
 
     def fault(self, now: float) -> None:
-        """Tell waits, be it that they were told before."""
+        """Start to report waits, including those reported before."""
         if self._enabled:
             self._until_s, self.deadline_s = now + ALERT_S, now + LOOK_S
             self._told.clear()
 
     def left_s(self, now: float) -> float:
-        """Seconds for which waits are still told; 0 if they are not."""
+        """Seconds for which waits are still reported; 0 if they are not."""
         return 0.0 if self.deadline_s is None else max(0.0, self._until_s - now)
 
     def look(self, now: float, formation: Formation, generation: Generation | None) -> list[Told]:
-        """The waits that are to be told now: in ``init``, and in collectives."""
+        """Notices to show now, of waits in ``init`` and in collectives."""
         self.deadline_s = now + LOOK_S if self.left_s(now) else None
         every = [*_in_init(formation), *(_in_collectives(generation, now) if generation is not None else ())]
         due = [each for each in every if now - each.since_s >= NOTICE_S and each.key not in self._told]
@@ -83,7 +83,7 @@ class AfterFault:
 
 
 def _told(waits: list[_Wait], now: float) -> Told:
-    """Tell of waits of the same workers for the same ones."""
+    """Combine waits of the same workers for the same others into one notice."""
     first = waits[0]
     seconds = now - min(each.since_s for each in waits)
     where = ", ".join(each.where for each in waits[:MOST_WAITS])

@@ -1,11 +1,11 @@
-"""Rules by which the signatures that ranks submitted under one name are compared.
+"""Rules for comparing the signatures that ranks submit under one name.
 
     >>> mine = Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]])
     >>> yours = Signature(Kind.ALLREDUCE, [DType.INT64], [[3]])
     >>> settle("loss", 0, (0, 1), SignaturesByRank.of({0: mine, 1: yours}), ["a", "b"]).error
     "allreduce 'loss': the ranks differ in the dtype: rank 0 on a said float32; rank 1 on b said int64"
 
-Shapes and splits are compared by the rule of the kind; texts name each rank and its host.
+Shapes and splits are compared by the rules of the kind; texts name each rank and its host.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Settled collective: the work of the members of a set under one name, or the ``error`` they will raise.
+    """Outcome of the comparison: the work of the members under one name, or the ``error`` that they raise.
 
-    ``fusion`` is what another allreduce must have in common to travel with this one (``None``: it travels alone).
+    ``fusion`` is the key that another all-reduce must share to be fused with this one (``None``: it is never fused).
     """
 
     signature: Signature
@@ -45,7 +45,7 @@ def settle(
     statements: SignaturesByRank,
     hosts: Sequence[str],
 ) -> Plan:
-    """Compare the ``statements``; members that made none have joined and contribute nothing."""
+    """Compare the ``statements``; a member without a statement has joined and contributes nothing."""
     first = statements.first
     error = _difference(statements, hosts) or _impossibility(members, statements, hosts)
     if error:
@@ -63,7 +63,7 @@ def settle(
 def title(kind: int, name: str, process_set: int) -> str:
     """Name of a collective in texts: ``allreduce 'loss'``, with its process set unless that is the global one.
 
-    On the wire the name begins with the verb; there is no need to say it twice.
+    The verb, with which the name on the wire begins, is not repeated.
     """
     verb = Kind(kind).label
     suffix = f" in process set {process_set}" if process_set else ""
@@ -90,7 +90,7 @@ def malformed(signature: Signature | None) -> str:
 
 
 class _Aspect(NamedTuple):
-    """Aspect that is compared: its name, and a rank's texts about it, one for the call or one for each tensor."""
+    """Property that is compared: its name, and a function to a rank's values as texts, per call or per tensor."""
 
     label: str
     say: Callable[[Signature], list[str]]
@@ -131,7 +131,7 @@ _KINDS_WITH_TENSORS = frozenset(kind for kind, aspects in _ASPECTS.items() if _D
 
 
 def _difference(statements: SignaturesByRank, hosts: Sequence[str]) -> str:
-    """The first aspect in which the ranks differ, and what each said; "" if there is none."""
+    """Text on the first property in which the ranks differ, with each rank's value; "" if there is none."""
     if len(statements) == 1:
         return ""
     for aspect in _ASPECTS[Kind(statements.first.kind)]:
@@ -146,7 +146,7 @@ def _difference(statements: SignaturesByRank, hosts: Sequence[str]) -> str:
 
 
 def _impossibility(members: Collection[int], statements: SignaturesByRank, hosts: Sequence[str]) -> str:
-    """Reason why a collective cannot be done although all ranks agree; "" if it can."""
+    """Reason why a collective is impossible although all ranks agree; "" if it is possible."""
     first = statements.first
     if first.refusal:
         return f"no rank can do it: {first.refusal}"
@@ -175,15 +175,15 @@ def _impossibility(members: Collection[int], statements: SignaturesByRank, hosts
 
 
 def _joined(members: Collection[int], statements: SignaturesByRank, hosts: Sequence[str]) -> str:
-    """The first of the members that have joined."""
+    """Name of the first member that has joined."""
     return name_rank(next(rank for rank in members if rank not in statements.ranks), hosts)
 
 
 def _without_identity(signature: Signature) -> str:
-    """The prescale factor with which nothing that a rank contributes leaves the result as it is; "" if there is none.
+    """Text on a prescale factor for which no contribution leaves the result unchanged; "" if the factor is harmless.
 
-    What a rank that has joined contributes is multiplied, too: ones of a product become the factor, and zeros of a sum
-    no numbers if that is infinite.
+    The contribution of a joined rank is scaled, too: the ones of a product become the factor, and the zeros of a sum
+    become NaN if the factor is infinite.
     """
     if signature.kind not in _REDUCTIONS or all(dtype == DType.BOOL for dtype in signature.dtypes):
         return ""
@@ -206,7 +206,7 @@ def _wrong_splits(signature: Signature, members: int) -> str:
 
 
 def _dims(members: Collection[int], statements: SignaturesByRank) -> list[int]:
-    """First dimensions, member by member; a tensor without dimensions counts as one row."""
+    """First dimensions, by member; a tensor without dimensions counts as one row."""
     signatures, tensors = statements.by_rank(), len(statements.first.shapes)
     dims: list[int] = []
     for rank in members:
@@ -229,7 +229,7 @@ def _split_matrix(members: Collection[int], statements: SignaturesByRank) -> lis
 
 
 def _fusion(process_set: int, signature: Signature) -> tuple[object, ...] | None:
-    """Key that fused allreduces share; ``None`` for Adasum, which weighs each tensor by its own dot products."""
+    """Key that fused all-reduces share; ``None`` for Adasum, which weights each tensor by its own dot products."""
     if signature.op == ReduceOp.ADASUM:
         return None
     device = signature.device.partition(":")[0]

@@ -2,9 +2,9 @@
 
     reports = BlockedReports(groups, renewal_s=31.0)
     reports.add(0, Blocked(1, 0, "optimizer.0", 7, "optimizer.0: bucket 1", seconds=30.0), now)
-    list(reports.waiting(now))                 # which ranks are inside, and which members have not come to it
+    list(reports.waiting(now))                 # the ranks inside, and the members that are missing
 
-Of collectives in the planned lane and the peer lane the controller hears in no other way: they need none of its orders.
+The controller knows of collectives in the planned and peer lanes only by these reports: they need no orders from it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from farandole.runtime.coordination.process_groups import ProcessGroups
 from farandole.runtime.coordination.stall import Waiting
 
 AGREED = "agreed"
-"""Name, in these reports, of the lane of collectives that ranks have agreed on."""
+"""Name of the negotiated lane in these reports."""
 
 PAIRING = "pairing"
-"""Name of the lane of the rounds in which ranks pair what they make, such as optimizers."""
+"""Name of the lane of the rounds in which ranks match the objects that they create, such as optimizers."""
 
 
 @final
@@ -39,7 +39,7 @@ class _Said(NamedTuple):
 class BlockedReports:
     """Reports of one generation: one per rank, set and lane, forgotten if not renewed within ``renewal_s``.
 
-    ``patience_s``: how long ranks that pair wait for others that wait for them elsewhere; 0: for ever.
+    ``patience_s``: how long ranks in a pairing round wait for ranks that wait for them elsewhere; 0: forever.
     """
 
     def __init__(self, groups: ProcessGroups, renewal_s: float, patience_s: float = 0.0) -> None:
@@ -47,21 +47,21 @@ class BlockedReports:
         self._said: dict[tuple[int, int, str], _Said] = {}
 
     def add(self, rank: int, blocked: Blocked, now: float) -> bool:
-        """Keep the report of ``rank``; False if it is impossible. Ranks renew it while it lasts."""
+        """Store the report of ``rank``; False if it is invalid. Ranks renew it while they are blocked."""
         members = self._groups.get(blocked.process_set)
         numbers = (blocked.seconds, blocked.step_s)
         if members is None or rank not in members or not all(0 <= number < math.inf for number in numbers):
             return False
-        # A duration, not a moment, travels: the clocks of two hosts have nothing in common.
+        # The report has a duration and no time: the clocks of two hosts are unrelated.
         self._said[rank, blocked.process_set, blocked.lane] = _Said(
             blocked.sequence, blocked.what, now - blocked.seconds, now, blocked.step_s
         )
         return True
 
     def crossed(self, now: float) -> dict[int, str]:
-        """Ranks that wait for each other, and in what: some pair, all others wait in lanes to which these do not come.
+        """Ranks that wait for each other, and where: some in a pairing round, all others in lanes that need the former.
 
-        A thread of each could come yet, where a script has several: so they have time for it, as in the pairing itself.
+        In a script with several threads another thread may still take part: hence the same patience as for a pairing.
         """
         if not self._patience_s:
             return {}
@@ -80,7 +80,7 @@ class BlockedReports:
         return {}
 
     def _elsewhere(self, rank: int, pairing: Collection[int], long: Mapping[tuple[int, int, str], _Said]) -> str:
-        """The planned collective in which ``rank`` waits for one of those ``pairing``; "" if it does not."""
+        """Planned collective in which ``rank`` waits for one of the ``pairing`` ranks; "" if it does not."""
         for (other, number, lane), said in long.items():
             if other == rank and lane not in (PAIRING, AGREED):
                 awaited = set(pairing).intersection(self._groups.get(number) or ())
@@ -90,9 +90,9 @@ class BlockedReports:
         return ""
 
     def waiting(self, now: float, renewal_s: float = math.inf) -> Iterator[Waiting]:
-        """Collectives that ranks are inside of, as far as they said so within ``renewal_s``, if that is shorter.
+        """Collectives that ranks are inside of, by reports not older than ``renewal_s`` or the renewal time.
 
-        One that was agreed on may move any number of bytes: while all are inside, its engine's own limit holds.
+        A negotiated collective may move any number of bytes: while all members are inside, the engine's limit applies.
         """
         self._said = {key: said for key, said in self._said.items() if now - said.heard_s <= self._renewal_s}
         together: dict[tuple[int, str, int], dict[int, _Said]] = {}

@@ -1,10 +1,10 @@
-"""Signatures the controller has seen before, by the number a rank may send instead of them.
+"""Cache of signatures, by the number that a rank may send instead of its signature.
 
     cache = SignatureCache(capacity=1024)
-    cache.remember(key, statements, plan)     # -1: the first sighting only leaves a trace
-    cache.remember(key, statements, plan)     # 0: from now on a rank may say 0 for its part of this
+    cache.remember(key, statements, plan)     # -1: the first time only adds a cache line
+    cache.remember(key, statements, plan)     # 0: from now on a rank may send 0 instead of its signature
 
-The second sighting earns the number, so names that come once cost no more than their line.
+A signature gets a number the second time, so a name that is used once costs only a cache line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Key: TypeAlias = tuple[int, str]
 @final
 @dataclass(slots=True)
 class CachedSignature:
-    """Cache line: the signatures of all ranks under one name, and their plan; ``number`` is -1 until seen twice."""
+    """Cache line: the signatures of all ranks under one name, and their plan; ``number`` is -1 after the first use."""
 
     key: Key
     statements: SignaturesByRank
@@ -32,7 +32,7 @@ class CachedSignature:
 
 @final
 class SignatureCache:
-    """LRU cache of ``capacity`` lines. Numbers are never given twice, so a forgotten one cannot be mistaken."""
+    """LRU cache of ``capacity`` lines. Numbers are never reused, so the number of an evicted line stays invalid."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -41,12 +41,12 @@ class SignatureCache:
         self._next_number = 0
 
     def find(self, number: int, key: Key) -> CachedSignature | None:
-        """Line that this number stands for, unless it is forgotten or was never given for this ``key``."""
+        """Line with this number; ``None`` if it was evicted or the number was never assigned for this ``key``."""
         line = self._numbered.get(number)
         return line if line is not None and line.key == key else None
 
     def touch(self, line: CachedSignature) -> bool:
-        """Make ``line`` the last to be forgotten, as it was used; False if it is forgotten already."""
+        """Mark ``line`` as most recently used; False if it was evicted."""
         if self._lines.get(line.key) is not line:
             return False
         del self._lines[line.key]
@@ -54,7 +54,7 @@ class SignatureCache:
         return True
 
     def remember(self, key: Key, statements: SignaturesByRank, plan: Plan) -> int:
-        """Store the signatures of all ranks; returns the number that stands for them, -1 for none yet."""
+        """Store the signatures of all ranks; returns their number, -1 for none yet."""
         if self._capacity <= 0:
             return -1
         line = self._lines.pop(key, None)
@@ -78,5 +78,5 @@ class SignatureCache:
             self._numbered.pop(self._lines.pop(key).number, None)
 
     def statistics(self) -> dict[str, int]:
-        """Counters: lines held, and numbers ever given."""
+        """Counters: lines held, and numbers assigned so far."""
         return {"cache_lines": len(self._lines), "cache_numbers": self._next_number}

@@ -1,10 +1,10 @@
-"""Planned lanes that some ranks have closed and others still use: an optimizer dropped, or replaced, on a part of them.
+"""Planned lanes that some ranks have closed and others still use: some ranks dropped or replaced an optimizer.
 
     closed = ClosedLanes(hosts, groups)
     closed.add(0, LaneClosed(1, 0, "optimizer.0", 7))
     closed.refusal(1, Blocked(1, 0, "optimizer.0", 8, "optimizer.0: step 8", 0.1))      # why that can never end
 
-The engine of such a lane knows at most that a connection is lost, and some engines not even that.
+The engine of such a lane sees at most a lost connection, and some engines not even that.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from farandole.runtime.coordination.rank_names import name_rank, name_ranks
 
 @final
 class ClosedLanes:
-    """Lanes of one generation that some members of their process set have closed, and not yet all."""
+    """Lanes of one generation that some, but not all, members of their process set have closed."""
 
     def __init__(self, hosts: Sequence[str], groups: ProcessGroups) -> None:
         self._hosts, self._groups = hosts, groups
         self._closed: dict[tuple[int, str], dict[int, int]] = {}
 
     def add(self, rank: int, closed: LaneClosed) -> bool:
-        """Note that ``rank`` has closed a lane; False if that is impossible."""
+        """Record that ``rank`` has closed a lane; False if the message is invalid."""
         members = self._groups.get(closed.process_set)
         if members is None or rank not in members:
             return False
@@ -37,7 +37,7 @@ class ClosedLanes:
         return True
 
     def refusal(self, rank: int, blocked: Blocked) -> str:
-        """Why what ``rank`` is blocked in can never take place; "" if it may, as far as is known here."""
+        """Reason why the collective in which ``rank`` is blocked can never complete; "" if none is known."""
         closed = self._closed.get((blocked.process_set, blocked.lane), {})
         absent = [other for other, sequence in closed.items() if other != rank and sequence < blocked.sequence]
         if not absent:

@@ -1,23 +1,23 @@
-"""Deadlock detector: ranks that certainly wait for each other for ever, told from slow ones; without any I/O.
+"""Deadlock detector: finds ranks that certainly wait for each other forever, never slow ones; without any I/O.
 
     deadlocks = DeadlockDetector(hosts, groups, negotiation.awaited)
-    deadlocks.hear(0, waits, now)         # all threads of rank 0 wait, and for what; look at due_s
+    deadlocks.hear(0, waits, now)         # the waits of all threads of rank 0; look at due_s
     deadlocks.look(now)                   # DeadlockCheck((0, 1), 1): ask these ranks if that is still so
     deadlocks.hear(1, answer, now)
     deadlocks.look(now)                   # Deadlock(reason, (0, 1))
 
-The rule. A rank is *blocked* while every thread that could begin a collective waits for one: it comes to no other
-before one of these has ended. A wait is *hopeless* if a blocked rank has not come to what it is for, and that rank has
-hopeless waits alone. What is left, when ranks with some hope have been taken out until there are no more, waits for
-itself. (This is the greatest fixed point; with one thread per rank it is a knot in the wait-for graph, as in Chandy,
-Misra and Haas, "Distributed deadlock detection", 1983.)
+The rule. A rank is *blocked* while every thread that could begin a collective waits for one: it begins no other
+collective before one of these has ended. A wait is *hopeless* if it needs a blocked rank that has not begun the same
+collective and whose own waits are all hopeless. Ranks with a wait that is not hopeless are removed until there are no
+more; the remaining ranks wait for each other. (This is the greatest fixed point; with one thread per rank it is a knot
+in the wait-for graph, as in Chandy, Misra and Haas, "Distributed deadlock detection", 1983.)
 
-What ranks say is old when it comes: some have gone on, and a name may be pending again that one waited for before.
-So those found are asked again, all at one moment, at which the controller looks at what is pending. Only if *each*
-answers with the very waits that it spoke of before (their tokens), all of them were blocked together at that moment,
-and what had been found was true of it. Who is blocked announces nothing: what was lacking, nobody brings. If one has
-gone on, the others may be about to, whatever they answered; then there is another question. No clock takes part: slow
-ranks are never mistaken for these.
+Reports are outdated when they arrive: a rank may have continued, and a name that a rank waited for may be pending
+again. So the ranks found are asked again, all at one moment, at which the controller inspects the pending collectives.
+Only if *every* rank answers with the same waits as before (the same tokens), all of them were blocked together at that
+moment, and the finding was true then. It stays true, because a blocked rank announces nothing, so no missing rank can
+arrive. If a rank has continued, the others may be about to, whatever they answered; then they are asked again. No clock
+is involved: slow ranks are never mistaken for deadlocked ones.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from farandole.runtime.coordination.rank_names import list_some, name_ranks
 from farandole.runtime.coordination.rank_set import RankSet
 
 GATHER_S = 0.2
-"""How long to gather what ranks say before looking: in a large job many say so together."""
+"""Time to collect reports before evaluating them: in a large job many arrive together."""
 
 ANSWER_S = 10.0
-"""How long to wait for answers before ranks are asked again."""
+"""Time to wait for answers before ranks are asked again."""
 
 Awaited: TypeAlias = Callable[[Key], tuple[RankSet, RankSet]]
-"""The ranks that are ready for a name, and those missing; two empty sets if nobody waits for it."""
+"""Returns the ranks that are ready for a name, and the missing ranks; two empty sets if no rank waits for it."""
 
 
 @final
 class DeadlockCheck(NamedTuple):
-    """Ask these ranks if all their threads still wait. An answer counts for its own ``question`` alone."""
+    """Action: ask these ranks if all their threads still wait. An answer is valid only for its ``question``."""
 
     ranks: tuple[int, ...]
     question: int
@@ -51,7 +51,7 @@ class DeadlockCheck(NamedTuple):
 
 @final
 class Deadlock(NamedTuple):
-    """Ranks that wait for each other: nothing that they wait for can take place."""
+    """Ranks that wait for each other: no collective that they wait for can complete."""
 
     reason: str
     ranks: tuple[int, ...]
@@ -67,25 +67,25 @@ class DeadlockDetector:
         self._said: dict[int, Waits] = {}
         self._asked: dict[int, Waits] = {}
         self._unanswered: set[int] = set()
-        self._is_spoilt = False  # one of those asked has gone on
+        self._is_spoilt = False  # a rank that was asked has continued
         self._question, self._patience_s = 0, 0.0
 
     def hear(self, rank: int, waits: Waits, now: float) -> None:
-        """Take in what ``rank`` says of its threads."""
+        """Process the waits that ``rank`` reports."""
         if waits.question:
             if waits.question != self._question or rank not in self._unanswered:
                 return
             self._unanswered.discard(rank)
         is_other = rank in self._asked and _tokens(waits) != _tokens(self._asked[rank])
-        if is_other:  # it was not blocked all the time since it was last heard
+        if is_other:  # it was not blocked all the time since its last report
             self.leave(rank)
-        if waits.waits and not (is_other and waits.question):  # what has only begun ends soon, most times
+        if waits.waits and not (is_other and waits.question):  # a wait that has just begun mostly ends soon
             self._said[rank] = waits
         soon_s = now if self._asked and not self._unanswered else now + GATHER_S
         self.due_s = soon_s if self.due_s is None else min(soon_s, self.due_s)
 
     def leave(self, rank: int) -> None:
-        """Forget ``rank``, which has left, or is not blocked any more."""
+        """Forget ``rank``, which has left or is not blocked any more."""
         self._said.pop(rank, None)
         self._is_spoilt |= self._asked.pop(rank, None) is not None
         self._unanswered.discard(rank)
@@ -111,7 +111,7 @@ class DeadlockDetector:
         return None
 
     def _find(self, said: Mapping[int, Waits]) -> set[int]:
-        """Ranks that wait for each other, whatever the others do."""
+        """Ranks that wait for each other, whatever the other ranks do."""
         lacking: dict[ThreadWait, RankSet] = {}
         for waits in said.values():
             for wait in waits.waits:
@@ -134,11 +134,11 @@ class DeadlockDetector:
         return set(left)
 
     def _is_entered(self, rank: int, wait: ThreadWait) -> bool:
-        """True if this wait is for what is pending: an order for a named one may be on its way to ``rank``."""
+        """True if the awaited collective is pending; if not, its order may be on its way to ``rank``."""
         return bool(wait.lane or wait.grant) or rank in self._awaited((wait.process_set, wait.name))[0]
 
     def _lacking(self, wait: ThreadWait, said: Mapping[int, Waits]) -> RankSet:
-        """Ranks, of those who said something, that ``wait`` needs and that have not come."""
+        """Ranks with a report that ``wait`` needs and that have not begun the same collective."""
         members = self._groups.get(wait.process_set)
         if members is None:
             return RankSet()
@@ -172,7 +172,7 @@ def _tokens(waits: Waits) -> list[int]:
 
 
 def _collective(wait: ThreadWait) -> ThreadWait:
-    """The collective alone, which several ranks may wait for."""
+    """Key of the collective without token and text, so that the waits of several ranks compare equal."""
     return ThreadWait(0, wait.process_set, "", wait.name, wait.lane, wait.grant, wait.sequence)
 
 

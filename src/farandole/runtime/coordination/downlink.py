@@ -1,12 +1,11 @@
-"""Routes of messages to the workers below: directly, or through the relay that their own messages came through.
+"""Routes of messages down to workers: directly, or through the relay that forwarded the worker's own messages.
 
     downlink = Downlink(router.send)
-    downlink.learn(b"7f3au", via=b"relay-b")                   # as a switch learns, from what passes on its way up
-    downlink.begin(welcome, process_sets, members)             # a generation: who has which rank, and is below whom
+    downlink.learn(b"7f3au", via=b"relay-b")                   # as a network switch learns, from upward messages
+    downlink.begin(welcome, process_sets, members)             # a generation: the rank of each worker, and its route
     downlink.tell(GLOBAL, None, b"o", orders)                  # one message per child, however many ranks are below it
 
-The controller has a downlink and so has every relay: each sends to its own children, and to the workers that it serves
-itself.
+The controller and every relay have a downlink: each sends to its child relays, and to the workers connected to it.
 """
 
 from __future__ import annotations
@@ -34,26 +33,26 @@ from farandole.runtime.coordination.process_groups import GLOBAL
 from farandole.runtime.coordination.rank_set import RankSet
 
 CONTROL, ORDERS, UP = b"c", b"o", b"u"
-"""Last bytes of the identities of a worker's sockets: two receive, and what it has to say it sends from the third."""
+"""Last bytes of the identities of a worker's sockets: two receive, the third sends."""
 
 Send: TypeAlias = Callable[[bytes, Message], object]
-"""Queues a message for a socket by its identity; may drop what is for a peer that is gone."""
+"""Queues a message for a socket by its identity; may drop it if the peer has disconnected."""
 
 
 @final
 class Downlink:
-    """Routes of the latest generation; messages leave by ``send``."""
+    """Routes of the latest generation; ``send`` sends each message."""
 
     def __init__(self, send: Send) -> None:
         self.sent = 0
         """Messages sent."""
         self.generation = 0
         self.sets: dict[int, RankSet] = {}
-        """Every process set there has been in this generation, by its id."""
+        """All process sets of this generation, removed ones too, by id."""
         self.branches: dict[bytes, RankSet] = {}
-        """The ranks below each child."""
+        """Ranks below each child relay."""
         self.direct: dict[bytes, int] = {}
-        """The ranks of workers that are served here, by the identity their sockets share."""
+        """Ranks of directly connected workers, by the identity prefix of their sockets."""
         self.ranks = RankSet()
         """All ranks below."""
         self._uids: dict[int, bytes] = {}
@@ -62,15 +61,15 @@ class Downlink:
         self._send = send
 
     def learn(self, identity: bytes, via: bytes) -> None:
-        """Note that the messages of the socket ``identity`` come from the child ``via``."""
+        """Record that the messages of the socket ``identity`` arrive through the child ``via``."""
         self._via[identity] = via
 
     def is_relayed(self, uid: bytes) -> bool:
-        """True if the messages of this worker come through a child."""
+        """True if the messages of this worker arrive through a child."""
         return uid + UP in self._via
 
     def opened(self, via: bytes, letters: Envelopes) -> Iterator[tuple[bytes, Any]]:
-        """Messages that the child ``via`` passes on, each with the socket it came from; ``None`` for no message."""
+        """Unpack the messages that child ``via`` forwards, each with its sender's socket; ``None`` if undecodable."""
         for letter in letters.letters:
             self.learn(letter.identity, via)
             try:
@@ -81,7 +80,7 @@ class Downlink:
     def begin(
         self, welcome: Welcome, process_sets: Sequence[Sequence[int]], members: Sequence[tuple[int, bytes]]
     ) -> None:
-        """Begin a generation: learn its ranks and process sets, and send every member its ``Welcome``."""
+        """Begin a generation: store its ranks and process sets, and send every member its ``Welcome``."""
         below: dict[bytes, list[tuple[int, bytes]]] = {}
         self.generation, self._uids, self.direct = welcome.generation, {}, {}
         for rank, uid in members:
@@ -90,8 +89,8 @@ class Downlink:
                 self._uids[rank], self.direct[uid] = uid, rank
             else:
                 below.setdefault(via, []).append((rank, uid))
-        # The ways to sockets of no member are forgotten. Workers that wait for a later generation would need them: that
-        # is one reason why elastic jobs, the only ones with such workers, have no relays.
+        # Routes to sockets of non-members are dropped. Workers that wait for a later generation would need them: that
+        # is one reason why elastic jobs, the only jobs with such workers, have no relays.
         self._via = {uid + UP: via for via, own in below.items() for _, uid in own}
         self._own = RankSet.of(self._uids)
         self.branches = {via: RankSet.of(rank for rank, _ in own) for via, own in below.items()}
@@ -104,12 +103,12 @@ class Downlink:
             self._post(uid + CONTROL, msgspec.structs.replace(welcome, rank=rank))
 
     def note(self, order: Order) -> None:
-        """Learn the process set that ``order`` makes, if it makes one."""
+        """Add the process set that ``order`` makes, if it makes one."""
         if order.kind == Kind.ADD_SET and not order.error:
             self.sets[order.value] = RankSet.of(order.signatures[0].splits)
 
     def members(self, process_set: int, spans: Sequence[int]) -> RankSet:
-        """Ranks that ``spans`` name, or without any all of the set; nobody where the spans are impossible."""
+        """Ranks in ``spans``, or all members of the set if there are none; no ranks if the spans are invalid."""
         if not spans:
             return self.sets.get(process_set, RankSet())
         return RankSet.of_spans(spans, len(self.sets[GLOBAL])) if self.sets else RankSet()
@@ -125,7 +124,7 @@ class Downlink:
         self._serve(whom, suffix, message)
 
     def pass_on(self, multicast: Multicast, message: Message) -> RankSet:
-        """Forward a ``multicast`` from above, with ``message`` in it; returns the ranks below that it is for."""
+        """Forward a ``multicast`` of the parent, which contains ``message``; returns the receiving ranks below."""
         whom = self.members(multicast.process_set, multicast.ranks) & self.ranks
         self._fan([child for child, branch in self.branches.items() if not whom.isdisjoint(branch)], multicast)
         self._serve(whom, multicast.suffix, message)
@@ -136,7 +135,7 @@ class Downlink:
         frame = b""
         relayed: dict[bytes, list[Envelope]] = {}
         for identity in identities:
-            # Ways are learnt from messages on their way up, and sockets that receive send none: the third one tells.
+            # Routes are learned from upward messages; receiving sockets send none, so the route of ``UP`` is used.
             via = self._via.get(identity) or self._via.get(identity[:-1] + UP)
             if via is None:
                 self._post(identity, message)

@@ -1,18 +1,18 @@
-"""Guard against children of a worker that call ``init`` as well, with the variables that they inherit.
+"""Guard against child processes of a worker that also call ``init``, with inherited environment variables.
 
     require_no_ancestor(environment)        # StartError in a child that calls init()
     hold(environment)                       # from now on children of this process are refused
     release()                               # it has left; a child may take its worker_id
 
-A worker keeps an open file with a name, without any content (a memfd), so a child needs to ask nobody: it looks whether
-one of its ancestors has that file open. This is decided here, before the child contacts anybody, because the child of
-rank 0 would start a controller of its own, and that of a process of MPI's initialise MPI again. Other processes with
-inherited variables are the controller's to refuse (``WorkerRegistry``).
+A worker keeps a named, empty memfd open, so a child needs no communication: it checks in ``/proc`` whether one of its
+ancestors has that file open. The check runs before the child connects anywhere, because a child of rank 0 would start a
+controller of its own, and a child of an MPI process would initialize MPI again. The controller refuses all other
+processes with inherited variables (``WorkerRegistry``).
 
-The file goes with its descriptor, however the process ends, and nothing has to be removed. Only this user's processes
-see it in ``/proc``, and none can take its name: a name that processes of all users share (an abstract socket, a file in
-``/tmp``) could be taken by another user first, who would so refuse our workers. In a process, ``hold`` and ``release``
-are called with the lock of the session, or in a child that has just been forked, which has one thread.
+The file disappears with its descriptor, however the process ends, and nothing has to be removed. Only this user's
+processes see it in ``/proc``, and no process can take its name: a name shared by all users (an abstract socket, a file
+in ``/tmp``) could be taken by another user first, and our workers would be refused. ``hold`` and ``release`` are called
+with the lock of the session, or in a child that has just been forked, which has one thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GUARD = (
     'and in no other: move it, and what follows it, below the line: if __name__ == "__main__": (the children that '
     "DataLoader and multiprocessing start by spawn or forkserver import the script, without what stands there)"
 )
-"""Advice that ends the texts of such errors."""
+"""Advice at the end of these errors."""
 
 _held: list[int] = []
 
@@ -47,20 +47,20 @@ def require_no_ancestor(environment: Environment) -> None:
 
 
 def hold(environment: Environment) -> None:
-    """Open the file by which children know this process as a worker, until ``release``."""
+    """Open the memfd that marks this process as a worker for its children, until ``release``."""
     release()
-    with contextlib.suppress(OSError):  # a sandbox without such files
+    with contextlib.suppress(OSError):  # a sandbox without memfd
         _held.append(os.memfd_create(_name(environment, os.getpid()), os.MFD_CLOEXEC))
 
 
 def release() -> None:
-    """Close the file; in a forked child the copy of the parent's."""
+    """Close the memfd; in a forked child, the inherited copy of the parent's descriptor."""
     while _held:
         os.close(_held.pop())
 
 
 def _ancestors() -> Iterator[int]:
-    """Ancestors of this process, the nearest first, as far as ``/proc`` shows them."""
+    """Yield the ancestors of this process, nearest first, as far as ``/proc`` shows them."""
     pid = os.getppid()
     while pid > 0:
         yield pid
@@ -71,7 +71,7 @@ def _ancestors() -> Iterator[int]:
 
 
 def _is_held(name: str, pid: int) -> bool:
-    """True if the process ``pid`` has the file open; of another user's process nobody can know, and it is none."""
+    """True if the process ``pid`` has the memfd open; False for another user's process, which is not a worker."""
     with contextlib.suppress(OSError):
         for each in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -81,6 +81,6 @@ def _is_held(name: str, pid: int) -> bool:
 
 
 def _name(environment: Environment, pid: int) -> str:
-    """Name for this job, ``worker_id`` and process only: a worker may start another job among its descendants."""
+    """Name for this job, ``worker_id`` and process: unique, because a descendant may be a worker of another job."""
     identity = blake2b(repr(environment.identity).encode(errors="surrogateescape"), digest_size=12).hexdigest()
     return f"farandole-{identity}-{pid}"

@@ -1,9 +1,9 @@
-"""Formation of generations: the abstract class that decides who belongs to the next one, and its possible actions.
+"""Formation of generations: the abstract class that decides which workers belong to the next one, and its actions.
 
     formation.hello(b"7f3a", hello, now)
-    formation.decide(now)              # None: one is missing. Then Formed(...), or Refused(...) with the reason
+    formation.decide(now)              # None: a worker is missing. Later Formed(...), or Refused(...) with the reason
 
-A job of a fixed size forms by ``static_formation``, an elastic one as its membership decides (``farandole.elastic``).
+Jobs of fixed size use ``static_formation``; in an elastic job the membership decides (``farandole.elastic``).
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from farandole.runtime.coordination.rank_names import by_saying
 from farandole.runtime.coordination.worker_registry import WorkerRegistry
 
 Choose: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], tuple[str, str]]
-"""From hosts and usable engines, by rank, to an engine and the reason; ``FarandoleError`` where none fits."""
+"""Maps hosts and usable engines, by rank, to an engine and the reason; raises ``FarandoleError`` if none fits."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker by the identity its sockets share, and what it said of itself."""
+    """A worker: the identity prefix of its sockets, and its ``Hello``."""
 
     uid: bytes
     hello: Hello
 
     @property
     def name(self) -> str:
-        """Name in texts of a worker that has no rank yet."""
+        """Name in texts, also for a worker that has no rank yet."""
         return f"rank {self.hello.worker_id} on {self.hello.host}"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """The next generation: its members by rank, its engine and why that one."""
+    """Action: form the next generation, with its members by rank, its engine and the reason for that engine."""
 
     generation: int
     members: tuple[Member, ...]
@@ -50,19 +50,19 @@ class Formed:
 
     @property
     def hosts(self) -> list[str]:
-        """The host of each rank."""
+        """Host of each rank."""
         return [member.hello.host for member in self.members]
 
     @property
     def static_sets(self) -> list[list[int]]:
-        """The process sets given to ``init``, the same on every rank, as far as a job of this size has them."""
+        """Process sets passed to ``init``, the same on every rank, that fit a job of this size."""
         return fitting(self.members[0].hello.process_sets, len(self.members))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Action: tell workers that they may not start, and why; ``orderly`` if nothing is wrong with them."""
+    """Action: refuse workers and tell them why; ``orderly`` if nothing is wrong with them."""
 
     members: tuple[Member, ...]
     reason: str
@@ -70,14 +70,14 @@ class Refused:
 
     @property
     def answer(self) -> Message:
-        """Message for these workers."""
+        """Message to these workers."""
         return Refuse(self.reason, self.orderly)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """Action: let a worker load its model, alone, and come again; it might be ``rank`` of those on ``hosts`` then."""
+    """Action: let a worker build its model alone and send ``Hello`` again; ``rank`` and ``hosts`` are provisional."""
 
     members: tuple[Member]
     rank: int
@@ -87,14 +87,14 @@ class Deferred:
 
     @property
     def answer(self) -> Message:
-        """Message for this worker: it is welcome in generation 0, which is its own."""
+        """Message to this worker: a ``Welcome`` to a generation 0 of its own."""
         return Welcome(0, self.rank, list(self.hosts), self.engine, self.reason)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Action: ask the members to end their generation when their state allows it, so that others can come or go."""
+    """Action: ask the members to end their generation at their next commit, so that workers can join or leave."""
 
     reason: str
 
@@ -110,7 +110,7 @@ class EndNow:
 @final
 @dataclass(frozen=True, slots=True)
 class WaitInInit:
-    """Wait of some ``members`` for the next generation; ``who`` waits for ``whom``, in words."""
+    """Wait of ``members`` for the next generation; ``who`` (texts) waits for ``whom``."""
 
     since_s: float
     members: tuple[Member, ...]
@@ -122,69 +122,68 @@ Decision: TypeAlias = Formed | Refused | Deferred | Due | EndNow
 
 
 class Formation(ABC):
-    """Decides, from news of workers that come and go, which of them form a generation."""
+    """Decides, from events of workers, which of them form a generation."""
 
     def __init__(self) -> None:
         self.registry = WorkerRegistry()
-        """Which process has which ``worker_id``; another process that asks for the same one is turned away."""
+        """Process of each ``worker_id``; any other process with the same ``worker_id`` is refused."""
 
     @abstractmethod
     def started(self, worker_id: int, description: str) -> None:
-        """Note that the worker of ``worker_id`` runs, for texts that say where a missing one is."""
+        """Record that the worker of ``worker_id`` runs, for texts that describe a missing worker."""
 
     @abstractmethod
     def turn_away(self, uid: bytes, hello: Hello) -> str:
-        """Reason why a process can be none of the job's workers, which a later action tells it; "" if it may be one."""
+        """Reason why a process cannot be a worker of the job, sent to it by a later action; "" if it can."""
 
     @abstractmethod
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
-        """Take in a worker that has called ``init``."""
+        """Process the ``Hello`` of a worker, which has called ``init``."""
 
     @abstractmethod
     def worker_exited(self, event: WorkerExited) -> None:
-        """Take in the end of a worker's process."""
+        """Process the exit of a worker."""
 
     @abstractmethod
     def left(self, worker_id: int, ending: bool, told: bool) -> None:
-        """Take in that a member has called ``shutdown``, has failed and is ``ending``, or was ``told`` to end."""
+        """Process a member's ``Leave``: after ``shutdown()``, ``ending`` after a failure, or ``told`` to exit."""
 
     @abstractmethod
     def answered(self, worker_id: int) -> None:
-        """Take in a sign of life of a member of an ended generation: it does not know yet, or has no time yet."""
+        """Process a heartbeat of a member of an ended generation, which does not know of the end or is still busy."""
 
     @abstractmethod
     def generation_ended(self, event: GenerationEnded) -> None:
-        """Take in that a generation has ended for all its members."""
+        """Process the end of a generation for all its members."""
 
     @abstractmethod
     def longest_step(self, worker_id: int, step_s: float) -> None:
-        """Take in the duration of the longest recent step of one worker."""
+        """Process the duration of the longest recent step of one worker."""
 
     @abstractmethod
     def stalled(self, worker_ids: Collection[int], reason: str) -> bool:
-        """Give up workers that others waited for too long; True if they will be ended and the others go on."""
+        """Give up workers that others waited for too long; True if they are killed and the others continue."""
 
     @abstractmethod
     def waits(self) -> WaitInInit | None:
-        """The wait of workers for the next generation; ``None`` if none waits."""
+        """Wait of workers for the next generation; ``None`` if no worker waits."""
 
     @property
     @abstractmethod
     def deadline_s(self) -> float | None:
-        """Time at which ``decide`` may have something to do although no message has come."""
+        """Time at which ``decide`` may have an action without a new message."""
 
     @abstractmethod
     def decide(self, now: float) -> Decision | None:
-        """Next action that is due. Call it until it returns ``None``."""
+        """Return the next due action. Call it until it returns ``None``."""
 
 
 @final
 class Roster:
     """Index of workers by ``worker_id``, in a job for which ``expected`` processes were started.
 
-    The process number does not decide: the worker may be a child of the process that was started (a shell around it).
-    Only where fewer than were started have agreed to be the job (``init(comm=...)``) do they number themselves anew,
-    and are found by their process numbers.
+    The process ID is not the key: the worker may be a child of the started process (a wrapper shell). But if only some
+    of the started processes form the job (``init(comm=...)``), they renumber themselves and are found by process ID.
     """
 
     def __init__(self, hellos: Sequence[Hello], expected: int) -> None:
@@ -197,12 +196,12 @@ class Roster:
                 self._by_pid.setdefault(hello.pid, index)
 
     def find(self, worker_id: int, pid: int) -> int | None:
-        """Index of the hello of the worker that was started for ``worker_id`` as process ``pid``; ``None`` without."""
+        """Index of the ``Hello`` of the worker started for ``worker_id`` as process ``pid``; ``None`` if missing."""
         return self._by_worker_id.get(worker_id, self._by_pid.get(pid))
 
 
 def disagreement(members: Sequence[Member]) -> str:
-    """Reason why these workers cannot be one job, with what each said; "" if they can."""
+    """Reason why these workers cannot form one job, with the value of each; "" if they can."""
     hosts = [member.hello.host for member in members]
     versions = {rank: member.hello.version for rank, member in enumerate(members)}
     if len(set(versions.values())) > 1:

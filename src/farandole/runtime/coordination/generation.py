@@ -1,10 +1,10 @@
-"""Generation: one membership while it lasts, with its members, what they wait for, and who has left; without any I/O.
+"""Generation: one fixed membership, with its members, their waits, and the ranks that have left; without any I/O.
 
     generation = Generation(formed, settings)
     generation.rank_of(b"7f3a")                     # 0
-    generation.leave(0)                             # whoever needs rank 0 from now on is told that it has gone
+    generation.leave(0)                             # ranks that need rank 0 from now on get an error
 
-The controller holds the current one and turns what it says into messages.
+The controller holds the current generation and sends the messages that follow from it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from farandole.runtime.coordination.stall import Limits, StallInspector, Waiting
 from farandole.settings import Settings
 
 RENEWALS_PER_WARNING = 2
-"""Ranks repeat that they are blocked at least this often within the warning time."""
+"""Number of times that a blocked rank repeats its report within the warning time, at least."""
 
 _ExchangeKey = tuple[str, tuple[int, ...]]
 
 
 @final
 class Generation:
-    """State that begins and ends with one membership. ``over`` is set once, with the reason."""
+    """State of one generation. ``over`` is set once, when it ends, with the reason."""
 
     def __init__(self, formed: Formed, settings: Settings, expected: int) -> None:
         self.number = formed.generation
@@ -66,7 +66,7 @@ class Generation:
         self._exchanges: dict[_ExchangeKey, dict[int, bytes]] = {}
 
     def rank_of(self, uid: bytes) -> int | None:
-        """Rank of a worker by what its sockets share, or ``None`` for one of another generation."""
+        """Rank of a worker by the identity prefix of its sockets; ``None`` for a worker of another generation."""
         return self._ranks.get(uid)
 
     def rank_at(self, worker_id: int, pid: int) -> int | None:
@@ -78,21 +78,21 @@ class Generation:
         return [self.members[rank].hello.worker_id for rank in ranks]
 
     def present(self) -> RankSet:
-        """The ranks that have neither left nor ended."""
+        """Ranks that have neither left nor exited."""
         return self._present
 
     def has_left(self, rank: int) -> bool:
-        """True once ``rank`` has left or ended."""
+        """True once ``rank`` has left or exited."""
         return rank in self._away
 
     def left(self) -> list[int]:
-        """``worker_id`` of each member that has left or ended, in that order; those that followed others come last."""
+        """``worker_id`` of each member that has left or exited, in that order; ranks that followed others are last."""
         order = sorted(self._away, key=self._following.__contains__)
         members = [self.members[rank] for rank in order]
         return [member.hello.worker_id for member in members if member.hello.expected == self._expected]
 
     def leave(self, rank: int, reason: str = "", following: bool = False) -> None:
-        """Remove ``rank``, which left by itself or ``following`` others; only ranks that need it are told."""
+        """Remove ``rank``, which left by itself or ``following`` others; only ranks that need it get an error."""
         if rank not in self._away:
             if following:
                 self._following.add(rank)
@@ -104,17 +104,17 @@ class Generation:
             self.deadlocks.leave(rank)
 
     def expect_farewell(self, rank: int, until_s: float, description: str) -> None:
-        """Wait for the ``Leave`` of ``rank``, which has ended as ``description`` says, until ``until_s``."""
+        """Wait until ``until_s`` for the ``Leave`` of ``rank``, whose exit ``description`` describes."""
         self._farewells[rank] = until_s, description
 
     @property
     def farewell_s(self) -> float | None:
-        """Time at which the first ``Leave`` is overdue of a rank that has ended; ``None`` if none is expected."""
+        """Deadline of the first expected ``Leave`` of an exited rank; ``None`` if none is expected."""
         return min((until_s for until_s, _ in self._farewells.values()), default=None)
 
     @property
     def deadline_s(self) -> float | None:
-        """Time at which something is due; ``None`` if only a message can bring news."""
+        """Time of the next action that needs no message; ``None`` if there is none."""
         if self.over is None and self.negotiation.undecided:
             return -math.inf
         moments = [] if self.farewell_s is None else [self.farewell_s]
@@ -124,7 +124,7 @@ class Generation:
         return min(moments, default=None)
 
     def unsaid(self, now: float) -> str:
-        """Reason to abort: ranks that have ended and whose ``Leave`` did not come in time; "" if there is none."""
+        """Reason to abort: exited ranks whose ``Leave`` did not arrive in time; "" if there is none."""
         reasons = []
         for rank, (until_s, description) in list(self._farewells.items()):
             if until_s <= now:
@@ -137,14 +137,14 @@ class Generation:
         return name_rank(rank, self.hosts)
 
     def gone_among(self, ranks: Collection[int]) -> str:
-        """Reason why these ranks cannot meet, some having left; "" if they can."""
+        """Reason why these ranks cannot run a collective, because some have left; "" if they can."""
         return list_some([reason for rank, reason in self._away.items() if rank in ranks], "; ")
 
     def parted(self, rank: int, host: str) -> tuple[list[int], str]:
-        """Ranks of the younger of two hosts that do not hear each other, as ``rank`` says of ``host``, and the reason.
+        """Ranks to give up, and the reason, when ``rank`` reports that its host and ``host`` cannot communicate.
 
-        The controller may hear both, so that none counts as lost; but they cannot be in one generation. Others may
-        go on without those ranks.
+        The controller may reach both hosts, so that neither counts as lost; but they cannot be in one generation. The
+        ranks of the host that comes later in rank order are given up, and the others may continue.
         """
         here = self.hosts[rank]
         younger = max(here, host, key=self.hosts.index)
@@ -155,7 +155,7 @@ class Generation:
         return [each for each, own in enumerate(self.hosts) if own == younger], reason
 
     def exchange(self, key: str, ranks: tuple[int, ...], parts: Mapping[int, bytes]) -> Exchanged | None:
-        """Take in parts, by rank, of an all-gather among ``ranks``; returns its result once all parts are there."""
+        """Add parts, by rank, of an all-gather among ``ranks``; returns the result once all parts are present."""
         members = set(ranks)
         possible = len(members) == len(ranks) and all(0 <= rank < len(self.members) for rank in ranks)
         if not possible or not members.issuperset(parts):
@@ -169,23 +169,23 @@ class Generation:
         return Exchanged(self.number, key, [came[rank] for rank in ranks])
 
     def exchange_without(self) -> str:
-        """Reason why an exchange in progress can never be complete; "" if there is none such."""
+        """Reason why an exchange in progress can never complete; "" if all can."""
         return next((reason for _, ranks in self._exchanges if (reason := self.gone_among(ranks))), "")
 
     def begin_timeline(self, number: int) -> RankSet:
-        """Begin the request ``number`` of rank 0 to the others' timelines; returns the ranks that will answer."""
+        """Begin request ``number`` of rank 0 to set all timelines; returns the ranks that must acknowledge it."""
         ranks = self.present() - RankSet.only(0)
         self.timeline.begin(number, ranks)
         return ranks
 
     def stack_arrived(self, worker_id: int, text: str, now: float) -> None:
-        """Take in the stack of the worker of ``worker_id``, or the reason why there is none."""
+        """Record the stack of the worker of ``worker_id``, or the reason why there is none."""
         for rank, member in enumerate(self.members):
             if member.hello.worker_id == worker_id:
                 self.stall.stack(rank, text, now)
 
     def crossed(self, now: float) -> str:
-        """Reason why ranks that wait for each other, some of them in the pairing of optimizers, never meet; or ""."""
+        """Reason why ranks that wait for each other, some in the pairing of optimizers, wait forever; or ""."""
         found = self.blockages.crossed(now)
         if not found:
             return ""
@@ -196,14 +196,14 @@ class Generation:
         )
 
     def waiting(self, now: float, renewal_s: float = math.inf) -> list[Waiting]:
-        """Collectives that ranks wait for: pending in the negotiated lane, or reported by ranks that are blocked.
+        """Collectives that ranks wait for: pending in the negotiated lane, or reported by blocked ranks.
 
-        Of the latter those only that are reported within ``renewal_s``, if that is shorter than the renewal time.
+        Reports of blocked ranks count for ``renewal_s``, if that is shorter than the renewal time.
         """
         return [*self.negotiation.waiting(), *self.blockages.waiting(now, renewal_s)]
 
     def statistics(self) -> dict[str, int]:
-        """Counters since the generation began."""
+        """Counters since the start of the generation."""
         return {
             "generation": self.number,
             "size": len(self.members),

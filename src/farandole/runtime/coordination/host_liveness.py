@@ -1,4 +1,4 @@
-"""Liveness of the hosts of a job: which have answered, and which are lost; without any I/O.
+"""Liveness of the hosts of a job: which hosts have answered, and which are lost; without any I/O.
 
     >>> hosts = HostLiveness(silence_s=3.0)
     >>> hosts.expect("b", until_s=30.0)
@@ -8,14 +8,14 @@
     >>> [lost.host for lost in hosts.lost(now=4.0)]
     ['b']
 
-Each host has an agent that speaks at least four times within ``silence_s``. A host that is lost stays lost, until it
-is readmitted: what it says counts for nothing.
+Each host has an agent that sends at least four messages within ``silence_s``. A lost host stays lost until it is
+readmitted: its messages are ignored.
 
-Who asks may have stood still, and have heard nobody meanwhile: what was said waits in the kernel, where the thread that
-reads sockets has yet to find it, or the agent has given up and calls again. So no host is lost at first sight. The
-first look at one that is silent is due three heartbeats after its last word, and gives it the fourth; a look that comes
-more than a heartbeat too late gives it the whole time again, once. A machine that was suspended is no such case: the
-clock stands still with it (``CLOCK_MONOTONIC`` of Linux), and hosts have what was left of their time.
+The process that checks may have been stopped, and have received nothing meanwhile: messages wait in the kernel, where
+the socket thread has not read them yet, or the agent has given up and reconnects. So the first check never loses a
+host. The first check of a silent host is due three heartbeats after its last message, and grants it the fourth; a check
+that runs more than a heartbeat too late grants the whole time again, once. A suspended machine is different: its clock
+stops, too (``CLOCK_MONOTONIC`` of Linux), and hosts keep the rest of their time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from __future__ import annotations
 from typing import NamedTuple, final
 
 HEARTBEATS = 4
-"""How often an agent speaks within the time after which it would count as lost."""
+"""Number of messages that an agent sends within the silence after which it counts as lost."""
 
 
 class LostHost(NamedTuple):
-    """A host that will not take part any more, and why."""
+    """A lost host, and why."""
 
     host: str
     reason: str
@@ -35,7 +35,7 @@ class LostHost(NamedTuple):
 
 @final
 class HostLiveness:
-    """Heartbeats of agents on other hosts than the controller's. On its own host none is needed: it is their parent.
+    """Heartbeats of agents on hosts other than the controller's, which is the parent of the agent on its own host.
 
     With ``silence_s=0`` no host is ever lost for its silence.
     """
@@ -46,20 +46,20 @@ class HostLiveness:
         self._up: set[str] = set()
         self._gone: set[str] = set()
         self._borne: set[tuple[str, bool]] = set()
-        """Hosts that have been given more time since they were last heard, and whether as this process stood still."""
+        """Hosts granted more time since their last message, each with True if because this process was stopped."""
 
     def expect(self, host: str, until_s: float) -> None:
-        """Await the first answer of an agent that was sent for, until ``until_s``."""
+        """Wait for the first message of a started agent until ``until_s``."""
         self._due_s[host] = until_s
         self._borne -= {(host, False), (host, True)}
 
     def readmit(self, host: str) -> None:
-        """Forget what became of the last agent of ``host``: another one is sent for."""
+        """Forget the state of the last agent of ``host``: another agent is being started."""
         self._gone.discard(host)
         self._up.discard(host)
 
     def heard(self, host: str, now: float) -> None:
-        """Note a message from the agent of ``host``, unless the host is lost."""
+        """Record a message from the agent of ``host``, unless the host is lost."""
         if host in self._gone:
             return
         self._up.add(host)
@@ -70,22 +70,22 @@ class HostLiveness:
             self._due_s.pop(host, None)
 
     def ended(self, host: str) -> None:
-        """Note that the agent of ``host`` has ended, which is known by other means than its silence."""
+        """Record that the agent of ``host`` has ended, as detected by other means than its silence."""
         self._gone.add(host)
         self._borne -= {(host, False), (host, True)}
         self._due_s.pop(host, None)
 
     def is_up(self, host: str) -> bool:
-        """True once its agent has answered, until it is lost or has ended."""
+        """True once the agent of ``host`` has answered, until it is lost or has ended."""
         return host in self._up and host not in self._gone
 
     @property
     def deadline_s(self) -> float | None:
-        """Time at which ``lost`` may find something."""
+        """Time at which ``lost`` may find a lost host."""
         return min(self._due_s.values(), default=None)
 
     def lost(self, now: float) -> list[LostHost]:
-        """Hosts lost since the last call. First take in all that has arrived: a heartbeat may wait to be read."""
+        """Hosts lost since the last call. Read all pending messages first: a heartbeat may be among them."""
         overdue = [(host, due_s) for host, due_s in self._due_s.items() if due_s <= now]
         lost = [LostHost(host, self._reason(host)) for host, due_s in overdue if not self._bear(host, now - due_s, now)]
         for host, _ in lost:
@@ -93,7 +93,7 @@ class HostLiveness:
         return lost
 
     def _bear(self, host: str, late_s: float, now: float) -> bool:
-        """Give a host more time that is late for the first time since it was heard; False where it has had that."""
+        """Grant more time to a host that is late for the first time since its last message; False the second time."""
         stood_still = late_s > self._pause_s
         if not self._silence_s or (host, stood_still) in self._borne or not (stood_still or host in self._up):
             return False

@@ -1,4 +1,4 @@
-"""Coordinator of the negotiated lane: which ranks are ready for what, and in which order all do it; without any I/O.
+"""Coordinator of the negotiated lane: which ranks are ready for which collectives, and their order; without any I/O.
 
     >>> from farandole.collective import DType
     >>> negotiation = Negotiation(["a", "a"])
@@ -11,9 +11,9 @@
     [(RankSet(0-1), ['loss'])]
 
 A collective is ready when every member of its process set has submitted it or joined, or when it is certain to fail.
-Ready ones wait in one queue for all sets until ``decide`` puts them in the one order that every rank sees its part of;
-what is in the queue together may be fused. Nothing a rank sends can raise here: what cannot be meant is counted in
-``rejected`` or answered with an order that holds an error for that rank alone.
+Ready collectives of all sets wait in one queue until ``decide`` puts them in one global order, of which every rank
+receives its part; collectives that are in the queue together may be fused. No message of a rank can raise here: invalid
+submissions are counted in ``rejected`` or answered by an order with an error for that rank alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNCACHED = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
 
 @final
 class Delivery(NamedTuple):
-    """An order, and the ranks it is for."""
+    """An order and its receivers."""
 
     ranks: RankSet
     order: Order
@@ -49,7 +49,7 @@ class Delivery(NamedTuple):
 @final
 @dataclass(slots=True)
 class _Batch:
-    """Proposals that become one order; with ``contributions``, nothing more is to be moved."""
+    """Proposals that become one order; with ``contributions``, no engine moves any data."""
 
     proposals: list[Proposal]
     plans: list[Plan]
@@ -61,8 +61,8 @@ class _Batch:
 class Negotiation:
     """Coordinator of one generation. ``hosts`` are by rank; ``static_sets`` get the ids 1, 2, ... in their order.
 
-    ``submit``, ``leave`` and ``end_crossed`` take in what happens; ``decide`` is to be called when ``undecided`` and
-    nothing else is there to be taken in. Not thread-safe. Times are seconds of any one clock.
+    ``submit``, ``leave`` and ``end_crossed`` process events; call ``decide`` when ``undecided`` is true and no other
+    event is waiting. Not thread-safe. Times are seconds of any one clock.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Negotiation:
         self._ordered_s = 0.0
         self._orders = self._collectives = self._grants = 0
 
-    # -- taking in ----------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def submit(self, ranks: RankSet, entry: Entry, now: float, contribution: bytes = b"") -> RankSet:
-        """Take in that ``ranks`` are ready for ``entry``; returns those that must submit it again in full.
+        """Record that ``ranks`` are ready for ``entry``; returns the ranks that must submit it again in full.
 
         A single rank may send its ``contribution`` along.
         """
@@ -123,15 +123,15 @@ class Negotiation:
         self._overdue.drop(rank)
         for proposal in self._open():
             self._fail_if_left(proposal)
-        for proposal in self._queue:  # submitted by it, perhaps, but it will not be there to do it
+        for proposal in self._queue:  # maybe submitted by ``rank``, which will not execute it
             self._blame_left(proposal)
 
     def reset(self) -> None:
-        """Forget all that is in flight, as if nobody had submitted it."""
+        """Forget all collectives in flight, as if no rank had submitted them."""
         self._proposals, self._queue, self._join = {}, [], None
 
     def crossed(self, ranks: RankSet) -> list[Proposal]:
-        """Collectives of one name in several process sets, in which some of ``ranks`` wait for others of these."""
+        """Collectives with the same name in several process sets, in which some of ``ranks`` wait for each other."""
         by_name: dict[str, list[Proposal]] = {}
         for proposal in self._proposals.values():
             by_name.setdefault(proposal.name, []).append(proposal)
@@ -140,9 +140,9 @@ class Negotiation:
         ]
 
     def end_crossed(self, ranks: RankSet) -> bool:
-        """Fail what ``crossed`` finds, as ``ranks`` certainly wait for each other; False if that is nothing.
+        """Fail the collectives that ``crossed`` finds among ``ranks``, which wait for each other; False if none.
 
-        They mean the same collective, and can go on: after a ``MismatchError``, as from any other difference.
+        The ranks mean the same collective, and can continue after a ``MismatchError``, as after any other difference.
         """
         crossed = self.crossed(ranks)
         for one in crossed:
@@ -183,7 +183,7 @@ class Negotiation:
             self._make_ready(proposal)
 
     def _admitted(self, ranks: RankSet, key: Key, signature: Signature, proposal: Proposal | None) -> RankSet:
-        """Ranks that may submit this; the others are told why they may not."""
+        """Ranks that may submit this; the other ranks get an error with the reason."""
         if proposal is not None:
             if again := ranks & proposal.ready:
                 self.rejected["names already in flight"] += len(again)
@@ -227,7 +227,7 @@ class Negotiation:
         if proposal is self._join:
             self._join = None
             proposal.value = proposal.latest.last()
-            for other in self._proposals.values():  # there are none unless the join failed
+            for other in self._proposals.values():  # empty unless the join failed
                 other.missing |= other.silent & proposal.ready
         else:
             del self._proposals[proposal.key]
@@ -238,7 +238,7 @@ class Negotiation:
         self._make_ready(proposal)
 
     def _fail_if_left(self, proposal: Proposal) -> bool:
-        """Fail what needs a rank that has left; True if it did."""
+        """Fail a proposal that needs a rank that has left; True if it did."""
         hopeless = self._blame_left(proposal)
         if hopeless:
             self._make_ready(proposal)
@@ -253,7 +253,7 @@ class Negotiation:
         return True
 
     def _refuse(self, ranks: RankSet, key: Key, signature: Signature, reason: Callable[[int], str]) -> None:
-        """Queue an error for each of these ranks, for that rank alone."""
+        """Queue a separate error for each of these ranks."""
         for rank in ranks:
             self.rejected["submissions that cannot be meant"] += 1
             refused = Proposal(*key, members=NOBODY, missing=NOBODY, since_s=0.0)
@@ -264,7 +264,7 @@ class Negotiation:
     def _open(self) -> list[Proposal]:
         return [*self._proposals.values(), *([self._join] if self._join else [])]
 
-    # -- deciding -----------------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     @property
     def undecided(self) -> bool:
@@ -272,10 +272,10 @@ class Negotiation:
         return bool(self._queue)
 
     def decide(self, now: float) -> list[Delivery]:
-        """Put everything that is ready in order, and fuse what fits together."""
+        """Order all ready collectives, and fuse those that fit together."""
         batches: list[_Batch] = []
         filling: dict[object, _Batch] = {}
-        for proposal in self._queue:  # grows meanwhile where the end of a process set fails what waited in it
+        for proposal in self._queue:  # may grow meanwhile: the removal of a process set fails its pending collectives
             plan = self._settle(proposal)
             contributions = proposal.contributions(plan.nbytes) if plan.fusion else []
             fusible = plan.fusion and self._fusion_threshold_bytes and not contributions
@@ -295,7 +295,7 @@ class Negotiation:
         return [self._order(batch.proposals, batch.plans, batch.contributions) for batch in batches]
 
     def _settle(self, proposal: Proposal) -> Plan:
-        """Plan of the members' work, or of the error that they raise."""
+        """Plan with the members' work, or with the error that they raise."""
         if proposal.error:
             return Plan(proposal.first, error=proposal.error, error_kind=proposal.error_kind)
         line = proposal.line
@@ -316,7 +316,7 @@ class Negotiation:
         return plan
 
     def _change_groups(self, proposal: Proposal, plan: Plan) -> Plan:
-        """Make or remove a process set, where the ranks have agreed on that."""
+        """Make or remove a process set that the ranks have agreed on."""
         splits, error = plan.signature.splits, ""
         if proposal.kind == Kind.ADD_SET:
             proposal.value, error = self.groups.add(splits)
@@ -336,7 +336,7 @@ class Negotiation:
         first, plan = proposals[0], plans[0]
         self._orders += 1
         if plan.error:
-            # All members count these, also those that have joined: but not where some have not come, who cannot know.
+            # All members count refusals, joined ones too; but not if a member is missing, which would not count it.
             refused = bool(first.refused) and bool(first.members) and not first.missing
             order = Order(
                 first.process_set, self._orders, first.kind, [first.name], [plan.signature],
@@ -361,18 +361,18 @@ class Negotiation:
         return Delivery(first.members, order)
 
     def _grant(self, proposal: Proposal) -> int:
-        """Number of the grant to do this in the peer lane from now on; 0 for none."""
+        """Number of the grant to execute this name on the peer lane from now on; 0 for none."""
         if proposal.number < 0 or proposal.silent or proposal.process_set != GLOBAL:
             return 0
         self._grants += 1
         return self._grants
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def waiting(self) -> Iterator[Waiting]:
         """Collectives that some ranks are ready for and others are not, oldest first.
 
-        A join waits by nature; it counts from the last order, since which nothing has moved.
+        A join always waits for the other ranks; its wait counts from the last order, after which no rank progressed.
         """
         for proposal in self._open():
             if ready := tuple(proposal.ready - proposal.refused):
@@ -385,12 +385,12 @@ class Negotiation:
                 )
 
     def awaited(self, key: Key) -> tuple[RankSet, RankSet]:
-        """The ranks that are ready for a name, and those missing; nobody, if it is not pending."""
+        """Ranks that are ready for a name, and the missing ranks; two empty sets if it is not pending."""
         proposal = self._proposals.get(key)
         return (NOBODY, NOBODY) if proposal is None else (proposal.ready, proposal.missing)
 
     def last(self, rank: int) -> str:
-        """The last collective that ``rank`` was ordered to do; "" for none."""
+        """Last collective that ``rank`` was ordered to execute; "" for none."""
         orders = [self._last[process_set] for process_set in self.groups.of(rank) if process_set in self._last]
         if not orders:
             return ""
@@ -398,7 +398,7 @@ class Negotiation:
         return title(latest.kind, latest.names[-1], latest.process_set)
 
     def statistics(self) -> dict[str, int]:
-        """Counters since the generation began."""
+        """Counters since the start of the generation."""
         return {
             "collectives": self._collectives,
             "orders": self._orders,

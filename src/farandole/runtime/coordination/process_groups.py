@@ -1,4 +1,4 @@
-"""Process sets of one generation, by id, as the controller knows them.
+"""Process sets of one generation, by id, on the controller.
 
     >>> groups = ProcessGroups(4, [[2, 3]])
     >>> groups.get(0), groups.get(1), groups.get(2)
@@ -8,7 +8,7 @@
     >>> groups.add([1, 3])
     (-1, 'process set 2 has these ranks already: [1, 3]')
 
-Workers know them as ``ProcessSet`` objects; this is the one list that gives the ids.
+Workers have ``ProcessSet`` objects; this list of the controller assigns the ids.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import final
 from farandole.runtime.coordination.rank_set import RankSet
 
 GLOBAL = 0
-"""The id of the set of all ranks."""
+"""Id of the set of all ranks."""
 
 ADOPTED = 2**32
-"""From here on ids are those that members of groups have given these, which the other ranks know nothing of."""
+"""Ids from here on are chosen by the members of a group; the other ranks do not know such groups."""
 
 
 @final
 class ProcessGroups:
-    """Process sets by id. No id is given twice, so a late message about a removed set cannot hit another."""
+    """Process sets by id. No id is assigned twice, so a late message about a removed set cannot affect another one."""
 
     def __init__(self, size: int, static_sets: Sequence[Sequence[int]] = (), dynamic: bool = True) -> None:
         self._size = size
-        self._dynamic = True  # for ``add`` below: static sets need no leave
+        self._dynamic = True  # for ``add`` below: static sets are always allowed
         self._ranks: dict[int, RankSet] = {GLOBAL: RankSet.span(0, size)}
         self._next_id = 1
         for ranks in static_sets:
@@ -42,15 +42,15 @@ class ProcessGroups:
         return len(self._ranks)
 
     def get(self, process_set: int) -> RankSet | None:
-        """The ranks of a set; ``None`` for an id that is not in use."""
+        """Ranks of a set; ``None`` for an unused id."""
         return self._ranks.get(process_set)
 
     def of(self, rank: int) -> list[int]:
-        """The ids of the sets that ``rank`` is in."""
+        """Ids of the sets that contain ``rank``."""
         return [process_set for process_set, ranks in self._ranks.items() if rank in ranks]
 
     def add(self, ranks: Sequence[int]) -> tuple[int, str]:
-        """Make a set; returns its id and "", or -1 and the reason why there is none."""
+        """Make a set; returns its id and "", or -1 and the reason for the refusal."""
         if not self._dynamic:
             return -1, "process sets can be added only in init(): dynamic_process_sets is off"
         if error := wrong_ranks(sorted(ranks), self._size):
@@ -64,12 +64,12 @@ class ProcessGroups:
         return self._next_id - 1, ""
 
     def adopt(self, number: int, ranks: Sequence[int]) -> bool:
-        """Take over a group to which its members have given a number of at least ``ADOPTED``; False if it cannot be."""
+        """Register a group whose members chose the id ``number``, at least ``ADOPTED``; False if it is invalid."""
         own = RankSet() if wrong_ranks(ranks, self._size) else RankSet.of(ranks)
         return bool(own) and number >= ADOPTED and self._ranks.setdefault(number, own) == own
 
     def remove(self, process_set: int) -> str:
-        """Remove a set; returns the reason why that cannot be, or ""."""
+        """Remove a set; returns the reason why it cannot be removed, or ""."""
         if not self._dynamic:
             return "process sets cannot be removed: dynamic_process_sets is off"
         if process_set == GLOBAL:
@@ -80,13 +80,13 @@ class ProcessGroups:
 
 
 def fitting(static_sets: Sequence[list[int]], size: int) -> list[list[int]]:
-    """Process sets, of those given to ``init``, that an elastic job has at this size."""
+    """Static process sets that are valid in an elastic job of this size."""
     groups = ProcessGroups(size)
     return [ranks for ranks in static_sets if not groups.add(ranks)[1]]
 
 
 def wrong_ranks(ranks: Sequence[int], size: int) -> str:
-    """Reason why ``ranks`` are no process set of a job of ``size`` ranks, or ""."""
+    """Reason why ``ranks`` are not a valid process set in a job of ``size`` ranks, or ""."""
     if not ranks:
         return "a process set needs at least one rank"
     if len(set(ranks)) != len(ranks):

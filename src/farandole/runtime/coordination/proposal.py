@@ -1,11 +1,11 @@
-"""A collective on its way from the first rank that is ready for it to its order.
+"""Pending collective, from its first submission until its order.
 
     everybody = RankSet.span(0, 2)
     proposal = Proposal(0, "loss", members=everybody, missing=everybody, since_s=now)
     proposal.enter(RankSet.of([0]), signature, line=None)
     proposal.missing                                     # RankSet(1)
 
-``Negotiation`` keeps them; nothing here decides.
+``Negotiation`` holds the proposals and makes all decisions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
 @final
 @dataclass(slots=True)
 class Proposal:
-    """Pending collective: the ranks that are ready, what they said, and the ``missing`` ones, since when.
+    """Pending collective: the ready ranks, their signatures, the ``missing`` ranks, and the time of first submission.
 
-    ``line`` is the cache line that the first ranks named by number, ``numbered`` all that named that one, ``said`` what
-    the others said, and ``refused`` the ranks that cannot do it and do not wait; ``given`` is what ranks sent along;
-    ``latest`` are the ranks that came last. ``error``, ``number`` and ``value`` are those of the order to come.
+    ``line`` is the cache line that the first ranks submitted by number, ``numbered`` are all that did so, ``said``
+    has the signatures of the others, ``refused`` are ranks that cannot take part and do not wait; ``given`` are
+    contributions, ``latest`` the ranks of the last submission. ``error``, ``number`` and ``value`` go into the order.
     """
 
     process_set: int
@@ -48,17 +48,17 @@ class Proposal:
 
     @property
     def key(self) -> Key:
-        """Process set and name, which no other open proposal shares."""
+        """Process set and name, unique among open proposals."""
         return self.process_set, self.name
 
     @property
     def first(self) -> Signature:
-        """Signature that the first ranks meant."""
+        """Signature of the first submission."""
         return self.line.plan.signature if self.line is not None else self.said.first
 
     @property
     def kind(self) -> int:
-        """Kind, as the first ranks gave it."""
+        """Kind of the first submission."""
         return self.first.kind
 
     @property
@@ -73,13 +73,13 @@ class Proposal:
 
     @property
     def silent(self) -> RankSet:
-        """The members that have said nothing; once nobody is missing, these are the ones that joined."""
+        """Members that have not submitted; once no rank is missing, these are the joined ranks."""
         return self.members - self.numbered - self.said.ranks
 
     def enter(
         self, ranks: RankSet, signature: Signature, line: CachedSignature | None, contribution: bytes = b""
     ) -> None:
-        """Take in ranks that mean ``signature`` or, if they gave a number, what its ``line`` has of them.
+        """Add ranks that submitted ``signature`` or, by number, their signatures in ``line``.
 
         A single rank may send its ``contribution`` along.
         """
@@ -97,14 +97,14 @@ class Proposal:
         self.latest = ranks
 
     def contributions(self, nbytes: int) -> list[bytes]:
-        """Contributions in the order of the members (``b""`` if joined); ``[]`` unless all others sent ``nbytes``."""
+        """Contributions in member order (``b""`` for joined ranks); ``[]`` unless every ready rank sent ``nbytes``."""
         given = self.given
         if not given or len(given) != len(self.ready) or any(len(part) != nbytes for part in given.values()):
             return []
         return [given.get(rank, b"") for rank in self.members]
 
     def statements(self) -> SignaturesByRank:
-        """Signatures of all ranks, also of those that gave a number."""
+        """Signatures of all ranks, also of those that submitted a number."""
         if self.line is None:
             return self.said
         statements = SignaturesByRank()
@@ -113,6 +113,6 @@ class Proposal:
         return statements
 
     def crosses(self, other: Proposal, among: RankSet) -> bool:
-        """True if a rank that is ready here is missing there, and the other way round, ``among`` these."""
+        """True if, ``among`` these, a rank ready for one of the two is missing in the other, and vice versa."""
         here, there = self.ready & among, other.ready & among
         return not self.missing.isdisjoint(there) and not other.missing.isdisjoint(here)

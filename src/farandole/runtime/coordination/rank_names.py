@@ -3,7 +3,7 @@
     >>> name_ranks([0, 1, 2, 5, 6], ["a", "a", "a", "b", "b", "b", "b"])
     'ranks 0-2 on a, ranks 5-6 on b'
 
-Lists are cut where they get too long to read.
+Lists that are too long to read are shortened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def name_rank(rank: int, hosts: Sequence[str]) -> str:
 
 
 def name_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
-    """Many ranks by host, with runs of them drawn together: ``ranks 0-2 on a, rank 5 on b``."""
+    """Many ranks by host, as ranges: ``ranks 0-2 on a, rank 5 on b``."""
     by_host: dict[str, list[int]] = {}
     for rank in sorted(ranks):
         by_host.setdefault(hosts[rank], []).append(rank)
@@ -29,13 +29,13 @@ def name_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
 
 
 def name_numbers(numbers: Iterable[int]) -> str:
-    """Many ranks without their hosts, where nothing is known of these: ``ranks 0-2, 5``."""
+    """Many ranks whose hosts are unknown: ``ranks 0-2, 5``."""
     own = sorted(numbers)
     return f"{'ranks' if len(own) > 1 else 'rank'} {_runs(own)}"
 
 
 def by_saying(said: Mapping[int, str], hosts: Sequence[str]) -> str:
-    """Ranks by what they said: ``rank 0 on a said float32; ranks 1-3 on a said int64``."""
+    """Ranks grouped by their values: ``rank 0 on a said float32; ranks 1-3 on a said int64``."""
     ranks: dict[str, list[int]] = {}
     for rank, saying in sorted(said.items()):
         ranks.setdefault(saying, []).append(rank)
@@ -43,13 +43,13 @@ def by_saying(said: Mapping[int, str], hosts: Sequence[str]) -> str:
 
 
 def list_some(pieces: list[str], separator: str = ", ") -> str:
-    """Join all ``pieces``, or the first ones and how many more there are."""
+    """Join all ``pieces``, or the first ones and the number of the others."""
     kept = separator.join(pieces[:MOST_RANKS])
     return kept if len(pieces) <= MOST_RANKS else f"{kept}{separator}and {len(pieces) - MOST_RANKS} more"
 
 
 def shorten(text: str) -> str:
-    """``text``, or its beginning where it is too long for a line of a report."""
+    """``text``, or its beginning if it is too long for a line of a report."""
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}... ({len(text)} characters)"
 
 

@@ -1,4 +1,4 @@
-"""Sets of ranks at one bit a rank: joining two of them costs the same microsecond for two ranks and for 27,360.
+"""Sets of ranks with one bit per rank: a union costs a microsecond, for two ranks as for 27,360.
 
 >>> ready = RankSet.of([0, 1, 2, 6])
 >>> ready | RankSet.span(3, 6), list(ready - RankSet.of([0, 2])), 6 in ready, len(ready)
@@ -25,7 +25,7 @@ class RankSet:
 
     @classmethod
     def of(cls, ranks: Iterable[int]) -> RankSet:
-        """The set of these ranks; none may be negative."""
+        """Set of these ranks; none may be negative."""
         bits = 0
         for rank in ranks:
             bits |= 1 << rank
@@ -33,17 +33,17 @@ class RankSet:
 
     @classmethod
     def only(cls, rank: int) -> RankSet:
-        """The set of one rank, which may not be negative."""
+        """Set of one rank, which may not be negative."""
         return cls(1 << rank)
 
     @classmethod
     def span(cls, first: int, stop: int) -> RankSet:
-        """The ranks from ``first`` to the one before ``stop``."""
+        """Ranks of ``range(first, stop)``."""
         return cls((1 << max(stop, first)) - (1 << first))
 
     @classmethod
     def of_spans(cls, spans: Sequence[int], size: int) -> RankSet:
-        """Inverse of ``spans``; the empty set for a list that is impossible in a job of this size."""
+        """Inverse of ``spans``; the empty set if the list is invalid in a job of this size."""
         bits, end = 0, 0
         for first, stop in zip(spans[::2], spans[1::2], strict=False):
             if not end <= first < stop <= size:
@@ -53,7 +53,7 @@ class RankSet:
         return cls(bits)
 
     def spans(self) -> list[int]:
-        """Pairs of the first rank of a run and the one after its last, in one list."""
+        """Half-open ranges, flattened: first rank and end of each run of ranks."""
         spans: list[int] = []
         if not self._bits:
             return spans
@@ -67,7 +67,7 @@ class RankSet:
         return spans
 
     def last(self) -> int:
-        """The highest rank; -1 of none."""
+        """Highest rank; -1 of the empty set."""
         return self._bits.bit_length() - 1
 
     def isdisjoint(self, other: RankSet) -> bool:
@@ -115,7 +115,7 @@ NOBODY = RankSet()
 
 
 def alike(sets: Sequence[RankSet]) -> list[tuple[RankSet, list[int]]]:
-    """Partition of the ranks by the sets they are in: ranks in the same ones together, and the indices of these sets.
+    """Partition the ranks by their sets: groups of ranks that are in the same sets, with the indices of these sets.
 
     >>> alike([RankSet.span(0, 4), RankSet.span(2, 4)])
     [(RankSet(0-1), [0]), (RankSet(2-3), [0, 1])]

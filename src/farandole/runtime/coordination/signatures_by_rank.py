@@ -1,11 +1,11 @@
-"""Signatures that ranks submitted under one name: each once, with all the ranks that meant it.
+"""Signatures that ranks submitted under one name: each signature once, with all its ranks.
 
     >>> three, four = Signature(1, [8], [[3]]), Signature(1, [8], [[4]])
     >>> said = SignaturesByRank.of({0: three, 1: four, 2: three})
     >>> [(signature.shapes, list(ranks)) for signature, ranks in said]
     [([[3]], [0, 2]), ([[4]], [1])]
 
-Ranks mostly say the same, so what is done with their signatures takes no longer for many ranks than for two.
+Ranks mostly submit the same signature, so the work on signatures takes no longer for many ranks than for two.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class SignaturesByRank:
 
     def __init__(self) -> None:
         self.ranks = NOBODY
-        """All ranks that have said something."""
+        """All ranks that have submitted."""
         self._said: dict[bytes, tuple[Signature, RankSet]] = {}
 
     @classmethod
     def of(cls, by_rank: Mapping[int, Signature]) -> SignaturesByRank:
-        """Make it from the signature of each rank."""
+        """Build it from the signature of each rank."""
         statements = cls()
         for rank, signature in by_rank.items():
             statements.add(RankSet.only(rank), signature)
         return statements
 
     def add(self, ranks: RankSet, signature: Signature) -> None:
-        """Add ranks that mean ``signature``; none of them may have said anything before."""
+        """Add ranks that submitted ``signature``; none of them may have submitted before."""
         key = msgspec.msgpack.encode(signature)
         known, before = self._said.get(key, (signature, NOBODY))
         self._said[key] = known, before | ranks
         self.ranks |= ranks
 
     def update(self, others: SignaturesByRank, ranks: RankSet) -> None:
-        """Add, for each of ``ranks``, the signature that ``others`` has of it."""
+        """Add the signatures of ``ranks`` in ``others``."""
         for signature, whose in others:
             if both := whose & ranks:
                 self.add(both, signature)

@@ -1,12 +1,12 @@
-"""Stall inspector: when a wait is worth a report, which ranks to ask, and what the report says; without any I/O.
+"""Stall inspector: decides when to report a wait, which ranks to ask, and the text of the report; without any I/O.
 
     inspector = StallInspector(Limits(warning_s=60.0, shutdown_s=600.0), hosts=["a", "a"])
-    inspector.expect(now)                      # something waits from now on: look at deadline_s
-    inspector.look(now, waiting, last)         # StackRequest((1,)): ask these ranks where they are
-    inspector.answered(1, progress); inspector.stack(1, text)
+    inspector.expect(now)                      # a collective waits from now on: look at deadline_s
+    inspector.look(now, waiting, last)         # StackRequest((1,)): ask these ranks for progress and stack
+    inspector.answered(1, progress, now); inspector.stack(1, text, now)
     inspector.look(now, waiting, last)         # StallReport(text), or StallVerdict(reason) in the end
 
-Reports about the same ranks come at doubling intervals, however many collectives wait for them.
+Reports about the same ranks are repeated at doubling intervals, however many collectives wait for them.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from farandole.runtime.coordination.rank_names import name_rank, name_ranks, sho
 from farandole.settings import Settings
 
 LATELY_S = 60.0
-"""Seconds for which the longest step counts as recent, unless a longer one comes."""
+"""Seconds for which the longest step counts as recent, unless a longer one follows."""
 
 STEPS_OF_PATIENCE = 5
-"""In an elastic job a rank hangs, and is not slow, when others wait for it longer than so many recent steps."""
+"""In an elastic job a rank counts as hung, not slow, if others wait for it longer than this many recent steps."""
 
 BLAMELESS = 2
-"""So many times as long an elastic job waits where all its ranks do: if their hosts do not hear each other, that is
-found out meanwhile (``engines.silence``), and then it is known who has to go."""
+"""Factor on the waiting time of an elastic job in which all ranks wait: if two hosts cannot communicate, that is
+detected meanwhile (``engines.silence_monitor``), and then the ranks to give up are known."""
 
 ANSWERING = "--stall-check-shutdown-time-seconds"
 """Option that sets how long others wait for a rank whose process answers."""
 
 IDLE = 0.01
-"""Share of a processor that a process which does nothing may take."""
+"""Share of a processor that an idle process may use."""
 
 SIGNS = 5
-"""Number of signs of life that a rank gives in the time after which it counts as hung without any."""
+"""Number of heartbeats that a rank sends within the silence after which it counts as hung."""
 
 PATIENCE_S = 1.0
-"""Longest time that a report waits for the answers of the ranks it is about."""
+"""Longest time that a report waits for the answers of the ranks that were asked."""
 
 MOST_WAITS = 5
 MOST_STACKS = 8
@@ -48,11 +48,11 @@ MOST_STACKS = 8
 
 @final
 class Limits(NamedTuple):
-    """Limits of the wait for a collective: until it is reported, and until it counts as stalled; 0 is for ever.
+    """Limits of the wait for a collective: until it is reported, and until it counts as stalled; 0 means forever.
 
-    ``remedy`` is the option that sets the latter, ``end`` what it leads to. With ``answering_s``, ranks give signs of
-    life, and ``shutdown_s`` is for those that give none: they are stopped, or hold the interpreter's lock. A rank that
-    answers does something of its own, such as validation, and the others wait for it as long as ``answering_s``.
+    ``remedy`` is the option that sets ``shutdown_s``, ``end`` its consequence. With ``answering_s``, ranks send
+    heartbeats, and ``shutdown_s`` is for ranks without heartbeats: they are stopped, or hold the GIL. A rank that
+    answers does work of its own, such as validation, and the others wait for it as long as ``answering_s``.
     """
 
     warning_s: float
@@ -60,17 +60,17 @@ class Limits(NamedTuple):
     remedy: str = "FARANDOLE_STALL_SHUTDOWN_S"
     end: str = "every rank raises StallError"
     steps: int = 0
-    """A wait may also take so many of the longest recent steps."""
+    """A wait may last at least this many of the longest recent steps."""
     answering_s: float = 0.0
 
     @property
     def sign_s(self) -> float:
-        """Interval between the signs of life of a rank; 0 for none."""
+        """Interval between the heartbeats of a rank; 0 for none."""
         return self.shutdown_s / SIGNS if self.answering_s else 0.0
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """Limits that a job's settings give. In an elastic job a rank that hangs is killed, and the others go on."""
+        """Limits from a job's settings. In an elastic job a hung rank is killed, and the others continue."""
         if not settings.stall_check:
             return cls(0.0, 0.0)
         if not settings.is_elastic or not settings.hang_timeout_s:
@@ -85,8 +85,8 @@ class Limits(NamedTuple):
 class Waiting(NamedTuple):
     """A collective that some ranks are ready for since ``since_s``, and others are not.
 
-    ``key`` stays the same while it waits. The news may be ``age_s`` old, so an end may have gone unnoticed that long.
-    With steps of ``step_s`` it may take some of these.
+    ``key`` is constant while it waits. The report may be ``age_s`` old, so its end may be unnoticed for that long.
+    ``step_s`` is the longest recent step; the limit may be a multiple of it.
     """
 
     key: tuple[object, ...]
@@ -100,21 +100,21 @@ class Waiting(NamedTuple):
 
 @final
 class StackRequest(NamedTuple):
-    """Ask these ranks for their progress and their Python stack."""
+    """Action: ask these ranks for their progress and their Python stack."""
 
     ranks: tuple[int, ...]
 
 
 @final
 class StallReport(NamedTuple):
-    """Show this text to people."""
+    """Action: show this text to the user."""
 
     text: str
 
 
 @final
 class StallVerdict(NamedTuple):
-    """Give these ranks up: unless others can go on without them, the generation ends with a ``StallError``."""
+    """Action: give up these ranks; unless the others can continue, the generation ends with a ``StallError``."""
 
     reason: str
     missing: tuple[int, ...] = ()
@@ -127,7 +127,7 @@ Last: TypeAlias = Callable[[int], str]
 @final
 @dataclass(slots=True)
 class _Asked:
-    """Inquiry under way: the ranks that were asked, and their answers so far."""
+    """Request in progress: the ranks that were asked, and their answers so far."""
 
     ranks: tuple[int, ...]
     until_s: float
@@ -157,35 +157,35 @@ class StallInspector:
         self._repeat_s = self._interval_s = self._warning_s
 
     def begin(self, now: float) -> None:
-        """Begin the generation: where ranks give signs of life, it is noticed from now on if none of them goes on."""
+        """Begin the generation: if ranks send heartbeats, detect from now on that none of them makes progress."""
         if self._limits.answering_s:
             self._moved_s = now
             self.expect(now)
 
     def expect(self, now: float) -> None:
-        """Plan a look at a collective that began to wait ``now``."""
+        """Schedule a check of a collective that began to wait ``now``."""
         soonest_s = now + min(self._warning_s, self._shutdown_s)
         if self.deadline_s is None or soonest_s < self.deadline_s:
             self._look_again(soonest_s)
 
     def hurry(self, now: float) -> None:
-        """Plan a look ``now``, as there is something new to see."""
+        """Schedule a check ``now``, because there is a new report."""
         if self._asked is None and self._warning_s < math.inf:
             self.deadline_s = now
 
     def answered(self, rank: int, progress: Progress, now: float) -> None:
-        """Take in the progress of a rank, be it that it was asked or not."""
+        """Process the progress of a rank, whether it was asked or not."""
         self._heard_s[rank] = now
         if progress.work >= self._work.get(rank, 0.0) + 1 + IDLE * (now - self._moved_s):
             self._work[rank], self._moved_s = progress.work, now
         self._take(rank, now, progress=progress)
 
     def stack(self, rank: int, text: str, now: float) -> None:
-        """Take in the Python stack of a rank that was asked."""
+        """Process the Python stack of a rank that was asked."""
         self._take(rank, now, stack=text)
 
     def look(self, now: float, waiting: Iterable[Waiting], last: Last) -> Step:
-        """Next step, if one is due; ``last`` tells the last collective that a rank was ordered to do."""
+        """Next action, if one is due; ``last`` returns the last collective that a rank was ordered to execute."""
         every = list(waiting)
         self._forgive(now)
         if verdict := self._judge(now, every):
@@ -197,13 +197,13 @@ class StallInspector:
         return step
 
     def _forgive(self, now: float) -> None:
-        """Be mild for a while after this process was stopped: perhaps all were, and had no time for what is judged."""
+        """Suspend verdicts for a while if this process was stopped: maybe all were, and could make no progress."""
         stopped_s = now - (self.deadline_s or now)
         if self._limits.answering_s and stopped_s > PATIENCE_S:
             self._moved_s, self._mild_until_s = now, now + self._shutdown_s
 
     def _judge(self, now: float, every: Sequence[Waiting]) -> StallVerdict | None:
-        """Verdict on ranks that hang: others have waited for them too long, or all wait, or no rank does anything."""
+        """Verdict on hung ranks: others have waited for them too long, or all wait, or no rank makes progress."""
         late = [one for one in every if now >= max(self._expiry_s(one), self._mild_until_s)]
         lost = _lost(late, every)
         last = [one for one in late if now >= self._expiry_s(one, least_s=self._limits.answering_s)]
@@ -226,7 +226,7 @@ class StallInspector:
         return now >= self._heard_s.get(rank, -math.inf) + self._shutdown_s
 
     def _consider(self, now: float, overdue: Sequence[Waiting]) -> StackRequest | None:
-        """Ask, if there is something that has not been said, or has been said long ago."""
+        """Request stacks if a wait has not been reported, or was last reported long ago."""
         self._told = {one.key: self._told[one.key] for one in overdue if one.key in self._told}
         if not self._told:
             self._repeat_s, self._interval_s = now, self._warning_s
@@ -242,7 +242,7 @@ class StallInspector:
         return StackRequest(self._asked.ranks)
 
     def _conclude(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Last) -> StallReport | None:
-        """Report, if all answers are there or will not come."""
+        """Report, if all answers are in or the time for them is over."""
         if now < asked.until_s and not asked.complete():
             return None
         self._asked = None
@@ -279,7 +279,7 @@ class StallInspector:
     def _look_again(self, moment: float) -> None:
         self.deadline_s = moment if moment < math.inf else None
 
-    # -- words --------------------------------------------------------------------------------------------------------
+    # -- texts --------------------------------------------------------------------------------------------------------
 
     def _verdict(self, now: float, late: Sequence[Waiting], limit: str) -> str:
         return "; ".join(f"{self._wait(now, one)}: longer than {limit}" for one in late[:MOST_WAITS])
@@ -321,16 +321,16 @@ class StallInspector:
 
 
 def _lost(late: Sequence[Waiting], every: Sequence[Waiting]) -> tuple[int, ...]:
-    """Ranks that keep the others waiting, and do not wait themselves: one that stops may part the others in two.
+    """Ranks that others wait for, and that do not wait themselves.
 
-    Some are past a meeting, and wait for it in what follows; some are still inside.
+    One stopped rank may block the others in two collectives: some wait in an earlier one, some already in the next.
     """
     waiting = {rank for one in every for rank in one.ready}
     return tuple(sorted({rank for one in late for rank in one.missing} - waiting))
 
 
 def _has_moved_on(one: Waiting, asked: _Asked) -> bool:
-    """True if all the ranks seem to be inside a collective, and one of them says by now that it is not."""
+    """True if all ranks were reported inside a collective, and one of them now answers that it is not."""
     return not one.missing and any(
         rank in asked.progress and one.what not in asked.progress[rank].inside for rank in one.ready
     )

@@ -1,10 +1,10 @@
-"""Formation of the generations of a job whose size does not change; without any I/O.
+"""Formation of the generations of a job of fixed size; without any I/O.
 
     formation = StaticFormation(expected=2, start_timeout_s=30.0, excuse_failures=False, choose=choose_engine)
     formation.hello(b"7f3a", hello, now)
-    formation.decide(now)              # None: one is missing. Then Formed(...), or Refused(...) with the reason
+    formation.decide(now)              # None: a worker is missing. Later Formed(...), or Refused(...) with the reason
 
-A generation forms when every worker that has not ended has said hello. Survivors of the one before keep their order.
+A generation forms when every worker that has not exited has sent ``Hello``. Previous members keep their order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from farandole.settings import Settings
 
 @final
 class StaticFormation(Formation):
-    """Forms generations from hellos. ``excuse_failures``: a job may start without workers that failed before that."""
+    """Forms generations from ``Hello``s. ``excuse_failures``: the job may start without workers that failed earlier."""
 
     def __init__(self, expected: int, start_timeout_s: float, excuse_failures: bool, choose: Choose) -> None:
         super().__init__()
@@ -46,10 +46,10 @@ class StaticFormation(Formation):
         self._waiting: dict[int, Member] = {}  # by worker_id
         self._strangers: list[Refused] = []
         self._ends: dict[tuple[int, int], tuple[WorkerExited, bool]] = {}
-        """Ends by size of the job and ``worker_id`` in it, each with True if the job goes on without that worker."""
+        """Exits by job size and ``worker_id`` in it, each with True if the job continues without that worker."""
         self._started: dict[int, str] = {}
         self._homes: dict[int, str] = {}
-        self._sizes: Counter[int] = Counter()  # of the job, as those who wait have it
+        self._sizes: Counter[int] = Counter()  # job sizes that the waiting workers expect
         self._latest: tuple[Member, ...] = ()
         self._roster = Roster((), expected)
         self._first_hello_s: float | None = None
@@ -57,18 +57,18 @@ class StaticFormation(Formation):
 
     @classmethod
     def of(cls, settings: Settings, expected: int) -> StaticFormation:
-        """Formation as these settings ask for it."""
+        """Make the formation for these settings."""
         engine = partial(choose, settings.engine, across=settings.across)
         return cls(expected, settings.start_timeout_s, settings.on_failure == "continue", engine)
 
-    # -- taking in ----------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def started(self, worker_id: int, description: str) -> None:
-        """Note that the worker of ``worker_id`` runs, for texts that say where a missing one is."""
+        """Record that the worker of ``worker_id`` runs, for texts that describe a missing worker."""
         self._started[worker_id] = description
 
     def turn_away(self, uid: bytes, hello: Hello) -> str:
-        """Refuse a ``worker_id`` that does not exist or is taken, and a version that the running job does not have."""
+        """Refuse a ``worker_id`` that does not exist or is in use, and a version other than that of the running job."""
         member = Member(uid, hello)
         reason = self._objection(member)
         if reason:
@@ -76,7 +76,7 @@ class StaticFormation(Formation):
         return reason
 
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
-        """Take in a worker that has called ``init``."""
+        """Process the ``Hello`` of a worker, which has called ``init``."""
         self._dismiss(hello.worker_id)
         self.registry.enter(uid, hello)
         self._waiting[hello.worker_id] = Member(uid, hello)
@@ -85,7 +85,7 @@ class StaticFormation(Formation):
             self._first_hello_s = now
 
     def worker_exited(self, event: WorkerExited) -> None:
-        """Take in the end of a worker. It is excused if it took part in a generation, or has failed and may fail."""
+        """Process a worker's exit. The exit of a former member is excused, and a failure if ``excuse_failures``."""
         worker_id, size = event.worker_id, self._expected
         self.registry.leave(worker_id)
         excused = event.code != 0 and self._excuse_failures
@@ -104,16 +104,16 @@ class StaticFormation(Formation):
         self.registry.leave(worker_id)
 
     def answered(self, worker_id: int) -> None:
-        """Ignored: no generation waits for the members of the one before."""
+        """Ignored: no generation waits for the members of the previous one."""
 
     def generation_ended(self, event: GenerationEnded) -> None:
-        """Ignored: the next generation forms from hellos alone."""
+        """Ignored: the next generation forms from ``Hello``s alone."""
 
     def longest_step(self, worker_id: int, step_s: float) -> None:
         """Ignored: no limit here depends on the duration of steps."""
 
     def stalled(self, worker_ids: Collection[int], reason: str) -> bool:
-        """False: the others cannot go on without them."""
+        """False: the other workers cannot continue without these."""
         return False
 
     def _objection(self, newcomer: Member) -> str:
@@ -142,11 +142,11 @@ class StaticFormation(Formation):
         if member is not None:
             self._sizes -= Counter({member.hello.expected: 1})
 
-    # -- deciding -----------------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     @property
     def deadline_s(self) -> float | None:
-        """Time at which ``decide`` will refuse as too late; ``None`` while nobody waits."""
+        """Time at which ``decide`` refuses because a worker is late; ``None`` while no worker waits."""
         return None if self._first_hello_s is None else self._first_hello_s + self._start_timeout_s
 
     def decide(self, now: float) -> Formed | Refused | None:
@@ -174,7 +174,7 @@ class StaticFormation(Formation):
         return None
 
     def _is_early(self, now: float) -> bool:
-        """True if nothing can be wrong yet and somebody is missing; cheap, as it is asked after each hello."""
+        """True if a worker is missing and nothing can be wrong yet; cheap, because it runs after each ``Hello``."""
         few = len(self._waiting) < min(self._sizes) and not self._ends
         in_time = self.deadline_s is not None and now < self.deadline_s
         return few and in_time and len(self._sizes) == 1 and max(self._sizes) <= self._expected
@@ -238,7 +238,7 @@ class StaticFormation(Formation):
 
 
 def _misfit(members: Sequence[Member]) -> str:
-    """Reason why a job of these members cannot have the process sets given to ``init``, or ""."""
+    """Reason why a job of these members cannot have the process sets passed to ``init``, or ""."""
     groups = ProcessGroups(len(members))
     errors = [error for ranks in members[0].hello.process_sets if (error := groups.add(ranks)[1])]
     return f"init(process_sets=...) cannot be: {errors[0]}" if errors else ""

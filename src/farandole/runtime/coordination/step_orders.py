@@ -2,15 +2,15 @@
 
     orders = StepOrders(tell, news)
     orders.begin(1, {0, 1})                     # a generation is formed
-    orders.give(7, "pause")                     # tells all ranks Prepare
+    orders.give(7, "pause")                     # sends Prepare to all ranks
     orders.prepared(0, 7, 120)
-    orders.prepared(1, 7, 121)                  # tells all ranks ActAt(step=122): no rank gets past that by itself
+    orders.prepared(1, 7, 121)                  # sends ActAt(step=122) to all ranks: none is past that step
     orders.acted(0, 7, 122)
     orders.acted(1, 7, 122)                     # news: acted after step 122
     orders.cell_over(0, 8)                      # news: refused; ranks of a notebook take no steps between cells
 
-One order at a time; others wait for it. While the ranks pause, what ends the pause needs no step. Ranks count steps
-alike where all of them share the optimizers; a pause that not all obey, as one is in ``join()``, can be taken back.
+One order at a time; later orders wait. While the ranks pause, the order that ends the pause needs no step. All ranks
+count the same steps if they share the optimizers; a pause that some do not obey (they may be in ``join()``) can end.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from farandole.control.watch_messages import AT_STEPS, ActAt, Prepare
 from farandole.runtime.coordination.rank_set import RankSet
 
 News: TypeAlias = Callable[[int, str, str, str, int], object]
-"""Told what becomes of an order: its number, verb, state, text, and the step after which it was obeyed, or -1."""
+"""Called with an order's number, verb, state and text, and the step after which it was obeyed, or -1."""
 
 MOST = 16
-"""Orders that may wait."""
+"""Largest number of waiting orders."""
 
 OVERDUE_S = 5.0
 """Time from the first rank that pauses after which *resume* and *stop* need not wait for the others."""
@@ -72,10 +72,10 @@ class StepOrders:
         self._current: _Order | None = None
         self._waiting: deque[tuple[int, str]] = deque()
         self._paused: tuple[int, int] | None = None
-        """Order by which the ranks pause, and after which step."""
+        """Number of the order by which the ranks pause, and the step after which they do."""
 
     def begin(self, generation: int, ranks: Collection[int]) -> None:
-        """A generation is formed; a pause of the one before goes on in it."""
+        """Begin a generation; a pause of the previous generation continues in it."""
         paused, self._paused = self._paused, None
         self._generation, self._ranks = generation, set(ranks)
         if paused is not None:
@@ -83,7 +83,7 @@ class StepOrders:
         self._next()
 
     def end(self, why: str = "") -> None:
-        """End the generation; orders that nobody has obeyed wait for the next one, or are refused for this reason."""
+        """End the generation; unfinished orders wait for the next generation or, with ``why``, are refused."""
         current, self._current = self._current, None
         self._ranks = set()
         if why:
@@ -101,11 +101,11 @@ class StepOrders:
             self._waiting.appendleft((current.number, current.verb))
 
     def give(self, number: int, verb: str) -> None:
-        """Take an order in."""
+        """Add an order, or refuse it."""
         if verb in ("resume", "stop"):
             self._take_back()
         planned = [each for _, each in reversed(self._waiting)] + ([self._current.verb] if self._current else [])
-        will_pause = next(  # by the last one that is to be obeyed before this
+        will_pause = next(  # after the last pause or resume before this order
             (each == "pause" for each in planned if each in ("pause", "resume")), self._paused is not None
         )
         if verb not in AT_STEPS:
@@ -121,9 +121,9 @@ class StepOrders:
             self._next()
 
     def prepared(self, rank: int, number: int, step: int, at_rest: bool = False) -> None:
-        """Take in that a rank waits at the end of its next step, and has ended ``step`` of them.
+        """Process ``Prepared``: a rank will wait at the end of its next step, and has completed ``step`` steps.
 
-        In a rank that is ``at_rest`` there is no next step before another cell: then nobody obeys.
+        A rank that is ``at_rest`` makes no step before another cell: then the order is withdrawn on all ranks.
         """
         current = self._current
         if at_rest and current is not None and current.number == number and current.step < 0:
@@ -135,7 +135,7 @@ class StepOrders:
             self._set_step(current)
 
     def acted(self, rank: int, number: int, step: int) -> None:
-        """Take in that a rank has obeyed, after so many steps."""
+        """Process ``Acted``: a rank has obeyed after ``step`` steps."""
         current = self._current
         if current is not None and current.number == number and current.step >= 0:
             current.missing.discard(rank)
@@ -144,10 +144,10 @@ class StepOrders:
             self._conclude(current)
 
     def cell_over(self, rank: int, number: int) -> None:
-        """Take in that a rank's cell has ended, in which it heard of this order last.
+        """Process ``CellOver``: the cell has ended in which a rank received this order, its latest one.
 
-        One that the rank has obeyed by then stands: the others obey it after the same step. One that came in the pause
-        which has ended with the cell is obeyed by nobody.
+        If the rank has already obeyed the order, it stands: the other ranks obey it after the same step. An order that
+        arrived during a pause, which ended with the cell, is withdrawn on all ranks.
         """
         current = self._current
         if self._paused is not None and self._paused[0] == number:
@@ -158,7 +158,7 @@ class StepOrders:
             self._withdraw(current, f"the cell has ended on rank {rank}, and no step has ended before")
 
     def gone(self, rank: int) -> None:
-        """Wait for ``rank`` no more: it has left."""
+        """Stop waiting for ``rank``, which has left."""
         self._ranks.discard(rank)
         current = self._current
         if current is not None and rank in current.missing:
@@ -169,7 +169,7 @@ class StepOrders:
                 self._conclude(current)
 
     def _take_back(self) -> None:
-        """Take back a pause that some ranks have obeyed and others do not, which may be in ``join()``."""
+        """Withdraw a pause that some ranks have obeyed and others do not, maybe because they are in ``join()``."""
         pause = self._current
         if pause is None or pause.verb != "pause" or not 0 < pause.since_s < self._clock() - OVERDUE_S:
             return
@@ -181,7 +181,7 @@ class StepOrders:
         self._next()
 
     def _forget(self, order: _Order, why: str) -> None:
-        """Have all ranks forget the order, and refuse it."""
+        """Send all ranks the withdrawal of the order, and refuse it."""
         self._current = None
         self._tell(RankSet.of(sorted(self._ranks)), ActAt(self._generation, order.number, order.verb, -1))
         self._refuse(order.number, order.verb, why)
@@ -197,7 +197,7 @@ class StepOrders:
                 self._act(self._current, self._paused[1])
 
     def _set_step(self, order: _Order) -> None:
-        """Name the step after which to obey, once all ranks wait before the end of their next one."""
+        """Choose the step after which to obey, once all ranks are prepared."""
         if not order.missing and order.steps:
             order.missing = set(self._ranks)
             self._act(order, max(order.steps) + 1)

@@ -1,11 +1,11 @@
-"""Tree of relays: the parent of each, by the order in which they appear; without any I/O.
+"""Tree of relays: the parent of each relay, by their order of appearance; without any I/O.
 
     >>> tree = Tree(radix=2)
     >>> [tree.add(host) for host in "abcdefg"]
     ['', '', 'a', 'a', 'b', 'b', 'c']
 
-The order in which relays appear is all that counts, so neither their number nor their names need be known beforehand,
-and each has its parent as soon as it asks.
+Only the order of appearance matters, so neither the number nor the names of the relays must be known beforehand, and
+each relay gets its parent as soon as it connects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import final
 
 @final
 class Tree:
-    """Heap of relays: the first ``radix`` are children of the controller, the next ones of these, and so on."""
+    """Heap of relays: the first ``radix`` are children of the controller, the next ones their children, and so on."""
 
     def __init__(self, radix: int) -> None:
         self._radix = radix
@@ -23,7 +23,7 @@ class Tree:
         self._hosts: list[str] = []
 
     def add(self, host: str) -> str:
-        """Host whose relay is the parent of this host's; "" is the controller. Asking again changes nothing."""
+        """Host of the parent of this host's relay; "" is the controller. Idempotent."""
         if host not in self._position:
             self._position[host] = len(self._hosts)
             self._hosts.append(host)

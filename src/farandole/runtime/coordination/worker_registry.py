@@ -1,12 +1,12 @@
-"""Occupants of a job: which process has which ``worker_id``, so that no other takes it from a worker still there.
+"""Registry of workers: the process of each ``worker_id``, so that no other process takes that of a live worker.
 
-    occupants = WorkerRegistry()
-    occupants.objection(hello)                  # "" if the worker_id is free; otherwise the reason for a refusal
-    occupants.enter(uid, hello)
-    occupants.leave(worker_id=1)                # the worker has left, or has ended
+    registry = WorkerRegistry()
+    registry.objection(hello)                  # "" if the worker_id is free; otherwise the reason for a refusal
+    registry.enter(uid, hello)
+    registry.leave(worker_id=1)                # the worker has left, or has exited
 
-Variables are inherited: any child of a worker can say hello with its parent's ``worker_id``. Without any I/O, but for
-asking whether a worker is connected.
+Environment variables are inherited: any child of a worker can send ``Hello`` with its parent's ``worker_id``. Without
+any I/O, except for the check whether a worker is connected.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class _Occupant(NamedTuple):
 
 @final
 class WorkerRegistry:
-    """Workers of one controller, which says how to tell if one is connected: by default all are, for ever."""
+    """Workers of one controller, which sets the check for connected workers: by default all are, always."""
 
     def __init__(self) -> None:
         self.is_connected: Callable[[bytes], bool] = lambda _: True
-        """True if a socket, by its identity, of a worker that speaks to the controller itself is still connected."""
+        """True if the socket with this identity, of a worker without a relay, is still connected."""
         self._is_relayed: Callable[[bytes], bool] = lambda _: False
         self._by_worker_id: dict[tuple[int, int], _Occupant] = {}  # by size of the job, and worker_id in it
 
     def below(self, is_relayed: Callable[[bytes], bool]) -> WorkerRegistry:
-        """Set the predicate that tells whether a worker, by what its sockets share, speaks through a relay."""
+        """Set the predicate that returns whether a worker, by the identity prefix of its sockets, uses a relay."""
         self._is_relayed = is_relayed
         return self
 
@@ -51,7 +51,7 @@ class WorkerRegistry:
         )
 
     def enter(self, uid: bytes, hello: Hello) -> None:
-        """Give a process its ``worker_id``."""
+        """Register the process of a ``worker_id``."""
         self._by_worker_id[hello.expected, hello.worker_id] = _Occupant(uid, hello)
 
     def leave(self, worker_id: int) -> None:
@@ -60,8 +60,8 @@ class WorkerRegistry:
             del self._by_worker_id[known]
 
     def _is_there(self, uid: bytes) -> bool:
-        """True if a worker is connected, or behind a relay, where nothing else is known.
+        """True if a worker is connected, or is behind a relay, where its connection is not visible.
 
-        Not every end is told: not that of a process which a worker's shell has started, for one.
+        Not every exit is reported: for example, a process that a wrapper shell started may exit unnoticed.
         """
         return self._is_relayed(uid) or self.is_connected(uid + CONTROL)

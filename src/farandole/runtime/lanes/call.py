@@ -77,7 +77,7 @@ class Handle(Protocol):
         """True once ``wait`` would return or raise at once."""
 
     def when_done(self, observer: Callable[[], None]) -> None:
-        """Call ``observer`` once, when done: at once, or in another thread, which holds locks (so it must not block)."""
+        """Call ``observer`` once, when done: at once, or in another thread, which holds locks: it must not block."""
 
     def wait(self) -> list[CallResult]:
         """Block until it is done; returns one result per call. Raises the ``CollectiveError`` that ended it."""

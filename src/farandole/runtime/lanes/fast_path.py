@@ -39,7 +39,7 @@ class FastPath:
         return self._native.met
 
     def pace(self) -> tuple[float, float]:
-        """Time of the last call completed on the fast path, and the longest time between two since the last ``pace``."""
+        """Time of the last call completed here, and the longest time between two since the previous ``pace()``."""
         return self._native.pace()
 
     def statistics(self) -> dict[str, int]:

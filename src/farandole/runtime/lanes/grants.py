@@ -75,7 +75,7 @@ class Grants:
         self._early: dict[int, list[tuple[int, Said]]] = {}
 
     def open(self, order: Order) -> Grant:
-        """Add the grant of an order and replace an older one of the name; faster ranks may have sent parts already."""
+        """Add the grant of an order, in place of the name's older grant; faster ranks may have sent parts already."""
         grant = Grant(order, self._size)
         self.close(self._by_key.get(grant.key))
         self._by_key[grant.key] = self._by_number[grant.number] = grant

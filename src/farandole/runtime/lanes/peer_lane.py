@@ -9,7 +9,7 @@
 ``peer_protocol`` decides; this file has its sockets and its lock.
 
 Threads. Any user thread calls ``give``, ``withdraw``, ``leave``, ``release``, ``come_back``. One at a time, which leads
-the negotiated lane (``negotiated`` sees to it), calls ``open``, ``recv``, ``hear``. Any thread, a signal handler too,
+the negotiated lane (``negotiated`` ensures it), calls ``open``, ``recv``, ``hear``. Any thread, a signal handler too,
 calls ``interrupt``, which acquires no lock, because the signal may have interrupted the thread that holds it.
 
 ``_lock`` guards ``_peer``, and is held until the frames of ``_peer`` are sent: frames leave in the order in which they
@@ -93,7 +93,7 @@ class PeerLane:
         self._peer = PeerProtocol(topology.rank, topology.size, topology.generation)
         self._sleeps = False  # the thread in ``recv``
 
-    # -- what this rank says ------------------------------------------------------------------------------------------
+    # -- frames of this rank ------------------------------------------------------------------------------------------
 
     def open(self, order: Order) -> None:
         """Accept the grant of an order; the first grant connects all ranks. Raises the errors of making an engine."""
@@ -167,7 +167,7 @@ class PeerLane:
                 self._active.leave_direct(grant.lane)
             peer.ended.clear()
 
-    # -- what the others say ------------------------------------------------------------------------------------------
+    # -- frames of the other ranks ------------------------------------------------------------------------------------
 
     def recv(self, limit_s: float | None = None) -> Message | None:
         """Wait for the next message of the controller; ``None`` if the caller should call ``hear`` first.

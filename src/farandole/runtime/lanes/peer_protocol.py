@@ -74,7 +74,7 @@ class PeerProtocol:
         self.outbox: list[bytes] = []
         self.made: list[Message] = []
 
-    # -- what this rank says ------------------------------------------------------------------------------------------
+    # -- frames of this rank ------------------------------------------------------------------------------------------
 
     def open(self, order: Order) -> None:
         """Accept the grant of an order: from now on the ranks may reduce under this name without the controller."""
@@ -130,7 +130,7 @@ class PeerProtocol:
     def _say(self, grant: Grant, said: Said) -> None:
         self.outbox.append(HEAD.pack(grant.number, NOTHING_FOLLOWS if said is None else len(said)) + (said or b""))
 
-    # -- what the others say ------------------------------------------------------------------------------------------
+    # -- frames of the other ranks ------------------------------------------------------------------------------------
 
     def hear(self, rank: int, data: bytes) -> None:
         """Process bytes received from ``rank``."""

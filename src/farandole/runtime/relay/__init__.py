@@ -1,1 +1,1 @@
-"""Relays in the agents' processes: one connection to the controller for all workers of a host."""
+"""Relays in the processes of agents: one connection to the controller for all workers of a host."""

@@ -1,14 +1,14 @@
-"""The agent of a host: the loop between its controller and its workers, whoever has started these.
+"""Agent of a host: event loop between the controller and the workers of the host.
 
     link = connected(config, config.addresses[0])
     Agent(link, workers).serve()
 
-The policy is in ``Workers``: the agent that a launcher sends starts and ends them (``farandole.launch.agents.agent``),
-one that a worker has started only watches (``farandole.runtime.selfstart.host_agent``). Heartbeats, requests for stacks
-and the relay of the host are the link's.
+``Workers`` is the policy: an agent of a launcher starts and ends workers (``farandole.launch.agents.agent``); an agent
+that a worker started only watches them (``farandole.runtime.selfstart.host_agent``). The link does heartbeats, requests
+for stacks, and the relay of the host.
 
-One thread runs all of it. What is to be watched changes from turn to turn, so ``serve`` compares before each sleep; a
-``poll`` goes by the numbers of descriptors, and forgets a file no earlier than that comparison.
+One thread runs all of it. The set of watched descriptors changes from turn to turn, so ``serve`` updates it before each
+sleep; a ``poll`` object works with descriptor numbers, and drops a closed one only in that update.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from farandole.runtime.relay.agent_link import AgentLink
 class AgentConfig(msgspec.Struct, frozen=True):
     """Addresses of the controller, the job's secret, and the name of the agent's host.
 
-    ``silence_s`` is how long either may be silent (0: as long as it likes). With ``relay`` the workers are reached
-    through the agent, which is to be reached by ``interface`` and at ``ports`` ("": by any). ``name`` is what the agent
-    calls itself where its host may have one after another: the controller may still hold the connection of the last.
-    ``lent`` are the terms of an agent that comes by itself. It tells ``free_ports`` ports that nobody listens on.
+    ``silence_s``: longest silence of either side (0: no limit). ``relay``: workers are reached through the agent, which
+    listens on ``interface`` and at ``ports`` ("": any). ``name``: identity of the agent on a host that may have several
+    in succession, because the controller may still hold the connection of the last one. ``lent``: the offer of the
+    agent of a lease. ``free_ports``: how many free ports the agent reports.
     """
 
     addresses: list[str]
@@ -51,17 +51,17 @@ class AgentConfig(msgspec.Struct, frozen=True):
 
 
 class Workers(ABC):
-    """The workers of a host, and what its agent does with them."""
+    """Workers of a host: policy of its agent."""
 
     @property
     @abstractmethod
     def is_over(self) -> bool:
-        """True if nothing is left to be done."""
+        """True if the agent may exit."""
 
     @property
     @abstractmethod
     def fds(self) -> Mapping[int, int]:
-        """Descriptors that wake the agent, and the events of ``poll`` for which they do."""
+        """Descriptors that wake the agent, with their ``poll`` events."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -70,15 +70,15 @@ class Workers(ABC):
 
     @abstractmethod
     def attend(self, ready: set[int]) -> None:
-        """Take in what has come by the descriptors that are ``ready``, some of which are perhaps not ours."""
+        """Handle the descriptors that are ``ready``; some may belong to the link."""
 
     @abstractmethod
     def obey(self, message: Any) -> None:
-        """Do what a message of the controller asks for."""
+        """Carry out a message of the controller."""
 
     @abstractmethod
     def cut_off(self, error: ControlError) -> None:
-        """Take in that the controller is gone, or silent for too long."""
+        """Handle the loss of the controller, or its silence for too long."""
 
     def tick(self, now: float) -> None:  # noqa: B027 (most have no deadlines)
         """Do what is due."""
@@ -86,7 +86,7 @@ class Workers(ABC):
 
 @final
 class Agent:
-    """Single-threaded loop over messages of the controller and news of the workers."""
+    """Single-threaded loop over messages of the controller and events of the workers."""
 
     def __init__(self, link: AgentLink, workers: Workers) -> None:
         self._link, self._workers = link, workers
@@ -94,7 +94,7 @@ class Agent:
         self._watched: dict[int, int] = {}
 
     def serve(self) -> None:
-        """Return when nothing is left to be done for the workers."""
+        """Run the loop until ``Workers.is_over``."""
         while not self._workers.is_over:
             self._watch()
             ready = {fd for fd, _ in self._poll.poll(self._patience_ms())}
@@ -103,12 +103,12 @@ class Agent:
             self._workers.tick(time.monotonic())
 
     def _watch(self) -> None:
-        """Poll the descriptors that there are now: the link has others after another controller has come."""
+        """Update the polled descriptors: the link has new ones after a change of controller."""
         wanted = {**dict.fromkeys(self._link.fds, select.POLLIN), **self._workers.fds}
         for fd in self._watched.keys() - wanted.keys():
             self._poll.unregister(fd)
         for fd, mask in wanted.items() - self._watched.items():
-            self._poll.register(fd, mask)  # which also changes the events of one that is registered
+            self._poll.register(fd, mask)  # also changes the events of a registered one
         self._watched = wanted
 
     def _patience_ms(self) -> float | None:
@@ -126,7 +126,7 @@ class Agent:
 
 
 def connected(config: AgentConfig, address: str) -> AgentLink:
-    """Link to the controller at ``address``, with the relay of the host if the job needs one. Does not wait."""
+    """Make a link to the controller at ``address``, with a relay if the job needs one. Does not block."""
     keys, relay = JobKeys.from_secret(config.secret), None
     if config.relay:
         from farandole.runtime.relay.relay import Relay  # small jobs need none

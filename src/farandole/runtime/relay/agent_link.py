@@ -1,4 +1,4 @@
-"""Connection of an agent to the controller: its hello, its heartbeats, and the stacks it is asked for.
+"""Connection of an agent to the controller: its ``AgentHello``, heartbeats, and requested stacks.
 
     link = AgentLink("tcp://10.0.0.1:7000", keys, "hostA", silence_s=3.0)
     poll.register(fd, select.POLLIN) for fd in link.fds
@@ -7,13 +7,13 @@
         for message in link.receive(): ...
         link.beat()
 
-Raises ``ControlError`` from ``receive`` once the controller is gone, or silent for ``silence_s``. Where another one
-will come, as in elastic jobs, it goes on after ``renew``.
+``receive`` raises ``ControlError`` after the controller is lost, or was silent for ``silence_s``. If another controller
+will replace it, as in elastic jobs, the link goes on after ``renew``.
 
-Everything is called by the agent's loop, in one thread; only ``_dump`` has a thread of its own for each stack that is
-asked for. Reading one takes seconds where the process is stopped, and heartbeats that wait so long would make the
-controller give the whole host up. Such a thread uses nothing of the link but ``Dealer.send``, which any thread may
-call, and which raises after ``close``: therefore no field here has a lock, and none may be touched there.
+The agent's loop calls everything, in one thread; only ``_dump`` runs in its own thread for each requested stack.
+Reading a stack takes seconds if the process is stopped, and heartbeats delayed that long would make the controller give
+up the whole host. Such a thread uses only ``Dealer.send``, which any thread may call, and which raises after ``close``:
+therefore no field of the link has a lock, and ``_dump`` must not touch any.
 """
 
 from __future__ import annotations
@@ -51,11 +51,10 @@ if TYPE_CHECKING:
 
 @final
 class AgentLink:
-    """Link that connects without waiting. ``silence_s=0`` is for the controller's own host, whose silence cannot count.
+    """Link that connects without blocking. ``silence_s=0``: no heartbeats, for the controller's own host.
 
-    The ``relay`` of the host, in a job that needs a tree, is served and closed together with it. ``name`` is given
-    where a host may have one agent after another, see ``Root.name``; ``lent`` are the terms of an agent that comes by
-    itself.
+    The ``relay`` of the host, in a job that needs a tree, is served and closed together with the link. ``name``: for a
+    host that may have several agents in succession, see ``Root.name``; ``lent``: the offer of the agent of a lease.
     """
 
     def __init__(
@@ -78,14 +77,14 @@ class AgentLink:
         """Address at which workers of this host reach the controller."""
         self._host, self._lent = host, lent
         self._lost_s: float | None = None
-        """Time since which no controller is there."""
+        """Time at which the controller was lost; ``None`` while there is one."""
         self._patience_s, self._elsewhere = 0.0, False
         relays = tuple(relay.addresses) if relay else ()
         self.send(AgentHello(host, os.getpid(), __version__, relays, lent=lent, ports=ports))
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors to poll: if one is readable, or ``deadline_s`` has come, call ``receive``, then ``beat``."""
+        """Descriptors to poll: if one is readable, or at ``deadline_s``, call ``receive``, then ``beat``."""
         return () if self._is_closed else self._dealer.fds + (self._relay.fds if self._relay else ())
 
     @property
@@ -99,32 +98,32 @@ class AgentLink:
 
     @property
     def may_come_back(self) -> bool:
-        """False once another controller has been awaited for too long."""
+        """False after the link has waited too long for another controller."""
         until_s = self._given_up_s
         return until_s is None or time.monotonic() < until_s
 
     def send(self, message: Message) -> None:
-        """Queue ``message`` for the controller; ``ControlError`` once the link is closed."""
+        """Queue ``message`` for the controller; raises ``ControlError`` after ``close``."""
         self._dealer.send(message)
 
     def receive(self) -> Iterator[Any]:
-        """All messages that are there, but for requests that are answered here. Never blocks."""
+        """Yield the messages that have arrived, except those handled here. Never blocks."""
         if self._is_closed:
             return
         self._serve_relay()
         while not self._is_closed and (message := self._next()) is not None:
             if isinstance(message, DumpStack):
-                # A daemon: an agent that is to end does not wait for the stack of a process that is stopped.
+                # A daemon: an agent that must exit does not wait for the stack of a stopped process.
                 threading.Thread(target=self._dump, args=(message,), daemon=True).start()
             elif isinstance(message, SetRelayParent) and self._relay:
                 self._relay.attach(message.addresses or (self._dealer.address,), message.host)
-                self._severed = False  # with another parent, its loss is news again
+                self._severed = False  # report the loss of the new parent, too
             else:
                 yield message
 
     @property
     def address(self) -> str:
-        """Address of the controller, or "" while it is not connected."""
+        """Address of the controller; "" while not connected."""
         return self._dealer.address if self._dealer.peer.connected and self._lost_s is None else ""
 
     def renew(
@@ -136,10 +135,10 @@ class AgentLink:
         elsewhere: bool = False,
         address: str = "",
     ) -> None:
-        """After ``receive`` has raised: wait for another controller, and tell it what became of the workers here.
+        """After ``receive`` has raised: wait for another controller, and report the state of the workers to it.
 
-        It may take ``patience_s``, but if its host does not answer, no longer than that may be silent, unless it may
-        come ``elsewhere``. Once it is known at which ``address`` that is, call this again.
+        The wait is limited to ``patience_s``, and to ``silence_s`` if the controller's host does not answer, unless the
+        next controller may run ``elsewhere``. Call this again when its ``address`` is known.
         """
         self._dealer.renew(address)
         self._patience_s, self._elsewhere = patience_s, elsewhere
@@ -148,14 +147,14 @@ class AgentLink:
         self.send(AgentHello(self._host, os.getpid(), __version__, (), tuple(running), tuple(ended), self._lent))
 
     def beat(self) -> None:
-        """Tell the controller that this host is there, if it is time to."""
+        """Send a heartbeat if it is due."""
         now = time.monotonic()
         if self._pause_s and now >= self._next_s and not self._is_closed:
-            self._next_s = now + self._pause_s  # and not from _next_s on: what a stopped process missed is not made up
+            self._next_s = now + self._pause_s  # not _next_s + pause: missed heartbeats are not made up
             self.send(Alive())
 
     def close(self, *, deliver: bool = True) -> None:
-        """Deliver what was sent, unless there is nobody to deliver it to, and disconnect. Idempotent."""
+        """Disconnect; first ``deliver`` queued messages. Idempotent."""
         self._is_closed = True
         if self._relay:
             self._relay.close()
@@ -164,7 +163,7 @@ class AgentLink:
 
     @property
     def _given_up_s(self) -> float | None:
-        """Time at which another controller is awaited no longer; ``None`` while there is one."""
+        """Time at which the wait for another controller ends; ``None`` while there is one."""
         if self._lost_s is None:
             return None
         is_cut_off = self._silence_s > 0 and not self._dealer.peer.reached and not self._elsewhere
@@ -175,7 +174,7 @@ class AgentLink:
             message = self._dealer.recv(0.0)
         except ControlError as error:
             if self._relay:
-                self._relay.abort(str(error))  # before the caller ends: workers below wait for orders that nobody sends
+                self._relay.abort(str(error))  # now: workers below wait for orders
             raise
         if self._dealer.peer.connected:
             self._lost_s = None

@@ -1,14 +1,14 @@
-"""Combining of submissions on their way up: passed on once for all ranks below that say the same; without any I/O.
+"""Combining of submissions on their way up: one message for all ranks below with the same entry; without any I/O.
 
     combining = Combining(downlink)
-    combining.submit(RankSet.of([4]), entry, now)      # rank 4 is ready, and so is
-    combining.submit(RankSet.of([5]), entry, now)      # rank 5, the last one below
-    combining.take(now)                                # [SharedEntry(entry)]: everybody below is
-    combining.deadline_s                               # None: nothing waits here
+    combining.submit(RankSet.of([4]), entry, now)      # rank 4 is ready
+    combining.submit(RankSet.of([5]), entry, now)      # rank 5, the last rank below, is ready
+    combining.take(now)                                # [SharedEntry(entry)]: all ranks below are ready
+    combining.deadline_s                               # None: no entry waits
 
-An entry waits until all below have submitted it who are in its process set and have not joined, for at most ``HOLD_S``.
-It is then passed on as far as it came, because somebody above has to know who is missing. Nothing is decided here,
-nothing is left out, and nothing that a rank said is overtaken by its joining.
+An entry waits, at most ``HOLD_S``, until all ranks below that are in its process set and have not joined have submitted
+it. Then it is passed on for the ranks that have, because the controller must know which are missing. This module
+decides nothing and drops nothing, and a rank's join never overtakes its earlier submissions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from farandole.runtime.coordination.downlink import Downlink
 from farandole.runtime.coordination.rank_set import RankSet
 
 HOLD_S = 0.25
-"""Longest time that an entry waits for more ranks; as long as no rank is late, none waits that long."""
+"""Longest time that an entry waits for more ranks; reached only if a rank is late."""
 
 _Key: TypeAlias = tuple[int, str]
 
@@ -33,7 +33,7 @@ _Key: TypeAlias = tuple[int, str]
 @final
 @dataclass(slots=True)
 class _Held:
-    """Entries under one name: the ranks that have come, and what of it has not been passed on."""
+    """Entries under one name: the ranks that have submitted, and the shares not passed on yet."""
 
     arrived: RankSet
     due_s: float
@@ -42,11 +42,11 @@ class _Held:
 
 @final
 class Combining:
-    """Submissions that a relay holds; ``downlink`` tells which ranks are below, and in which process sets."""
+    """Submissions that a relay holds; ``downlink`` knows the ranks below and their process sets."""
 
     def __init__(self, downlink: Downlink, hold_s: float = HOLD_S) -> None:
         self.deadline_s: float | None = None
-        """Time at which ``take`` may have something to pass on that is not complete."""
+        """Time at which ``take`` may have incomplete entries to pass on."""
         self._downlink, self._hold_s = downlink, hold_s
         self._held: dict[_Key, _Held] = {}
         self._complete: list[SharedEntry] = []
@@ -54,14 +54,14 @@ class Combining:
         self._joins = _Held(RankSet(), math.inf)
 
     def begin(self) -> None:
-        """Forget all submissions: a generation begins, or ends."""
+        """Drop all submissions: a generation begins or ends."""
         self._held, self._complete, self.deadline_s = {}, [], None
         self._joined, self._joins = RankSet(), _Held(RankSet(), math.inf)
 
-    # -- taking in ----------------------------------------------------------------------------------------------------
+    # -- submissions --------------------------------------------------------------------------------------------------
 
     def submit(self, ranks: RankSet, entry: Entry, now: float) -> None:
-        """Take in that ``ranks`` are ready for ``entry``."""
+        """Record that ``ranks`` are ready for ``entry``."""
         if entry.signature is not None and entry.signature.kind == Kind.JOIN:
             self._join(ranks, entry, now)
             return
@@ -79,7 +79,7 @@ class Combining:
             self.deadline_s = held.due_s
 
     def ordered(self, order: Order, ranks: RankSet) -> None:
-        """Let ``ranks`` submit the names of ``order`` again: they have been told what became of them."""
+        """Let ``ranks`` submit the names of ``order`` again: they have received the order."""
         for name in order.names:
             self.forget((order.process_set, name), ranks)
         if order.kind == Kind.JOIN:
@@ -94,7 +94,7 @@ class Combining:
                 del self._held[key]
 
     def _join(self, ranks: RankSet, entry: Entry, now: float) -> None:
-        """Wait for ``ranks`` no longer; their join goes up with the next collective, or alone if none comes soon."""
+        """Stop waiting for ``ranks``; their join is passed on with the next collective, or alone after ``HOLD_S``."""
         if not self._joins.shares:
             self._joins.due_s = now + self._hold_s
         _add(self._joins, ranks, entry)
@@ -109,11 +109,11 @@ class Combining:
     # -- passing on ---------------------------------------------------------------------------------------------------
 
     def take(self, now: float) -> list[SharedEntry]:
-        """Remove and return the shares that are to be passed on now."""
+        """Remove and return the shares to pass on now."""
         if self.deadline_s is not None and self.deadline_s <= now:
             self._expire(now)
         if self._joins.shares and (self._complete or self._joins.due_s <= now or self._downlink.ranks <= self._joined):
-            for key, held in self._held.items():  # complete or not: a join must not overtake what was said before
+            for key, held in self._held.items():  # complete or not: a join must not overtake earlier submissions
                 self._release(key, held)
             self._complete += self._shares((0, ""), self._joins)
         shares, self._complete = self._complete, []
@@ -144,7 +144,7 @@ class Combining:
 
 
 def _add(held: _Held, ranks: RankSet, entry: Entry) -> None:
-    """Add ranks that submit ``entry`` to those that have submitted the same before them."""
+    """Add ranks that submit ``entry`` to the ranks that submitted the same entry before."""
     said = entry.cached if entry.cached >= 0 else msgspec.msgpack.encode(entry.signature)
     _, before = held.shares.get(said, (entry, RankSet()))
     held.shares[said] = (entry, before | ranks)

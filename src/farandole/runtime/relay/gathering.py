@@ -1,11 +1,11 @@
-"""Gathering of the parts of exchanges on their way up: one message for all ranks below; without any I/O.
+"""Gathering of parts of exchanges on their way up: one message for all ranks below; without any I/O.
 
     gathering = Gathering(downlink)
     gathering.submit("shm.0", (4, 5, 9), {4: b"..."}, now)
-    gathering.submit("shm.0", (4, 5, 9), {5: b"..."}, now)       # all of these ranks that are below
+    gathering.submit("shm.0", (4, 5, 9), {5: b"..."}, now)       # now all of these ranks below
     gathering.take(now)                                          # [GatheredParts("shm.0", ...)]
 
-Like ``Combining``, which does that for collectives; but a rank has one part only of each exchange.
+Like ``Combining`` for collectives, but a rank has only one part of each exchange.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Key: TypeAlias = tuple[str, tuple[int, ...]]
 @final
 @dataclass(slots=True)
 class _Held:
-    """Exchange on its way up: the ranks below that have not come, and the parts that have not been passed on."""
+    """Exchange on its way up: the ranks below whose parts are missing, and the parts not passed on yet."""
 
     missing: RankSet
     due_s: float
@@ -35,23 +35,23 @@ class _Held:
 
 @final
 class Gathering:
-    """Exchanges that a relay holds; ``downlink`` tells which ranks are below."""
+    """Exchanges that a relay holds; ``downlink`` knows the ranks below."""
 
     def __init__(self, downlink: Downlink, hold_s: float = HOLD_S) -> None:
         self._downlink, self._hold_s = downlink, hold_s
         self._held: dict[_Key, _Held] = {}
 
     def begin(self) -> None:
-        """Forget all exchanges: a generation begins, or ends."""
+        """Drop all exchanges: a generation begins or ends."""
         self._held = {}
 
     def accepts(self, ranks: Sequence[int]) -> bool:
-        """True if these can be the ranks of an exchange in this generation."""
+        """True if an exchange among ``ranks`` is possible in this generation."""
         everybody = self._downlink.sets.get(GLOBAL, RankSet())
         return bool(ranks) and min(ranks) >= 0 and max(ranks) <= everybody.last()
 
     def submit(self, key: str, ranks: tuple[int, ...], parts: Mapping[int, bytes], now: float) -> None:
-        """Take in ``parts``, by rank, of an exchange among ``ranks``."""
+        """Record ``parts``, by rank, of an exchange among ``ranks``."""
         held = self._held.get((key, ranks))
         if held is None:
             held = _Held(RankSet.of(ranks) & self._downlink.ranks, now + self._hold_s)
@@ -63,11 +63,11 @@ class Gathering:
 
     @property
     def deadline_s(self) -> float | None:
-        """Time at which ``take`` has something to pass on that is not complete."""
+        """Time at which ``take`` has incomplete exchanges to pass on."""
         return min((held.due_s for held in self._held.values() if held.parts), default=None)
 
     def take(self, now: float) -> list[GatheredParts]:
-        """Remove and return the parts that are to be passed on now."""
+        """Remove and return the parts to pass on now."""
         taken: list[GatheredParts] = []
         for (key, ranks), held in list(self._held.items()):
             if held.parts and (not held.missing or held.due_s <= now):

@@ -1,20 +1,20 @@
-"""Relay of a host: its workers, and the relays below, connect to it instead of to the controller.
+"""Relay of a host: its workers, and relays of other hosts, connect to it instead of to the controller.
 
     relay = Relay(keys, "node7", silence_s=3.0)
     poll.register(fd, select.POLLIN) for fd in relay.fds
-    relay.attach(branch.addresses, branch.host)     # what the controller answered to AgentHello(relay=relay.addresses)
+    relay.attach(branch.addresses, branch.host)     # reply of the controller to AgentHello(relay=relay.addresses)
     while True:
         poll.poll(until relay.deadline_s)
         relay.serve()
-        if relay.lost: ...                          # all below have been told; the controller should be, too
+        if relay.lost: ...                          # all workers below have been told; tell the controller
 
-A thin loop around ``Relaying``, driven by the loop of the host's agent. Nothing here waits.
+A thin loop around ``Relaying``, driven by the loop of the host's agent. No call blocks.
 
-Everything is called by that loop, in one thread, which alone may touch the ZeroMQ sockets. Looking for the parent takes
-up to ``DIAL_S``, in which workers and children are to be heard, so ``_dial`` has a thread of its own for each
-``attach``. It leaves its answer in ``_answers``, a queue, and rings ``_bell`` to wake the loop; the loop makes the
-socket. ``_lock`` guards ``_closed`` and the descriptor of the bell: a ``_dial`` that ends after ``close`` would ring a
-number that belongs to another file by then.
+That loop calls everything, in one thread, which alone may touch the ZeroMQ sockets. Finding the parent takes up to
+``DIAL_S``, during which workers and children must be served, so each ``attach`` runs ``_dial`` in its own thread. It
+puts its result in the queue ``_answers`` and signals the eventfd ``_bell`` to wake the loop; the loop makes the socket.
+``_lock`` guards ``_closed`` and ``_bell``: a ``_dial`` that ends after ``close`` could otherwise write to another file
+with the same descriptor number.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from farandole.runtime.relay.combining import HOLD_S
 from farandole.runtime.relay.relaying import Relaying
 
 DIAL_S = 30.0
-"""Longest time that a parent may take to answer."""
+"""Longest time in which a parent must answer."""
 
 KEPT_BYTES = LIMIT_BYTES
-"""Most bytes that wait for a parent: hellos, of a few hundred bytes, of far more workers than a job has."""
+"""Most bytes queued for a parent: ``Hello`` messages of a few hundred bytes, of far more workers than a job has."""
 
 
 @final
 class Relay:
-    """Relay that listens from the beginning; messages upwards are kept until the parent has answered."""
+    """Relay that listens from the beginning; upward messages are queued until the parent has answered."""
 
     def __init__(
         self, keys: JobKeys, host: str, silence_s: float, interface: str = "", ports: str = "", hold_s: float = HOLD_S
     ) -> None:
         self.lost = ""
-        """Reason why there is no parent any more; "" while there is one, or one is looked for."""
+        """Reason why the parent was lost; "" while there is a parent, or ``attach`` looks for one."""
         self._keys, self._host, self._silence_s = keys, host, silence_s
         self._router = Router(keys, everywhere(ports))
         port = self._router.address.rpartition(":")[2]
         self.address = f"tcp://127.0.0.1:{port}"
         """Address for workers of this host."""
         self.addresses = own_endpoints(self._router.address, interface)
-        """Addresses for relays of other hosts, which may not reach all of them."""
+        """Addresses for relays of other hosts; some may be unreachable from there."""
         self._relaying = Relaying(self._router.send, self._send_up, time.monotonic, hold_s)
         self._parent: Dealer | None = None
         self._parent_host = ""
@@ -78,49 +78,49 @@ class Relay:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptor to poll: if it is readable, or ``deadline_s`` has come, call ``serve``."""
+        """Descriptor to poll: if it is readable, or at ``deadline_s``, call ``serve``."""
         return (self._epoll.fileno(),)
 
     @property
     def deadline_s(self) -> float | None:
-        """Time, by ``time.monotonic``, at which ``serve`` has something to do although nothing came."""
+        """Time (``time.monotonic``) at which ``serve`` has something to do even without messages."""
         return self._relaying.deadline_s
 
     def attach(self, addresses: Sequence[str], parent: str = "") -> None:
-        """Connect to the relay of the host ``parent`` (default: the controller), where it answers first."""
+        """Connect to the relay of the host ``parent`` (default: the controller), at the address that answers first."""
         self.lost, self._parent_host = "", parent
-        # A daemon: an agent that ends meanwhile does not wait until nobody has answered.
+        # A daemon: an agent that exits meanwhile does not wait for the timeout.
         threading.Thread(target=self._dial, args=(addresses,), name="farandole-dial", daemon=True).start()
 
     def serve(self) -> None:
-        """Take in everything that is there, and pass it on."""
+        """Handle all messages that have arrived, and pass them on."""
         ready = {fd for fd, _ in self._epoll.poll(0)}
         if self._bell in ready:
-            os.eventfd_read(self._bell)  # before the queue is looked at: an answer that comes later rings again
+            os.eventfd_read(self._bell)  # before the queue is read: a later answer signals again
         while not self._answers.empty():
             self._connect(*self._answers.get())
         self._router.wait(0.0)
         self._take_in()
         self._flush()
-        while self._take_in():  # sending may have swallowed the signal of what came meanwhile
+        while self._take_in():  # a send may have consumed ZeroMQ's signal for new messages
             self._flush()
 
     def abort(self, reason: str) -> None:
-        """Tell all below that the controller is gone."""
+        """Tell all workers and relays below that the controller is lost."""
         self._relaying.abort(reason)
-        os.eventfd_write(self._bell, 1)  # ``serve`` is to look: sending may have swallowed the signal of what came
+        os.eventfd_write(self._bell, 1)  # wakes ``serve``: a send may have consumed ZeroMQ's signal
 
     def statistics(self) -> dict[str, int]:
-        """Counters of messages, by where they came from and went to."""
+        """Counters of messages by source and destination."""
         return {**self._router.statistics(), **self._relaying.statistics()}
 
     def close(self) -> None:
-        """Deliver what was sent, and disconnect."""
+        """Deliver queued messages, and disconnect."""
         if self._parent is not None:
             self._parent.close()
         self._epoll.close()
         self._router.close()
-        with self._lock:  # perhaps somebody still dials
+        with self._lock:  # a ``_dial`` may still run
             self._closed = True
             os.close(self._bell)
 
@@ -141,7 +141,7 @@ class Relay:
 
     def _dial(self, addresses: Sequence[str]) -> None:
         try:
-            # The answer first, then the bell: rung before, it might be read while the queue is still empty.
+            # First the answer, then the bell: in the other order the loop could wake and find the queue empty.
             self._answers.put((first_answering(addresses, self._keys, DIAL_S), ""))
         except ControlError as error:
             self._answers.put(("", str(error)))
@@ -153,10 +153,10 @@ class Relay:
         if error:
             self._lose(error)
             return
-        if self._parent is not None:  # two answers: the last one counts
+        if self._parent is not None:  # a second answer: the last one counts
             self._part()
         identity = RELAY + self._host.encode()
-        # timeout_s=None: no knock, as the loop cannot wait for its echo; ``_dial`` has seen the handshake succeed.
+        # timeout_s=None: no blocking handshake in the loop; ``_dial`` has already seen a handshake succeed.
         self._parent = Dealer(address, identity, self._keys, timeout_s=None, silence_s=self._silence_s)
         for fd in self._parent.fds:
             self._epoll.register(fd, select.EPOLLIN)
@@ -166,30 +166,30 @@ class Relay:
 
     def _lose(self, reason: str) -> None:
         self._part()
-        self._forget_kept()  # hellos of workers that are refused now: another parent must not take them for members
+        self._forget_kept()  # hellos of refused workers: the next parent must not admit them
         above = f"host {self._parent_host}" if self._parent_host else "the controller"
         self.lost = f"host {self._host} was connected through {above} to the others, and is cut off: {reason}"
         self.abort(self.lost)
 
     def _part(self) -> None:
-        """Give up the connection to the parent, if there is one."""
+        """Close the connection to the parent, if there is one."""
         if self._parent is not None:
-            for fd in self._parent.fds:  # as long as the numbers are those of the parent
+            for fd in self._parent.fds:  # before the numbers are reused
                 self._epoll.unregister(fd)
-            self._parent.close(deliver=False)  # there is nobody to deliver to
+            self._parent.close(deliver=False)  # the parent is lost
             self._parent = None
 
     def _flush(self) -> None:
         self._relaying.flush()
-        if self._kept_bytes > KEPT_BYTES:  # not in ``_send_up``: what this ends is what ``flush`` is going through
+        if self._kept_bytes > KEPT_BYTES:  # not in ``_send_up``: ``_lose`` clears what ``flush`` iterates
             self._lose(f"{self._kept_bytes} bytes wait for that connection to be made, and {KEPT_BYTES} may")
 
     def _send_up(self, message: Message) -> None:
         if self._parent is not None:
             self._parent.send(message)
-        else:  # also between two parents: who says hello then is refused by nobody, and would wait for its time-out
+        else:  # also between two parents: a dropped ``Hello`` would leave its worker waiting for its timeout
             self._kept.append(message)
-            self._kept_bytes += len(msgspec.msgpack.encode(message))  # of any size: too large is for ``_flush`` to see
+            self._kept_bytes += len(msgspec.msgpack.encode(message))  # without a limit: ``_flush`` checks it
 
     def _forget_kept(self) -> None:
         self._kept, self._kept_bytes = [], 0

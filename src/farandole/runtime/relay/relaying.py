@@ -1,13 +1,13 @@
-"""Relaying of messages: what goes up combined, what goes up as it is, and what goes down; without any I/O.
+"""Relaying of messages: combined or unchanged upwards, and downwards; without any I/O.
 
     relaying = Relaying(send=router.send, up=dealer.send, clock=time.monotonic)
     relaying.from_below(identity, message)
     relaying.from_above(message)
-    relaying.flush()                           # when all that is there has been taken in, and when deadline_s has come
+    relaying.flush()                           # after all messages are handled, and at deadline_s
 
-Upwards, what ranks are ready for is combined, and everything else is put into envelopes as it is; a turn of the loop
-makes one message of each sort, or several where one would be too large. Downwards, a message for many ranks stays one
-until it has reached their host.
+Upwards, submissions and exchanges are combined, and all other messages are put unchanged into envelopes; a turn of the
+loop sends one message of each kind, or several if one would be too large. Downwards, a message for many ranks stays one
+message until it reaches their host.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from farandole.runtime.relay.gathering import Gathering
 
 @final
 class Relaying:
-    """State machine of one relay; one thread. Nothing that comes from below can raise here."""
+    """State machine of one relay; one thread. No message from below can make it raise."""
 
     def __init__(
         self, send: Send, up: Callable[[Message], object], clock: Callable[[], float], hold_s: float = HOLD_S
@@ -60,12 +60,12 @@ class Relaying:
 
     @property
     def deadline_s(self) -> float | None:
-        """Time at which ``flush`` has something to do although nothing came."""
+        """Time at which ``flush`` has something to do even without messages."""
         moments = [self._combining.deadline_s, self._gathering.deadline_s]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def from_below(self, identity: bytes, message: Message) -> None:
-        """Take in a message of a worker of this host, or of a child."""
+        """Handle a message of a worker of this host, or of a child relay."""
         self._counts["from_below"] += 1
         if isinstance(message, Ready | GatheredParts):
             branch = self._downlink.branches.get(identity)
@@ -81,7 +81,7 @@ class Relaying:
             self._letters.append(Envelope(identity, encode(message)))
 
     def from_above(self, message: Any) -> None:
-        """Take in a message of the parent."""
+        """Handle a message of the parent."""
         self._counts["from_above"] += 1
         if isinstance(message, FormedGeneration):
             self._over = False
@@ -96,7 +96,7 @@ class Relaying:
                 self._downlink.post([letter.identity], decode(letter.frame))
 
     def flush(self) -> None:
-        """Send up all that need not wait here any longer."""
+        """Send up all messages that need not wait any longer."""
         if shares := self._combining.take(self._clock()):
             self._say(Ready(self._downlink.generation, shares))
         for parts in self._gathering.take(self._clock()):
@@ -106,7 +106,7 @@ class Relaying:
             self._say(bag)
 
     def abort(self, reason: str) -> None:
-        """End the generation for all below, and refuse workers that wait for one, as there is nobody above any more."""
+        """End the generation for all below, and refuse workers that wait for one, because the parent is lost."""
         if self._is_current(self._downlink.generation):
             over = Abort(self._downlink.generation, reason)
             for suffix in (CONTROL, ORDERS):
@@ -114,15 +114,15 @@ class Relaying:
             self._end()
         self._downlink.post([uid + CONTROL for uid in self._hopeful], Refuse(reason))
         self._hopeful = set()
-        self._letters = []  # hellos of those who were refused, and words of the generation that is over
+        self._letters = []  # hellos of refused workers, and messages of the ended generation
 
     def statistics(self) -> dict[str, int]:
-        """Messages that came from, and went to, workers and children; the same for the parent."""
+        """Numbers of messages from and to workers and child relays, and from and to the parent."""
         names = ("from_below", "from_above", "to_above")
         return {**{name: self._counts[name] for name in names}, "to_below": self._downlink.sent}
 
     def _combine(self, rank: int | None, message: Message) -> bool:
-        """Combine a message of a worker with those of others; False for one that goes up by itself."""
+        """Combine a message of a worker with others; False if it must be sent up alone."""
         if rank is None or not isinstance(message, Submit | Exchange) or not self._is_current(message.generation):
             return False
         now = self._clock()
@@ -135,7 +135,7 @@ class Relaying:
         return True
 
     def _merge(self, branch: RankSet, message: Ready | GatheredParts) -> None:
-        """Combine what a child has combined with the messages of others."""
+        """Combine a message that a child relay has combined with others."""
         now = self._clock()
         if isinstance(message, Ready):
             for share in message.shares:
@@ -146,7 +146,7 @@ class Relaying:
             self._gathering.submit(message.key, tuple(message.ranks), parts, now)
 
     def _learn(self, message: Message, whom: RankSet) -> None:
-        """Learn, from a message on its way down, which sets there are, and which ranks may submit what again."""
+        """Learn, from a message on its way down, the process sets, and which ranks may submit which names again."""
         if isinstance(message, Orders):
             for order in message.orders:
                 self._combining.ordered(order, whom)

@@ -1,1 +1,1 @@
-"""Jobs that no launcher started: the controller and the agents that workers start for themselves."""
+"""Jobs without a launcher: workers themselves start the controller and the agents."""

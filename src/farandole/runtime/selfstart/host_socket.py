@@ -1,18 +1,18 @@
-"""Meeting point of a job's processes on one host: a socket's name, which one of them can have at a time.
+"""Meeting point of a job's processes on one host: the name of a Unix socket, held by one of them at a time.
 
     name = name_of(secret, "node7", "tcp://10.0.0.1:7000")
-    with claim(name) as claimed:                    # None: another one has it
-        tell(claimed, "tcp://127.0.0.1:7000")       # when it is readable: somebody asks
+    with claim(name) as claimed:                    # None: another process has it
+        tell(claimed, "tcp://127.0.0.1:7000")       # when it is readable: a process has connected
     ask(name, "node7", timeout_s=30.0)              # "tcp://127.0.0.1:7000"
 
-The name is free again with the last process that has the descriptor, and nothing is left in any folder.
+The name (abstract, no file) is free again when the last process with the descriptor has exited.
 
-Binding it is a lock between processes that do not know each other: the kernel lets one have it, and takes it back
-however that one ends. The agent of a host inherits the descriptor from the worker that started it, so the name passes
-over without a moment in which it is free; others that ask before the agent looks wait in the queue of the socket.
+Binding it is a lock between unrelated processes: the kernel gives it to one process, and frees it however that process
+ends. The agent of a host inherits the descriptor from the worker that started it, so the name is never free in between;
+workers that connect before the agent accepts wait in the socket's backlog.
 
-Processes of all users share such names, so nobody else can work this one out: the secret is in it, and the port of the
-controller, as some users give all their jobs one secret. What another user's process says all the same is refused.
+All users share the namespace, so other users must not be able to guess the name: it is a hash of the secret, and of the
+controller's port, because some users give all their jobs one secret. An address from another user's process is refused.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LOOK_AGAIN_S = 0.02
 
 
 def name_of(secret: str, host: str, address: str) -> bytes:
-    """Name on ``host`` of the job whose controller listens at ``address``; an address of any of its interfaces."""
+    """Name on ``host`` for the job whose controller listens at ``address``, on any of its interfaces."""
     port = address.rpartition(":")[2]
     return b"\0farandole-" + blake2b(f"{secret} {host} {port}".encode(), digest_size=16).hexdigest().encode()
 
 
 @contextlib.contextmanager
 def claim(name: bytes) -> Iterator[socket.socket | None]:
-    """Take the name, as the sole watcher of this host for this job; ``None`` if another process has it."""
+    """Bind the name, as the only watcher of this host for this job; ``None`` if another process has it."""
     with socket.socket(socket.AF_UNIX) as claimed:
         try:
             claimed.bind(name)
@@ -48,13 +48,13 @@ def claim(name: bytes) -> Iterator[socket.socket | None]:
                 raise
             yield None
             return
-        claimed.listen(1024)  # not later, in the agent: while that is starting, workers of the host ask already
+        claimed.listen(1024)  # here and not in the agent: workers connect while it starts
         yield claimed
 
 
 def tell(claimed: socket.socket, address: str) -> None:
-    """Send ``address`` to one process that asks, if it is of this user."""
-    with contextlib.suppress(OSError):  # it has given up
+    """Send ``address`` to one connecting process, if it belongs to this user."""
+    with contextlib.suppress(OSError):  # the process has given up
         asking, _ = claimed.accept()
         with asking:
             if is_own(asking):
@@ -62,7 +62,7 @@ def tell(claimed: socket.socket, address: str) -> None:
 
 
 def ask(name: bytes, host: str, timeout_s: float) -> str:
-    """Ask the process that has the name for its address, once it is there; ``StartError`` after ``timeout_s``."""
+    """Get the address from the process that holds the name; raises ``StartError`` after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
         with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(OSError):
@@ -73,9 +73,9 @@ def ask(name: bytes, host: str, timeout_s: float) -> str:
                     f"a process of user {user_of(asking)} has the socket by which workers on {host} find their agent: "
                     f"it has seen {KEY} in use before. Set another one for this job, or none"
                 )
-            if address := asking.recv(4096):  # nothing: it has ended before it looked
+            if address := asking.recv(4096):  # empty: the process exited before it replied
                 return address.decode()
-        time.sleep(LOOK_AGAIN_S)  # between its having the name and its listening
+        time.sleep(LOOK_AGAIN_S)  # it may have bound the name and not listen yet
     raise StartError(
         f"the agent of host {host}, which another worker there has started, did not say within {timeout_s:g} s where "
         "it is to be reached: look for its words on standard error, or give it more time with --start-timeout"

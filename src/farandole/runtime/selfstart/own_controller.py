@@ -1,17 +1,16 @@
-"""Controller in a process of its own, for jobs that no launcher started.
+"""Controller in a process of its own, for jobs without a launcher.
 
-``python -m farandole.runtime.selfstart.own_controller`` is it.
+Started with ``python -m farandole.runtime.selfstart.own_controller``.
 
-Its standard input brings one line of JSON (``spawn.ControllerConfig``), answered on standard output by its addresses as
-soon as it listens. That input ends with the process that started it, or when that leaves at its exit. Then this process
-ends too, once the others have left or ended: rank 0 may be done a little earlier, and a rank that is in its last step
-meanwhile must not lose its controller over that. It watches the workers of its own host; on every other one an agent
-does.
+It reads one line of JSON (``spawn.ControllerConfig``) from standard input, and prints its addresses when it listens.
+Its input closes when the process that started it (rank 0) exits or leaves at exit. Then this process exits, too, after
+the other ranks have left or exited: rank 0 may finish earlier, and a rank in its last step must not lose its
+controller. It watches the workers of its own host; on every other host an agent does.
 
-One thread runs all of it, in turns of ``ControllerHost.serve``: so there is no lock, and what blocks here keeps the
-whole job waiting. The end of a worker is told in up to three ways, in any order: by its ``Leave`` over the control
-plane, by its descriptor or agent, and, of the starter, by the end of standard input. ``FAREWELL_S`` gives a ``Leave``
-that is under way the time to arrive, before an end counts as one without it.
+One thread runs all of it, in turns of ``ControllerHost.serve``: so there is no lock, and a blocking call would stall
+the whole job. The end of a worker is reported in up to three ways, in any order: by its ``Leave`` on the control plane,
+by its pidfd or agent, and, for the starter, by the end of standard input. ``FAREWELL_S`` gives a ``Leave`` time to
+arrive before an exit counts as one without it.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ REFUSALS = {
     "scale": "the ranks are the engines that a notebook has attached: farandole.notebook.attach(rc) takes all of them",
     "end": "the ranks are the engines of a notebook: interrupt its cell; ranks.kill(0) ends what does not heed that",
 }
-"""Answers to orders that need no step, where ranks train in cells."""
+"""Replies to orders that need no step, in notebooks."""
 
 LOST = -signal.SIGKILL
-"""Exit code that stands for the end of a worker whose host is lost."""
+"""Exit code of a worker whose host is lost."""
 
 
 @final
 class OwnController(ControllerHost):
-    """Host of a controller that knows all workers, and hears of their ends by descriptors and from agents."""
+    """Host of a controller that learns of all exits of workers from pidfds and from agents."""
 
     def __init__(self, config: ControllerConfig, router: Router, claimed: socket.socket | None) -> None:
         settings = Settings.resolve().as_static()
@@ -68,14 +67,14 @@ class OwnController(ControllerHost):
         self._dump_elsewhere, self._controller.request_stack = self._controller.request_stack, self._request_stack
         self._controller.on_hello = self._meet
         self._controller.watching.in_cells = config.in_cells
-        if config.in_cells:  # standard error may be that of an engine, whose cell shows them already
+        if config.in_cells:  # stderr may belong to an engine whose cell shows them already
             self._controller.notice = self._controller.watching.said
         self._controller.watching.obey = self._obey_watcher
-        self._starter = os.getppid()  # a foster parent, if it has ended already; the end of standard input tells that
-        self._hellos: dict[tuple[str, int], Hello] = {}  # by host and process, of those not known to have ended
-        self._ended: set[tuple[str, int]] = set()  # host and process, of those that ended before their hello came
-        self._workers: dict[int, int] = {}  # process by its descriptor, of this host
-        self._came = False  # the starter has said hello
+        self._starter = os.getppid()  # another pid if the starter has exited; stdin is closed then
+        self._hellos: dict[tuple[str, int], Hello] = {}  # by host and pid: workers not known to have exited
+        self._ended: set[tuple[str, int]] = set()  # host and pid of workers that exited before their Hello arrived
+        self._workers: dict[int, int] = {}  # pid by pidfd, on this host
+        self._came = False  # the starter has sent its Hello
         self._starter_has_gone = False
         self._yet_to_come = set(range(config.expected))
 
@@ -87,7 +86,7 @@ class OwnController(ControllerHost):
     def _is_over(self) -> bool:
         if self._starter_has_gone:
             return self._config.in_cells or not self._controller.is_needed
-        # Before the starter has come, there may be no workers for a while.
+        # Before the starter's ``Hello`` there may be no workers for a while.
         return self._came and not self._workers
 
     @property
@@ -98,7 +97,7 @@ class OwnController(ControllerHost):
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._claimed is not None and self._claimed.fileno() in ready:
             tell(self._claimed, f"tcp://127.0.0.1:{self._router.address.rpartition(':')[2]}")
-        # Closed after the turn, never in it: ``_watch_worker`` might be given a number there that is in ``ready``.
+        # Closed after the turn, never in it: ``_watch_worker`` could get a reused number that is in ``ready``.
         for fd in ready & set(self._workers):
             self._let_go(fd)
             self._report_end(self._config.host, self._workers.pop(fd))
@@ -111,7 +110,7 @@ class OwnController(ControllerHost):
         self._root.controller.watching.said(text)
 
     def _meet(self, hello: Hello) -> None:
-        """See to it that somebody watches this worker."""
+        """Make sure that this process or an agent watches the worker."""
         self._yet_to_come.discard(hello.worker_id)
         if not self._yet_to_come:
             remove(self._config.litter)
@@ -125,19 +124,19 @@ class OwnController(ControllerHost):
             self._report_end(hello.host, hello.pid)
         elif self._root.hosts.is_up(hello.host) and self._root.tell(hello.host, Watch(hello.worker_id, hello.pid)):
             pass
-        elif not known:  # a worker that comes again must not give an agent more time to answer
+        elif not known:  # a rejoining worker must not extend the agent's deadline
             self._root.hosts.expect(hello.host, time.monotonic() + self._start_timeout_s)
 
     def _watch_worker(self, hello: Hello) -> None:
         try:
-            fd = os.pidfd_open(hello.pid)  # not a child of this process: there is nothing to wait for but this
+            fd = os.pidfd_open(hello.pid)  # not a child, so only a pidfd can be waited for
         except ProcessLookupError:
             self._report_end(hello.host, hello.pid)
         else:
             self._workers[fd] = hello.pid
 
     def _report_end(self, host: str, pid: int) -> None:
-        """Report a worker's end once; how, is known to its parent only. Without a ``Leave`` it did not end well."""
+        """Report a worker's exit once; only its parent knows the status. Without a ``Leave`` it counts as a failure."""
         hello = self._hellos.pop((host, pid), None)
         if hello is None:
             self._ended.add((host, pid))
@@ -153,7 +152,7 @@ class OwnController(ControllerHost):
         self._report_end(host, exited.pid)
 
     def _on_lost(self, host: str, reason: str) -> None:
-        """Report all workers of ``host`` as dead; the first report ends the generation, so it names them all."""
+        """Report all workers of ``host`` as dead; the first report ends the generation, so each report names all."""
         dead = [hello for hello in self._hellos.values() if hello.host == host]
         ranks = name_numbers(hello.worker_id for hello in dead)
         for hello in dead:
@@ -166,10 +165,10 @@ class OwnController(ControllerHost):
         return False, told.get(order.verb, "no launcher has started this job, and what it runs on is not to be changed")
 
     def _see_out(self) -> None:
-        """Tell the others that the starter has gone, unless it has said so itself: its ``Leave`` may be on its way."""
+        """Report the exit of the starter, unless its own ``Leave`` arrives, which may be under way."""
         self._report_end(self._config.host, self._starter)
-        # Until its ``Leave`` has come or is overdue, or its ``Hello``, where that is under way, too. The controller has
-        # other deadlines, which may be a minute away; and what has ended would wake each turn.
+        # Until its ``Leave`` (or first its ``Hello``, if still under way) has arrived or is overdue. The controller's
+        # other deadlines may be a minute away, and closed descriptors would wake each turn.
         came_s = time.monotonic() + FAREWELL_S
         while (until_s := self._controller.farewell_s if self._came else came_s) and time.monotonic() < until_s:
             self._watch()
@@ -181,9 +180,9 @@ class OwnController(ControllerHost):
             self._dump_elsewhere(hello)
             return
         text = f"process {hello.pid} is not on this host"
-        if self._hellos.get((hello.host, hello.pid)) == hello:  # else the number may be another process's by now
+        if self._hellos.get((hello.host, hello.pid)) == hello:  # else the pid may be reused
             try:
-                # Blocks the loop, and so for less than the report waits that asked for it.
+                # Blocks the loop, so for less time than the stall report waits for it.
                 text = dump_stack(hello.pid, hello.stack_signal, hello.stack_fd, deadline_s=PATIENCE_S / 2)
             except ControlError as error:
                 text = str(error)
@@ -192,7 +191,7 @@ class OwnController(ControllerHost):
 
 def main() -> None:
     """Read the config, listen, serve."""
-    for number in FOR_WORKERS:  # before anything that takes time: schedulers send them to all processes of a job
+    for number in FOR_WORKERS:  # first: schedulers send them to all processes of a job
         signal.signal(number, signal.SIG_IGN)
     config = msgspec.json.decode(first_line(STDIN), type=ControllerConfig)
     try:
@@ -207,7 +206,7 @@ def main() -> None:
         OwnController(config, router, claimed) as own,
     ):
         try:
-            with contextlib.suppress(BrokenPipeError):  # else the starter waits for it
+            with contextlib.suppress(BrokenPipeError):  # else the starter waits for this line
                 os.write(STDOUT, msgspec.json.encode(addresses) + b"\n")
             own.serve()
         finally:
@@ -215,16 +214,16 @@ def main() -> None:
 
 
 def first_line(fd: int) -> bytes:
-    """Read a line, and not a byte of what follows it."""
+    """Read one line, and no byte after it."""
     line = b""
-    # Byte by byte, without a buffer: what one takes in, polling the descriptor does not show.
+    # Byte by byte: polling the descriptor would not show bytes that a buffer has read ahead.
     while not line.endswith(b"\n") and (byte := os.read(fd, 1)):
         line += byte
     return line
 
 
 def remove(paths: list[str]) -> None:
-    """Delete these files, as far as they are there."""
+    """Delete these files, if they exist."""
     for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -1,16 +1,16 @@
-"""Processes that a worker starts where no launcher does: the controller, and an agent on every other host.
+"""Processes that a worker starts in a job without launcher: the controller, and an agent on every other host.
 
     contact = ensure_controller("job", ControllerConfig("tcp://*:0", "node-a", 4, secret), settings)
     ensure_agent(HostAgentConfig(["tcp://10.0.0.1:7000"], secret, "node-b", starter=os.getpid()), settings)
 
-Both are processes of their own, so that they can tell how ours ended. Signals that are for us pass them by; they end
-with the job: after this process, if it left in good order and other ranks are still in the job.
+Both are separate processes, so that they can report the end of this process. They ignore signals sent to the job, and
+end with it: after this process, if it left in order and other ranks are still in the job.
 
-The controller's standard input is a pipe that nobody writes to after the first line. The kernel closes it however this
-process ends, and that is what lets the controller end, so nothing else may hold it open: not a forked child
-(``_forget``), not a program that is started (the descriptor is not inheritable). An agent needs no such pipe; it
-watches this process. All is called by the one thread that joins a job, with the lock of the session; ``_end_all`` by
-the interpreter's exit, ``_forget`` in a child with one thread. So the two variables below need no lock.
+The controller's standard input is a pipe, unused after the first line. The kernel closes it however this process ends,
+which makes the controller exit, so no other process may hold it open: no forked child (``_forget``), no started program
+(the descriptor is not inheritable). An agent needs no such pipe; it watches this process. Only the thread that joins a
+job calls this module, with the session's lock; ``_end_all`` runs at the interpreter's exit, ``_forget`` in a child with
+one thread. So the two variables below need no lock.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from farandole.settings import Settings
 CONTROLLER_MODULE = "farandole.runtime.selfstart.own_controller"
 AGENT_MODULE = "farandole.runtime.selfstart.host_agent"
 EXIT_S = 2.0
-"""How long rank 0 waits at its exit for the other ranks, and so for its controller: most end at about the same time."""
+"""Time that rank 0 waits at exit for its controller, and so for the other ranks: most exit at about the same time."""
 
 FOR_WORKERS = (
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU
 )  # fmt: skip
-"""Signals that schedulers send to every process of a job, for its end or a checkpoint; terminals send some."""
+"""Signals that schedulers send to every process of a job, to end it or for a checkpoint; terminals send some, too."""
 
 
 @final
 class ControllerConfig(msgspec.Struct, frozen=True):
-    """Config of a controller, one line of JSON on its standard input; the end of that input tells it to go.
+    """Config of a controller, one line of JSON on its standard input; it exits after that input is closed.
 
-    ``listen`` is where it is to listen, in ZeroMQ's words, and ``host`` how its host is called. ``litter`` are files
-    that are to go once all ``expected`` processes have said hello. With ``in_cells`` they train in those of a notebook.
+    ``listen``: ZeroMQ address to listen at; ``host``: name of its host; ``litter``: files to delete after all
+    ``expected`` processes have sent their ``Hello``; ``in_cells``: the processes train in notebook cells.
     """
 
     listen: str
@@ -63,9 +63,9 @@ class ControllerConfig(msgspec.Struct, frozen=True):
 
 @final
 class HostAgentConfig(AgentConfig, frozen=True):
-    """Config of an agent, in the same way. It stays as long as ``starter``, or another process it is told to watch.
+    """Config of an agent, passed like ``ControllerConfig``. It runs as long as ``starter`` or another watched process.
 
-    With ``relay`` the workers of its host are reached through it, and ask by the descriptor ``claimed`` where.
+    With ``relay`` the workers of its host connect through it; they get its address from the socket ``claimed``.
     """
 
     starter: int = -1
@@ -74,7 +74,7 @@ class HostAgentConfig(AgentConfig, frozen=True):
 
 @final
 class _Controller:
-    """Running controller: the process, and its addresses."""
+    """Running controller: its process and addresses."""
 
     def __init__(self, config: ControllerConfig, settings: Settings) -> None:
         self.process = _start(CONTROLLER_MODULE, settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -84,7 +84,7 @@ class _Controller:
         self.process.stdin.flush()
         with self.process.stdout:
             addresses = self.process.stdout.readline()
-        if not addresses:  # its end: the status cannot be long in coming
+        if not addresses:  # closed: it exits soon
             self.process.stdin.close()
             raise StartError(
                 f"the controller, a child of rank 0, could not listen at {config.listen}: it exited with "
@@ -99,9 +99,9 @@ _agents: list[subprocess.Popen[bytes]] = []
 
 
 def ensure_controller(job: str, config: ControllerConfig, settings: Settings) -> Contact:
-    """Start the controller of ``job``, unless this process has done so; returns its addresses and key.
+    """Start the controller of ``job``, unless this process has already; return its addresses and key.
 
-    Returns when it listens; raises ``StartError`` if it cannot.
+    Returns after it listens; raises ``StartError`` if it cannot.
     """
     running = _controllers.get(job)
     if running is None:
@@ -113,28 +113,28 @@ def ensure_controller(job: str, config: ControllerConfig, settings: Settings) ->
 
 
 def end_controller(job: str) -> None:
-    """End the controller of ``job``, if this process has started one; its workers lose it."""
+    """End the controller of ``job``, if this process has started one; its workers lose their controller."""
     running = _controllers.pop(job, None)
     if running is not None:
         _close(running.process, kill=True)
 
 
 def ensure_agent(config: HostAgentConfig, settings: Settings) -> None:
-    """Start the agent of this host, unless another process of the job has, or the controller itself is here.
+    """Start the agent of this host, unless another process of the job has, or the controller runs on this host.
 
-    Returns when it has called the controller: once this worker does, too, the job can begin, and a host that falls
-    silent from then on has to be missed.
+    Returns after the agent has sent its ``AgentHello``: when this worker's ``Hello`` follows, the job may begin, and
+    from then on the controller must detect a silent host.
     """
     with claim(
         name_of(config.secret, config.host, config.addresses[0])
-    ) as claimed:  # closed here as soon as the agent has a copy
+    ) as claimed:  # closed here after the agent has a copy
         if claimed is None:
             return
         _watch_exit()
         config = msgspec.structs.replace(config, claimed=claimed.fileno())
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         agent = _start(AGENT_MODULE, settings, pass_fds=[config.claimed], **pipes)
-    _agents.append(agent)  # kept: subprocess warns of a running process that nobody refers to
+    _agents.append(agent)  # kept: subprocess warns about unreferenced running processes
     assert agent.stdin is not None
     assert agent.stdout is not None
     with agent.stdout, agent.stdin as pipe:
@@ -142,42 +142,42 @@ def ensure_agent(config: HostAgentConfig, settings: Settings) -> None:
         pipe.flush()
         poll = select.poll()
         poll.register(agent.stdout, select.POLLIN)
-        poll.poll(1000 * settings.start_timeout_s)  # for its answer, or its end, which the controller will notice
+        poll.poll(1000 * settings.start_timeout_s)  # its reply, or its exit, which the controller will notice
 
 
 def _start(module: str, settings: Settings, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         entry_command(module),
         env={**os.environ, **settings.to_environment(Settings.resolve())},
-        start_new_session=True,  # a terminal sends its signals to the whole foreground group
+        start_new_session=True,  # a terminal signals the whole foreground process group
         **options,
     )
 
 
 @functools.cache
 def _watch_exit() -> None:
-    """Register, at the first child, what is to happen at the interpreter's exit and in forked children."""
-    # Once per process, a forked child included: it has inherited the registrations as well as this cache.
+    """Register handlers for the interpreter's exit and for forked children, at the first child."""
+    # Once per process, including forked children: they inherit the registrations together with this cache.
     atexit.register(_end_all)
     os.register_at_fork(after_in_child=_forget)
 
 
 def _forget() -> None:
-    """Give up, in a forked child, what is the parent's: controllers and agents."""
+    """Drop the parent's controllers and agents in a forked child."""
     for process in [*_agents, *(running.process for running in _controllers.values())]:
-        process.returncode = 0  # so that subprocess does not miss it here
-    _controllers.clear()  # with the last reference goes this child's copy of the pipe, see above
+        process.returncode = 0  # subprocess must not warn about it here
+    _controllers.clear()  # also closes this child's copy of the pipe, see the module docstring
     _agents.clear()
 
 
 def _end_all() -> None:
-    """Let the controllers end. Agents end by themselves: their controller has gone, or nobody is left to be watched."""
+    """Let the controllers end. Agents exit by themselves: their controller is lost, or no process is left to watch."""
     while _controllers:
         _close(_controllers.popitem()[1].process, kill=False)
 
 
 def _close(process: subprocess.Popen[bytes], *, kill: bool) -> None:
-    """Close the input of a controller, and wait a little for its end; ``kill`` what goes on then for other ranks."""
+    """Close the input of a controller, and wait up to ``EXIT_S`` for its exit; then ``kill`` it, or let it run on."""
     assert process.stdin is not None
     process.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -186,4 +186,4 @@ def _close(process: subprocess.Popen[bytes], *, kill: bool) -> None:
     if kill:
         process.kill()
         process.wait()
-    process.returncode = 0  # so that subprocess does not miss it here
+    process.returncode = 0  # subprocess must not warn about it here

@@ -1,7 +1,7 @@
-"""State of a session with respect to the cells of a notebook, which its guard sets (``farandole.notebook.guard``)."""
+"""State of a session in a notebook, set at the beginning and end of cells by ``farandole.notebook.guard``."""
 
-# Threads. The main thread writes, where cells begin and end, and in the handler of SIGINT; the thread that begins a
-# collective and the control thread read one reference at a time.
+# Threads. The main thread writes, at the beginning and end of cells, and in the handler of SIGINT; the threads that
+# begin collectives and the control thread each read one reference at a time.
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from farandole.control.messages import ThreadWait
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
 
 CELL = "cell"
-"""Lane of the meetings in which ranks of a notebook begin a cell."""
+"""Lane of the exchanges with which the ranks of a notebook begin a cell."""
 
 
 @final
 class CellState:
-    """Gate of the collectives of a cell, rest between cells, interrupts; nothing is set where no notebook is."""
+    """Gate of the collectives of a cell, rest between cells, interrupts; all unset outside of a notebook."""
 
     __slots__ = ("_active", "gate", "interrupted", "lanes", "rest", "withdraw")
 
     def __init__(self, active: ActiveCollectives) -> None:
         self._active = active
         self.gate: Callable[[int], object] | None = None
-        """Called with its process set before each collective, by any thread; it may raise."""
+        """Called before each collective, with its process set, in any thread; it may raise."""
         self.rest: ThreadWait | None = None
-        """The wait of a main thread in which no cell runs."""
+        """The wait of the main thread while no cell runs."""
         self.interrupted = False
-        """True if this rank was interrupted: all ranks are to raise ``KeyboardInterrupt`` after the same step."""
+        """True if this rank was interrupted: all ranks will raise ``KeyboardInterrupt`` after the same step."""
         self.withdraw: Callable[[], object] = lambda: None
-        """Has orders forgotten that no step of the cell has obeyed."""
+        """Callback that drops orders that no step of the cell has obeyed."""
         self.lanes: dict[int, str] = {}
-        """The lane of the last cell in which each process set has met."""
+        """Lane of the last cell that each process set began, by set."""
 
     def rest_after(self, number: int, token: int, what: str) -> None:
-        """Note that no cell runs any more here, after that with this ``number``: the next collective is in a later one.
+        """Note that no cell runs here after cell ``number``: the next collective belongs to a later cell.
 
-        Ranks that are still in that cell, and wait for this one, then wait for ever, which the controller finds.
+        Ranks still in that cell that wait for this rank would wait forever; the controller detects that.
         """
-        self._active.reach(0, CELL, number + 1)  # first: ranks that are all at rest do not wait for each other
+        self._active.reach(0, CELL, number + 1)  # first: ranks at rest do not wait for each other
         self.rest = ThreadWait(token, 0, what, lane=CELL, sequence=number + 1)
-        self.withdraw()  # now: an order that comes later finds the rank at rest
+        self.withdraw()  # now: a later order finds the rank at rest

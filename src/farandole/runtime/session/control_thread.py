@@ -1,19 +1,19 @@
-"""Control thread of a worker, which listens to the controller: exchanges, aborts, questions, the timeline.
+"""Control thread of a worker: handles the controller's messages (exchanges, aborts, questions, the timeline).
 
     thread = ControlThread(link, generation, hooks)
     payloads = thread.exchange("shm.0", ranks=(0, 1), payload=b"...", timeout_s=30.0)
 
-It also reports that this process has been in a collective for too long, and sends the signs of life, which say that the
-interpreter runs, whatever other threads do. With ``stay`` it outlives the controller: another one comes, and is told
-that.
+It also reports that this process has been in a collective for too long, and sends heartbeats, which show that the
+interpreter runs whatever other threads do. With ``stay`` the thread outlives the controller, and sends ``stay`` to the
+next one.
 
-Threads. The control thread alone receives from ``control``; any thread sends. ``exchange`` and ``set_timeline`` block
-in threads of the user, or in the one that makes an engine, until the control thread has the answer. ``end`` comes from
-any thread, a signal handler too: it runs on top of a thread that may wait here, hence a ``Condition`` on an ``RLock``.
+Threads. Only the control thread receives from ``control``; any thread sends. ``exchange`` and ``set_timeline`` block in
+threads of the user, or in the thread that makes an engine, until the control thread has the answer. Any thread may call
+``end``, also a signal handler on top of a thread that waits here, hence a ``Condition`` on an ``RLock``.
 
-``_came`` guards ``_payloads``, ``_timeline_set``, ``_ended``, ``_waiting`` and ``away``. The last two need it together.
-A new controller must know if somebody waits: it ends the generation at once then, and else when the state allows it. So
-either ``_outlive`` counts a waiter that has come before, or the waiter finds ``away`` set and says so itself.
+``_came`` guards ``_payloads``, ``_timeline_set``, ``_ended``, ``_waiting`` and ``away``, the last two together. A new
+controller must know whether a thread waits: it then ends the generation at once, and otherwise at the next commit. So
+either ``_outlive`` counts an earlier waiter, or the waiter finds ``away`` set and reports itself.
 """
 
 from __future__ import annotations
@@ -57,25 +57,24 @@ TICKS_PER_WARNING = 4
 LONGEST_TICK_S = 3600.0
 
 WAITS_LOOK_S = 2.0
-"""Interval between two looks at the waits of all threads; those that are there at two of them are told."""
+"""Interval of the surveys of waits of all threads; waits found by two surveys in a row are reported."""
 
 INTERACTIVE_LOOK_S = 0.2
-"""The same where people wait for each cell: they are to hear of ranks that will never meet within a second."""
+"""The same in a notebook: users learn within a second of ranks that will never meet."""
 
 LOOK_S = 0.5
-"""A signal handler that ends the session just before its own thread sleeps notifies nobody: so sleep is cut in slices.
-"""
+"""Slice of a sleep: a signal handler that ends the session just before its own thread sleeps cannot notify it."""
 
 
 class Hooks(Protocol):
-    """Calls that the control thread makes of its session. They return quickly: nothing is heard meanwhile."""
+    """Calls from the control thread to its session. They must return quickly: no message is received meanwhile."""
 
     @property
     def is_interactive(self) -> bool:
-        """True if people wait for each cell."""
+        """True in a notebook: a user waits for each cell."""
 
     def generation_ended(self, failure: Failure) -> None:
-        """End the session: its generation is over. The thread goes on listening."""
+        """End the session because its generation is over. The control thread goes on receiving."""
 
     def change(self, reason: str) -> None:
         """Note that a change of the membership is due."""
@@ -84,26 +83,26 @@ class Hooks(Protocol):
         """The last collective finished, and the active ones ("" for none)."""
 
     def waits(self) -> Waits:
-        """The waits of all threads that could begin a collective; none if one of them does not wait."""
+        """Waits of all threads that could begin a collective; empty if one of them does not wait."""
 
     def timeline(self, path: str, mark_cycles: bool) -> None:
-        """Start writing the timeline to ``path``, or stop where it is ""; it has happened on return."""
+        """Start writing the timeline to ``path``, or stop if ``path`` is ""; done on return."""
 
     def watch(self, message: SendMetrics | Prepare | ActAt) -> None:
-        """Obey an order that comes from somebody who watches the job."""
+        """Obey an order of the live view."""
 
     def forget_orders(self) -> None:
-        """End a pause, and forget what was to be obeyed: the controller that knows of it is gone."""
+        """End a pause, and drop pending orders: the controller that gave them is lost."""
 
 
 def show(text: str) -> None:
-    """Print a line where the output of the cell goes that runs."""
+    """Print a line into the output of the running cell."""
     print(f"farandole: {text}", file=sys.stderr, flush=True)
 
 
 @final
 class ControlThread:
-    """Control thread of a session. It reads ``control`` until interrupted and answers by ``up``; ``stop`` joins it."""
+    """Control thread of a session. It reads ``control`` until interrupted, and replies on ``up``; ``stop`` joins it."""
 
     def __init__(
         self,
@@ -117,22 +116,22 @@ class ControlThread:
         waits_look_s: float = WAITS_LOOK_S,
     ) -> None:
         self.away = False
-        """True once the controller that formed the generation is gone."""
+        """True after the controller that formed the generation was lost."""
         self._control, self._up, self._generation, self._stay = control, up, generation, stay
         self._waiting = 0
         self._hooks, self._active = hooks, active
         self._warning_s, self._sign_s = limits.warning_s or math.inf, limits.sign_s or math.inf
         self._looks, self._waits_look_s = limits.warning_s > 0, waits_look_s
         self._looked_s = self._alert_until_s = -math.inf
-        self._seen = self._told = Waits(generation)  # at the last look, and as last told
+        self._seen = self._told = Waits(generation)  # of the last survey, and as last reported
         self._came = threading.Condition()
         self._payloads: dict[str, list[bytes]] = {}
         self._timelines, self._questions = itertools.count(1), itertools.count(1)
         self._timeline_set = 0
         self._ended: Failure | None = None
-        self._is_aborted = False  # by the controller, which may be later than ``_ended``
+        self._is_aborted = False  # by an ``Abort``, which may arrive after ``_ended``
         # A daemon: the interpreter joins other threads before ``atexit``, where a script that never calls shutdown()
-        # leaves the job. Started last, as it uses all fields at once.
+        # leaves the job. Started last, because it uses all fields at once.
         self._thread = threading.Thread(target=self._listen, name="farandole-control", daemon=True)
         self._thread.start()
 
@@ -141,7 +140,7 @@ class ControlThread:
         with self._waits(), self._came:
             self._say(Exchange(self._generation, key, list(ranks), payload))
             self._await(lambda: key in self._payloads or self._ended is not None, timeout_s)
-            if key in self._payloads:  # first: what has come is good, even if the generation has ended since
+            if key in self._payloads:  # first: a result is valid even if the generation has ended since
                 return self._payloads.pop(key)
             if self._ended is not None:
                 raise self._ended.fresh()
@@ -151,9 +150,9 @@ class ControlThread:
         )
 
     def sync_with_controller(self, rank: int, timeout_s: float) -> None:
-        """Wait, at most ``timeout_s``, until everything is handled that the controller had sent to this ``rank``.
+        """Wait, at most ``timeout_s``, until all messages that the controller had sent to this ``rank`` are handled.
 
-        The controller answers in order: a question that it answers at once comes after that, or its ``Abort`` does.
+        The controller replies in order: the reply to an exchange of this rank alone, or an ``Abort``, comes after them.
         """
         key = f"sync {next(self._questions)}"
         with self._came:
@@ -162,9 +161,9 @@ class ControlThread:
             self._payloads.pop(key, None)
 
     def set_timeline(self, path: str, mark_cycles: bool, timeout_s: float) -> bool:
-        """Have the other ranks write to ``path``, or stop where it is ""; False if not all have within ``timeout_s``.
+        """Make the other ranks write to ``path``, or stop if it is ""; False if not all have within ``timeout_s``.
 
-        Ranks that have left are not waited for, and nobody is once the generation has ended.
+        It does not wait for ranks that have left, nor after the end of the generation.
         """
         number = next(self._timelines)
         with self._waits(), self._came:
@@ -172,7 +171,7 @@ class ControlThread:
             return self._await(lambda: self._timeline_set >= number or self._ended is not None, timeout_s)
 
     def end(self, failure: Failure) -> None:
-        """Fail exchanges in progress and later ones; the first failure stays."""
+        """Make exchanges in progress and later ones fail; only the first ``failure`` counts."""
         with self._came:
             self._ended = self._ended or failure
             self._came.notify_all()
@@ -184,7 +183,7 @@ class ControlThread:
             self._thread.join()
 
     def _await(self, enough: Callable[[], bool], timeout_s: float) -> bool:
-        """Sleep, with ``_came``, until ``enough()`` or the end of the time; true if it is enough."""
+        """Sleep, holding ``_came``, until ``enough()`` or the timeout; return ``enough()``."""
         until_s = time.monotonic() + timeout_s
         while not enough() and (left_s := until_s - time.monotonic()) > 0:
             self._came.wait(min(left_s, LOOK_S))
@@ -192,11 +191,11 @@ class ControlThread:
 
     @contextlib.contextmanager
     def _waits(self) -> Iterator[None]:
-        """Count the calling thread among those that wait for what only a controller can do, and tell a new one."""
+        """Count the calling thread as waiting for the controller; if that was lost, tell its successor."""
         with self._came:
             self._waiting += 1
             if self.away and self._stay is not None:
-                with contextlib.suppress(ControlError):  # the generation has ended, which the caller finds next
+                with contextlib.suppress(ControlError):  # the generation has ended: the caller sees it next
                     self._control.send(msgspec.structs.replace(self._stay, wait=True))
         try:
             yield
@@ -205,7 +204,7 @@ class ControlThread:
                 self._waiting -= 1
 
     def _say(self, message: Message) -> None:
-        """Send to the controller. Where that is closed as the generation has ended, the caller's wait raises why."""
+        """Send to the controller. If the generation has ended and closed the socket, the caller's wait raises."""
         try:
             self._up.send(message)
         except ControlError:
@@ -220,7 +219,7 @@ class ControlThread:
             warning_s = min(self._warning_s, NOTICE_S) if is_alert else self._warning_s
             tick_s = min(LONGEST_TICK_S, warning_s / TICKS_PER_WARNING, self._sign_s, look_s)
             try:
-                message = self._control.recv(tick_s)  # a limit, as what follows is due without any message
+                message = self._control.recv(tick_s)  # limited: the checks below need no message
                 if message is not None:
                     self._take(message)
                 for blocked in self._active.older_than(warning_s, self._generation):
@@ -230,7 +229,7 @@ class ControlThread:
                 if time.monotonic() >= signed_s + self._sign_s:
                     signed_s = time.monotonic()
                     self._up.send(self._progress())
-            except ControlError as error:  # also what sends to a closed socket raise: ``interrupted`` tells these apart
+            except ControlError as error:  # also raised on a closed socket: see ``interrupted``
                 if self._stay is not None and not self._control.interrupted:
                     self._outlive(self._stay)
                     continue
@@ -239,7 +238,7 @@ class ControlThread:
                 return
 
     def _outlive(self, stay: ControllerLost) -> None:
-        """Go on without a controller until another one comes, which is told by ``stay``: what needs none goes on."""
+        """Go on without a controller, and send ``stay`` to the next one; collectives that need no controller go on."""
         with self._came:
             self.away = True
             self._control.renew()
@@ -248,12 +247,12 @@ class ControlThread:
 
     def _take(self, message: object) -> None:
         if isinstance(message, Exchanged):
-            with self._came:  # kept for who has not begun to wait: the answer may be faster
+            with self._came:  # kept: the reply may arrive before the wait begins
                 self._payloads[message.key] = message.payloads
                 self._came.notify_all()
         elif isinstance(message, Abort):
             self._over(Failure.named(message.kind, message.reason))
-            with self._came:  # last: who waits for it finds the end known to the session
+            with self._came:  # last: waiters then find the session ended
                 self._is_aborted = True
                 self._came.notify_all()
         elif isinstance(message, ChangeDue):
@@ -261,10 +260,10 @@ class ControlThread:
         elif isinstance(message, AskProgress):
             self._up.send(self._progress())
         elif isinstance(message, AskWaits):
-            self._told = Waits(self._generation)  # what differs from the question is told again, should it last
+            self._told = Waits(self._generation)  # changed waits are reported again if they last
             self._up.send(msgspec.structs.replace(self._hooks.waits(), question=message.question))
         elif isinstance(message, SetTimeline):
-            self._hooks.timeline(message.path, message.mark_cycles)  # before the answer, which rank 0 waits for
+            self._hooks.timeline(message.path, message.mark_cycles)  # before the reply, for which rank 0 waits
             self._up.send(TimelineSet(self._generation, message.number))
         elif isinstance(message, TimelineSet):
             with self._came:
@@ -282,11 +281,11 @@ class ControlThread:
                 show(message.text)
 
     def _look_at_waits(self) -> None:
-        """Tell the controller if no thread can begin a collective, and that lasts."""
+        """Report to the controller if no thread can begin a collective in two surveys in a row."""
         self._looked_s, before = time.monotonic(), self._seen
         try:
             self._seen = self._hooks.waits()
-        except Exception:  # it looks at what other threads do meanwhile; without this one the whole job would hang
+        except Exception:  # it reads running threads; without this thread the job would hang
             events.logger.warning("a survey of waits has failed, and counts as none", exc_info=True)
             self._seen = Waits(self._generation)
         if self._seen.waits and self._seen == before != self._told:
@@ -298,5 +297,5 @@ class ControlThread:
         return Progress(self._generation, *self._hooks.progress(), work)
 
     def _over(self, failure: Failure) -> None:
-        self.end(failure)  # whoever made this thread may not have it yet, and could not tell it
+        self.end(failure)  # the session may not have this thread's reference yet
         self._hooks.generation_ended(failure)

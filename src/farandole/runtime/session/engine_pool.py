@@ -1,15 +1,15 @@
-"""Engine pool of a session: one engine for each process set of the negotiated lane, and those of the planned lanes.
+"""Engine pool of a session: one engine for each process set of the negotiated lane, and the planned lanes' engines.
 
     pool = EnginePool(topology, "shm", share, deadline_s=600.0)
     pool.executor(0, ranks=[0, 1]).perform(order, mine)
     pool.close()
 
-Threads. Engines are made by the thread that leads the negotiated lane and by users' threads that begin a planned one;
-that blocks until all members have come, and so it is done without the lock. ``abort`` comes from any thread at any
-time, a signal handler too, and must not wait for it. ``_lock`` guards ``_engines``, ``_labels`` and ``_reason``: an
-engine is added and ``_reason`` read in one critical section, in which an abort either finds the engine or has left its
-reason. ``_executors`` needs no lock: besides the leader, only ``drop`` (all ranks have agreed that nobody uses that one
-any more) and ``close`` touch it.
+Threads. Engines are made by the thread that leads the negotiated lane and by users' threads that begin a planned lane.
+Making one blocks until all members take part, so it is done without the lock. Any thread may call ``abort`` at any
+time, also a signal handler, and must not wait for that. ``_lock`` guards ``_engines``, ``_labels`` and ``_reason``: an
+engine is added and ``_reason`` read in one critical section, so an abort either finds the engine or has set its reason
+before. ``_executors`` needs no lock: besides the leading thread, only ``drop`` (all ranks have agreed that the set is
+unused) and ``close`` touch it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from farandole.runtime.lanes.fast_path import WATCH_S, FastPath
 from farandole.topology import Topology
 
 BY_SOCKETS = ("shm", "tcp", "hybrid+tcp")
-"""Engines that show that their members reach each other by TCP; those of one host always do."""
+"""Engines whose use implies that all members reach each other by TCP; members on one host always do."""
 
 ENDED_S = 2.0
-"""How long the news that a member has left may come after its memory has gone."""
+"""Longest time from the disappearance of a member's shared memory to the message that it has left."""
 
 
 @final
 class EnginePool:
-    """Engines of one session, made when first needed, in the same order on all members. Any thread may abort them.
+    """Engines of one session, made on first use, in the same order on all members. Any thread may abort them.
 
     ``address``, ``silence_s`` and ``on_silence`` are passed on to every ``Group``.
     """
@@ -62,9 +62,9 @@ class EnginePool:
         self._topology, self._engine, self._share, self._deadline_s = topology, engine, share, deadline_s
         self._address, self._silence_s, self._on_silence, self._ports = address, silence_s, on_silence, ports
         self.broken = ReentrantEvent()
-        """Set when the generation ends otherwise than by ``shutdown()``."""
-        self._lock = threading.RLock()  # a signal handler may abort while its thread is in here
-        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # a lane that is gone takes its engine along
+        """Set when the generation ends for another reason than ``shutdown()``."""
+        self._lock = threading.RLock()  # a signal handler may abort while its thread holds it
+        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # a deleted lane deletes its engine
         self._executors: dict[int, Executor] = {}
         self._labels: Counter[str] = Counter()
         self._reason = ""
@@ -80,16 +80,16 @@ class EnginePool:
         return found
 
     def engine(self, ranks: Sequence[int], label: str, name: str = "", deadline_s: float = 0.0) -> Engine:
-        """A new engine among ``ranks``. Collective: each member calls it as often as the others with this label.
+        """Make an engine among ``ranks``. Collective: all members call it equally often with this label.
 
-        ``name`` is that of another engine than the job's, and ``deadline_s`` another limit of a collective.
+        ``name``: another engine than the job's; ``deadline_s``: another limit of a collective.
         """
         group, rendezvous = self._gather(ranks, label)
         group = dataclasses.replace(group, deadline_s=deadline_s) if deadline_s else group
         try:
             engine = make(name or self._engine, group, rendezvous)
         except EngineError as error:
-            # A member that has left meanwhile has taken its memory along, and this looks as if it could not be shared.
+            # A member that left meanwhile unlinked its memory, which looks like memory that cannot be shared.
             if self._over.wait(ENDED_S):
                 raise AbortError(self._reason or "the generation has ended") from error
             raise
@@ -102,19 +102,19 @@ class EnginePool:
 
     @property
     def has_reach(self) -> bool:
-        """True where the engine shows that all ranks reach each other by TCP."""
+        """True if the use of the engine implies that all ranks reach each other by TCP."""
         return self._engine in BY_SOCKETS
 
     def connect(self) -> tuple[dict[int, socket.socket], SilenceMonitor, FastPath | None]:
-        """Connect with each other rank, for the peer lane; returns the sockets, their lookout, and the fast path.
+        """Connect to every other rank, for the peer lane; return the sockets, their silence monitor, and the fast path.
 
-        Collective. There is no fast path where ranks share no memory.
+        Collective. The fast path is ``None`` if ranks share no memory.
         """
-        from farandole.engines.mesh import connect  # many jobs do without
+        from farandole.engines.mesh import connect  # many jobs do not need it
 
         group, rendezvous = self._gather(range(self._topology.size), "the peer lane")
-        # Not ``self.broken``, which an orderly end leaves unset: that must stop the connecting, too, as
-        # ``PeerLane.interrupt`` cannot shut down what is not made yet.
+        # Not ``self.broken``, which an orderly end leaves unset: that end must stop connecting, too, because
+        # ``PeerLane.interrupt`` cannot shut down sockets that do not exist yet.
         group = dataclasses.replace(group, broken=self._over)
         connections = connect(group, rendezvous)
         self._fast_path = self._make_fast_path(group, rendezvous)
@@ -126,12 +126,12 @@ class EnginePool:
         names = [group.name(member) for member in range(group.size)]
         try:
             return FastPath(core.FastPath(group.rank, names, rendezvous, WATCH_S))
-        except EngineError as error:  # on all of them: they do without
+        except EngineError as error:  # on all members: they do without a fast path
             events.logger.debug("calls of graphs go through Python: %s", error)
             return None
 
     def _gather(self, ranks: Sequence[int], label: str) -> tuple[Group, Rendezvous]:
-        """The group of a new engine among ``ranks``, and a rendezvous under a key of its own."""
+        """Group of a new engine among ``ranks``, and a rendezvous with its own key."""
         topology = self._topology
         with self._lock:
             self._labels[label] += 1
@@ -154,35 +154,35 @@ class EnginePool:
         return group, Rendezvous(self._share, key, ranks)
 
     def drop(self, process_set: int) -> None:
-        """Close the engine of a process set that has been removed."""
+        """Close the engine of a removed process set."""
         executor = self._executors.pop(process_set, None)
         if executor is not None:
             executor.engine.close()
 
     def abort(self, reason: str, orderly: bool = False) -> None:
-        """Wake whoever waits in an engine, now and later; ``orderly`` if nobody is to blame for the end."""
-        self._over.set()  # before the lock, for engines that are being made: they look at these, and not at ``_reason``
+        """Wake threads waiting in an engine, now and later; ``orderly``: the end is no failure."""
+        self._over.set()  # before the lock: engines being made read these events, and not ``_reason``
         if not orderly:
             self.broken.set()
         with self._lock:
             self._reason = self._reason or reason
             engines = list(self._engines)
-        for engine in engines:  # without the lock, which other threads need to make or count engines
+        for engine in engines:  # without the lock, which other threads need
             engine.abort(reason)
 
     def close(self) -> None:
-        """Close every engine, once nobody uses them any more."""
+        """Close every engine; call it when no thread uses one."""
         for engine in list(self._engines):
             engine.close()
         self._executors.clear()
 
     def stop_fast_path(self) -> None:
-        """Have calls of graphs come to Python, and learn there of the end."""
+        """Make calls of compiled graphs go through Python, where they learn of the end."""
         if self._fast_path is not None:
             self._fast_path.stop()
 
     def fast_path_statistics(self) -> dict[str, int]:
-        """Number of calls of graphs that have met the others without Python, and of those that have not, in time."""
+        """Number of calls of graphs that met the other ranks without Python (``met``), or not in time (``left``)."""
         return {"met": 0, "left": 0} if self._fast_path is None else self._fast_path.statistics()
 
     def statistics(self) -> dict[str, dict[str, int | float | str]]:

@@ -84,9 +84,9 @@ def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | Non
 
     >>> init(process_sets=[[0, 2]], stall_warning_s=10)
 
-    ``comm`` may list the ranks that take part; ``process_sets`` are made at once and must agree between ranks;
-    ``settings`` are fields of ``Settings``. Does nothing if the process is in a job already. Raises ``StartError`` if
-    the job does not form within ``start_timeout_s``, ``SettingsError`` or ``UsageError`` for what cannot be.
+    ``comm`` may list the ranks that take part; ``process_sets`` are registered at once, the same on all ranks;
+    ``settings`` are fields of ``Settings``. Does nothing if the process is in a job. Raises ``StartError`` if the job
+    does not form within ``start_timeout_s``, ``SettingsError`` or ``UsageError`` for invalid arguments.
     """
     _require_main_interpreter()
     with _here.lock:
@@ -267,12 +267,12 @@ def aside() -> Iterator[None]:
 
 
 def is_aside() -> bool:
-    """True in a task of ``aside``, which is a job of its own: what this process makes there, other ranks need not."""
+    """True inside ``aside``, a job of its own: other ranks of the outer job need not make what this process makes."""
     return _here.is_aside
 
 
 def end_step(process_set: ProcessSet, step: int | None = None) -> None:
-    """End a step of an optimizer of ``process_set``, the ``step``-th where the job counts them: ``Session.stepped``."""
+    """End a step of an optimizer of ``process_set``, number ``step`` if the job counts steps: ``Session.stepped``."""
     session = _here.session
     if session is not None:  # else ``shutdown`` ran between the reduction and its use
         session.stepped(step, by_all=len(process_set.ranks) == len(session.topology.hosts))
@@ -332,7 +332,7 @@ class _ProcessState:
         self._watching = False
 
     def require_rest(self, asked: str) -> None:
-        """Raise ``UsageError`` in a signal handler that has interrupted ``init`` or ``shutdown``. With the lock."""
+        """Raise ``UsageError`` in a signal handler that interrupted ``init`` or ``shutdown``. Needs the lock."""
         if self._doing:
             raise interrupted(asked, self._doing)
 
@@ -390,7 +390,7 @@ class _ProcessState:
             os.register_at_fork(after_in_child=self._forget)
 
     def finish(self) -> None:
-        """Wait for all that needs the other ranks and goes on; not in a handler on top of what that waits for."""
+        """Wait for background work that needs the other ranks; not in a handler that interrupted a collective."""
         session = self.session  # no lock: these threads may run for long, and others need the lock
         if session is None or Reentry.anywhere():
             return
@@ -423,7 +423,7 @@ class _ProcessState:
                 thread.join(LAST_WAIT_S)
 
     def leave(self, error: BaseException | None = None, *, releasing: bool = True) -> None:
-        """Close the session, if there is one; with an error its end is not in order, and the process ends with it."""
+        """Close the session, if there is one; with ``error`` abort it, because the process exits with that error."""
         with self.lock, self._busy("shutdown()"):
             session, self.session = self.session, None  # before closing, also for a signal handler here
             if session is not None:

@@ -82,7 +82,7 @@ def settings_of(environment: Environment, overrides: Mapping[str, Any]) -> Setti
 
 
 def static_sets(process_sets: Sequence[ProcessSetLike] | str | None, size: int) -> list[ProcessSet]:
-    """Make the process sets of a user's argument: sets or lists of ranks; ``"dynamic"`` stands for none.
+    """Make the process sets of a user's argument: sets or lists of ranks; ``"dynamic"``: none.
 
     They must fit a job of ``size``, unless that is ``ANY``: then each set is registered in generations that it fits.
     """

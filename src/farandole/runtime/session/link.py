@@ -6,7 +6,7 @@
     link.close()
 
 Three sockets, each with its own reader: ``up`` only sends (any thread), ``control`` belongs to the control thread, and
-``orders`` to whoever leads the negotiated lane.
+``orders`` to the thread that leads the negotiated lane.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from farandole.runtime.session.cancelled_join import CancelledJoin
 from farandole.runtime.session.control_thread import show
 
 CONTROLLER_GRACE_S = 5.0
-"""Time that a worker waits longer than its controller, which knows who is missing, and says so first."""
+"""Extra time that a worker waits after its controller's deadline: the controller's error names the missing ranks."""
 
 
 @final
 class ControllerLostError(FarandoleError):
-    """The controller is gone, and another one is on its way.
+    """The controller is lost, and another one will replace it.
 
-    If it ``refused`` us it may have died in the handshake, or our key may be wrong, which looks the same.
+    ``refused``: the controller may have died in the handshake, or the key is wrong; both look the same.
     """
 
     def __init__(self, text: str, *, refused: bool) -> None:
@@ -48,7 +48,7 @@ class ControllerLostError(FarandoleError):
 class Assignment(msgspec.Struct, frozen=True):
     """Assignment of this process: worker id and job size (0: elastic), its host, the controller's address and key.
 
-    ``is_interactive`` if people wait for each cell that it runs.
+    ``is_interactive``: it runs notebook cells, and a user waits for each.
     """
 
     worker_id: int
@@ -61,11 +61,11 @@ class Assignment(msgspec.Struct, frozen=True):
 
 @final
 class Link:
-    """Connects within ``timeout_s``, or raises ``StartError``.
+    """Connections to the controller; raises ``StartError`` unless they are made within ``timeout_s``.
 
-    A controller that is silent for ``silence_s`` (0: however long) counts as gone, if it is beyond this host. Where it
-    is ``replaced`` then, ``ControllerLostError`` is raised for what this process may try again. Until ``join`` has
-    returned, ``withdrawal`` ends its waits.
+    A controller on another host that is silent for ``silence_s`` (0: no limit) counts as lost. If lost controllers are
+    ``replaced``, ``ControllerLostError`` is raised and the caller may try again. Until ``join`` has returned,
+    ``withdrawal`` ends its waits.
     """
 
     def __init__(
@@ -95,24 +95,24 @@ class Link:
 
     @property
     def worker_id(self) -> int:
-        """Number of this worker in the job; in a static job, its rank."""
+        """Id of this worker in the job; in a static job, its rank."""
         return self._assignment.worker_id
 
     @property
     def controller(self) -> str:
-        """The address that was dialled."""
+        """Address of the controller."""
         return self._assignment.controller
 
     @property
     def is_interactive(self) -> bool:
-        """True if people wait for each cell that this worker runs."""
+        """True if this worker runs notebook cells, and a user waits for each."""
         return self._assignment.is_interactive
 
     def join(self, hello: Hello, patience_s: float = 0.0) -> Welcome:
-        """Ask to be let in and wait for the others; raises ``StartError`` if the job is not formed in time.
+        """Send ``Hello`` and wait for the other ranks; raises ``StartError`` if the job does not form in time.
 
-        That is ``timeout_s``, or ``patience_s`` if it is longer. Where an elastic job needs this process no more, it
-        ends, with exit status 0.
+        The limit is the larger of ``timeout_s`` and ``patience_s``. If an elastic job no longer needs this process, it
+        exits with status 0.
         """
         self.up.send(hello)
         waited_s = max(self._timeout_s, patience_s, 0.0) + CONTROLLER_GRACE_S
@@ -143,7 +143,7 @@ class Link:
     def _connect(self) -> None:
         self._require_stay()
         try:
-            for dealer in self._dealers:  # their handshakes are under way together
+            for dealer in self._dealers:  # their handshakes run in parallel
                 dealer.flush(max(0.1, self._timeout_s - (time.monotonic() - self._begin_s)))
         except ControlError as error:
             self._require_stay()
@@ -153,30 +153,30 @@ class Link:
             ) from error
 
     def _require_stay(self) -> None:
-        """Tell the others that this process withdraws, if it does: nobody has to wait for its end."""
+        """If this process withdraws, tell the controller and raise ``StartError``; no rank then waits for its exit."""
         if self._withdrawal.given:
             worker_id, host = self._assignment.worker_id, self._assignment.host
             self.up.send(Withdraw(worker_id))
             raise StartError(f"rank {worker_id} on {host} was told to end before the job was formed")
 
     def stay(self, generation: int, *, wait: bool = False) -> ControllerLost | None:
-        """Message for another controller that comes while ``generation`` lasts; ``None`` where none will come."""
+        """Message for a controller that replaces this one during ``generation``; ``None`` if none will."""
         return ControllerLost(generation, self._assignment.worker_id, wait) if self._replaced else None
 
     def close(self, *, deliver: bool = True) -> None:
-        """Disconnect; first ``deliver`` what was sent, if there is anybody to. Idempotent."""
+        """Disconnect; first ``deliver`` queued messages if the controller still exists. Idempotent."""
         self._withdrawal.applies_to(None)
-        for dealer in self._dealers:  # each waits for its reader
+        for dealer in self._dealers:  # waits for the socket's reader
             dealer.close(deliver=deliver)
-        self._context.destroy(0)  # with a socket that an exception has left open: ``term`` would wait for it for ever
+        self._context.destroy(0)  # ``term`` would wait forever for a socket left open by an exception
 
     def interrupt(self) -> None:
-        """End the waits of the constructor and of ``join``: they raise ``StartError``."""
+        """Make the constructor and ``join`` raise ``StartError`` instead of waiting."""
         for dealer in self._dealers:
             dealer.interrupt()
 
     def _failure(self, text: str) -> FarandoleError:
-        """The error to raise: ``ControllerLostError`` where another controller will come, else ``StartError``."""
+        """The error to raise: ``ControllerLostError`` if the lost controller will be replaced, or ``StartError``."""
         if self._replaced and any(dealer.lost for dealer in self._dealers):
             return ControllerLostError(text, refused=any(dealer.peer.refused for dealer in self._dealers))
         return StartError(text)

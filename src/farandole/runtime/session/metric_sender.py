@@ -1,14 +1,14 @@
-"""Sender of a rank's metrics to the controller: what is emitted in a fifth of a second travels in one message.
+"""Sender of a rank's metrics to the controller: one message for all metrics emitted in a fifth of a second.
 
     sender = MetricSender(send, generation=1)
-    sender.every(0.2)                   # somebody watches
-    sender.every(0.0)                   # nobody does any more
+    sender.every(0.2)                   # a live view is open
+    sender.every(0.0)                   # no live view is open
     sender.close()
 
-Threads. Whoever trains emits, and only appends to ``_points`` and ``_notes``, whose ends are atomic. The thread of the
-sender, which exists while somebody watches, makes messages of them. ``every`` comes from the control thread and
-``close`` and ``flush`` from whoever ends the session, also a signal handler on top of either: ``_lock`` lets them take
-turns, and is reentrant for the handler. So is ``_sending``, which keeps messages in the order of what is in them.
+Threads. Training threads emit, and only append to ``_points`` and ``_notes``, whose appends and pops are atomic. The
+sender's thread, which exists while a live view is open, makes messages of them. The control thread calls ``every``, and
+the thread that ends the session ``close`` and ``flush``, also a signal handler on top of either: ``_lock`` serializes
+them, and is reentrant for the handler. So is ``_sending``, which keeps messages in the order of their contents.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from farandole.errors import ControlError
 T = TypeVar("T")
 
 LAST_S = 1.0
-"""How long ``close`` waits for the last message."""
+"""Time that ``close`` waits for the last message."""
 
 SHORTEST_S = 0.2
-"""Five messages a second are the most that a worker sends, whatever a watcher asks for."""
+"""Shortest interval of messages: a worker sends at most five per second, whatever a live view requests."""
 
 MOST_POINTS = 4096
-"""Points of one message; what a script logs more often than that is counted, and dropped."""
+"""Most points per message; further points are counted and dropped."""
 
 
 @final
@@ -49,7 +49,7 @@ class MetricSender:
         self._closed = False
 
     def every(self, seconds: float) -> None:
-        """Send every so often from now on; 0: no more."""
+        """Send metrics at this interval from now on; 0: stop."""
         with self._lock:
             if seconds > 0 and not self._closed and self._turn is None:
                 self._turn = _Turn(self._send, self._generation, max(seconds, SHORTEST_S))
@@ -57,26 +57,26 @@ class MetricSender:
                 self._end()
 
     def flush(self) -> None:
-        """Send now what is left."""
+        """Send the remaining metrics now."""
         with self._lock:
             if self._turn is not None:
                 self._turn.flush()
 
     def close(self) -> None:
-        """Send what is left, and nothing more. Idempotent."""
+        """Send the remaining metrics, and stop. Idempotent."""
         with self._lock:
             self._closed = True
             self._end()
 
     def _end(self) -> None:
-        turn, self._turn = self._turn, None  # first: a handler on top of ``join`` must not join as well
+        turn, self._turn = self._turn, None  # first: a handler on top of ``join`` must not join, too
         if turn is not None:
             turn.close()
 
 
 @final
 class _Turn:
-    """Time in which somebody watches."""
+    """Period in which a live view is open."""
 
     def __init__(self, send: Callable[[Message], object], generation: int, every_s: float) -> None:
         self._send, self._generation, self._every_s = send, generation, every_s
@@ -85,15 +85,15 @@ class _Turn:
         self._dropped = 0
         self._closing, self._sending = ReentrantEvent(), threading.RLock()
         self._cancel = events.listen(self._take)
-        # A daemon: the interpreter joins other threads before ``atexit``, where ``close`` may come.
+        # A daemon: the interpreter joins other threads before ``atexit``, which may call ``close``.
         self._thread = threading.Thread(target=self._run, name="farandole-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._cancel()  # before the thread is told, so that its last look finds all that was taken in
+        self._cancel()  # before ``_closing``, so that the last send includes all events
         self._closing.set()
         if self._thread is not threading.current_thread():
-            # Not for ever: a handler may be on top of a frame that has the lock which the last message needs.
+            # With a timeout: a handler may run on top of a frame that holds the lock which the last message needs.
             self._thread.join(LAST_S)
 
     def _take(self, event: events.Event) -> None:
@@ -101,7 +101,7 @@ class _Turn:
             if len(self._points) < MOST_POINTS:
                 self._points.append(event)
             else:
-                self._dropped += 1  # by several threads: then one of their counts may be lost, and it is never 0
+                self._dropped += 1  # several threads: a count may get lost, but it is never 0 then
         elif isinstance(event, events.Recovery):
             self._notes.append(event)
 
@@ -128,7 +128,7 @@ class _Turn:
 
 
 def _emptied(those: deque[T]) -> Iterator[T]:
-    """Take out what is in a queue now: not what comes meanwhile, nor what a handler on top of this takes."""
+    """Pop the current items of a queue: not later ones, nor items that a signal handler pops meanwhile."""
     with contextlib.suppress(IndexError):
         for _ in range(len(those)):
             yield those.popleft()

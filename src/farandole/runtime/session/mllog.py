@@ -1,4 +1,4 @@
-"""Log of a training in the form of MLPerf: who has trained what, from when to when, and how good it was.
+"""Log of a training in MLPerf format: configuration, intervals of the training, and quality reached.
 
     begin("result_0.txt")                                   # the launcher, once
     log = MLLog("result_0.txt")                             # rank 0 of every generation
@@ -6,12 +6,12 @@
     complete("result_0.txt", status=0)                      # the launcher, when the job has ended
 
 A line is ``:::MLLOG`` and a JSON object with ``namespace``, ``time_ms``, ``event_type``, ``key``, ``value`` and
-``metadata``. A key that ends in ``_start`` or ``_stop`` begins or ends an interval, any other is a point in time.
+``metadata``. A key that ends in ``_start`` or ``_stop`` begins or ends an interval; any other key is a point in time.
 
-One file for the whole training: each line is one ``write`` at the end of the file, so that a rank that is killed leaves
-all that it has written. Whoever becomes rank 0 reads what is there and goes on: what belongs in the log once is not
-repeated, an epoch that is begun again because its rank was lost is the one that is open, and one that training has gone
-back from is ended as ``interrupted``.
+One file for the whole training: each line is one ``write`` at the end of the file, so the lines of a killed rank stay.
+A new rank 0 reads the file and continues it: keys that belong in the log once are not repeated; an epoch that begins
+again because its rank was lost continues the open interval; an epoch from which training has gone back is ended as
+``interrupted``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from farandole.errors import UsageError
 PREFIX = b":::MLLOG "
 START, STOP = "_start", "_stop"
 IN_RUN = ("epoch_start", "block_start", "eval_start")
-"""Keys that there is a run around: it has started when the first of them comes."""
+"""Keys inside of a run: the first of them starts the run."""
 
 
 @final
 class MLLog:
-    """Writer of the log; any thread. A disk that does not take a line ends the log with a warning, not the training."""
+    """Writer of the log; any thread may use it. A failed write ends the log with a warning, not the training."""
 
     def __init__(self, path: str) -> None:
         self._lock = threading.RLock()  # a signal handler may write on top of a write
@@ -56,12 +56,12 @@ class MLLog:
             self._fd, self._is_written = -1, False
             events.logger.warning("the log of MLPerf cannot be written to %s: %s", path, error.strerror)
         self._left = set(self._open)
-        """Names of intervals that a writer who is gone has begun and not ended."""
+        """Names of intervals that a previous writer began and did not end."""
         self._said = self._keys - self._later
-        """Keys that such a writer has written, but those of epochs, which come again and again."""
+        """Keys that previous writers wrote, except those that recur, such as epochs."""
 
     def introduce(self, hosts: Sequence[str]) -> None:
-        """Write how the training on these hosts has begun, unless an earlier generation has; and hear of faults."""
+        """Write the first lines for these hosts, unless an earlier generation has; subscribe to recoveries."""
         self._cancel = events.listen(self._heard)
         if "init_start" not in self._keys:
             self.write("init_start", time_ms=_process_began_ms())
@@ -69,13 +69,13 @@ class MLLog:
             self.write("number_of_ranks", len(hosts))
 
     def _heard(self, event: events.Event) -> None:
-        """Write down that the ranks train again after a fault, or as another number of them."""
+        """Log that the ranks train again, after a fault or a change of their number."""
         if isinstance(event, events.Recovery):
             told = {"generation": event.generation, "step": event.step, "because": event.because}
             self.write("farandole_recovery", event.size, {**told, "seconds": event.total_s})
 
     def write(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, time_ms: int = 0) -> None:
-        """Write one line. What begins inside of the run begins the run, where the script has not."""
+        """Write one line. A key inside of a run first starts the run if the script has not."""
         with self._lock:
             if key in IN_RUN or key == "run_start":
                 self._write("init_stop", None, {}, 0) if "init_stop" not in self._keys else None
@@ -84,7 +84,7 @@ class MLLog:
                 self._write(key, value, metadata or {}, time_ms)
 
     def _goes_on(self, key: str, metadata: Mapping[str, Any]) -> bool:
-        """True for the beginning of an interval that an earlier generation has begun, and not ended."""
+        """True for the start of an interval that an earlier generation started and did not end."""
         name = key.removesuffix(START)
         if name == key or name not in self._left:
             return False
@@ -92,11 +92,11 @@ class MLLog:
         before = self._open[name]
         if _number(before) == _number(metadata):
             return True
-        self._write(name + STOP, None, {**before, "interrupted": True}, 0)  # training has gone back to another one
+        self._write(name + STOP, None, {**before, "interrupted": True}, 0)  # training went back to another interval
         return False
 
     def _write(self, key: str, value: Any, metadata: Mapping[str, Any], time_ms: int) -> None:
-        time_ms = max(time_ms or int(time.time() * 1000), self._last_ms)  # clocks of two hosts, and one that is set
+        time_ms = max(time_ms or int(time.time() * 1000), self._last_ms)  # clocks may differ, or be set back
         line = {
             "namespace": "",
             "time_ms": time_ms,
@@ -108,7 +108,7 @@ class MLLog:
         self._note(line)
         if self._is_written:
             try:
-                os.write(self._fd, PREFIX + msgspec.json.encode(line) + b"\n")  # whole: others may append, too
+                os.write(self._fd, PREFIX + msgspec.json.encode(line) + b"\n")  # one write: others may append, too
             except OSError as error:
                 self._is_written = False
                 events.logger.warning("the log of MLPerf ends here: %s", error.strerror)
@@ -135,7 +135,7 @@ class MLLog:
 
 
 def event_type(key: str) -> str:
-    """Type of event that a key stands for.
+    """Type of event of a key.
 
     >>> event_type("epoch_start"), event_type("run_stop"), event_type("seed")
     ('INTERVAL_START', 'INTERVAL_END', 'POINT_IN_TIME')
@@ -144,7 +144,7 @@ def event_type(key: str) -> str:
 
 
 def begin(path: str) -> None:
-    """Make the log of a job that is about to start; raises ``UsageError`` where there is one, or it cannot be made."""
+    """Create the log of a job before its start; raises ``UsageError`` if the file exists or cannot be created."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError as error:
@@ -156,11 +156,11 @@ def begin(path: str) -> None:
 
 
 def complete(path: str, status: int) -> None:
-    """End the log of a job that has ended with ``status``, unless its script has: as ``success``, or as ``aborted``.
+    """End the log of a job with exit ``status``, unless its script has: with ``success`` or ``aborted``.
 
-    A log that nobody has written to is removed.
+    An empty log is removed.
     """
-    with contextlib.suppress(OSError):  # of ranks on other hosts, which do not see this file system
+    with contextlib.suppress(OSError):  # rank 0 may run on a host without this file system
         keys = {str(line["key"]) for line in lines_of(Path(path).read_bytes())}
         if not keys:
             os.unlink(path)
@@ -171,7 +171,7 @@ def complete(path: str, status: int) -> None:
 
 
 def lines_of(text: bytes) -> Iterator[dict[str, Any]]:
-    """Lines of a log; what is none, such as a last one that is torn, is passed over."""
+    """Parsed lines of a log; invalid lines, such as an incomplete last one, are skipped."""
     for line in text.splitlines():
         if line.startswith(PREFIX):
             with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError, ValueError):
@@ -185,14 +185,14 @@ def _nothing() -> None:
 
 
 def _number(metadata: Mapping[str, Any]) -> str:
-    """Number that tells an interval from others of its name."""
+    """Number that distinguishes intervals of the same name."""
     return str(
         next((metadata[name] for name in ("epoch_num", "first_epoch_num", "samples_count") if name in metadata), "")
     )
 
 
 def _plain(value: Any) -> Any:
-    """Value for JSON: of tensors and NumPy's numbers the number, of what JSON has no word for its text."""
+    """Value for JSON: tensors and NumPy scalars as numbers, values that JSON cannot represent as text."""
     value = value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else value
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
@@ -202,7 +202,7 @@ def _plain(value: Any) -> Any:
 
 
 def _process_began_ms() -> int:
-    """Time at which this process began: imports are a part of its initialization."""
+    """Start time of this process: imports are part of the initialization."""
     ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()[19])
     ago_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return int((time.time() - max(ago_s, 0.0)) * 1000)

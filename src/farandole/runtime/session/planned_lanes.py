@@ -1,10 +1,10 @@
-"""Planned lanes of a session: the engines of collectives whose order every member knows, and what is told of them.
+"""Planned lanes of a session: engines of collectives whose order every member knows, and reports about them.
 
     engine = session.planned.engine(0, "optimizer.0")
     with session.planned.lane(0, "optimizer.0").next("bucket 1"):
         engine.barrier()
 
-Threads. Any thread may make an engine, and use a lane that no other one uses; what they share has locks of its own.
+Threads. Any thread may make an engine, and use a lane that no other thread uses; shared parts have their own locks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from farandole.runtime.session.process_sets import Registry
 
 @final
 class PlannedLanes:
-    """Planned lanes of one session; ``tell`` sends a message to the controller while there is one."""
+    """Planned lanes of one session; ``tell`` sends a message to the controller, if there is one."""
 
     def __init__(
         self,
@@ -45,57 +45,57 @@ class PlannedLanes:
         self._active, self._reentry, self._explain, self._cells = active, reentry, explain, cells
 
     def engine(self, process_set: int, label: str, name: str = "", deadline_s: float = 0.0) -> Engine:
-        """A new engine for collectives in an order that every member knows. Collective; ``shutdown`` closes it.
+        """Make an engine for collectives in an order that every member knows. Collective; ``shutdown`` closes it.
 
-        ``name`` is that of another engine than the job's; with ``deadline_s`` a collective ends after that time.
+        ``name``: another engine than the job's; ``deadline_s``: time limit of a collective.
         """
         ranks = self._sets.members(process_set, label)
         with self._reentry:
             return self._engines.engine(ranks, f"{label} of process set {process_set}", name, deadline_s)
 
     def exchange(self, process_set: int, key: str, payload: bytes) -> list[bytes]:
-        """All-gather of small bytes among the members of a process set, by way of the controller. A key serves once."""
+        """All-gather a few bytes among the members of a process set, through the controller. Each key is used once."""
         if self._cells.gate is not None:
             self._cells.gate(process_set)
         return self._share(key, self._sets.members(process_set, key), payload)
 
     def lane(self, process_set: int, lane: str, prefix: str = "", sequence: int = 0) -> PlannedCollectives:
-        """The context of the collectives of a planned lane, of which there were ``sequence``; ``prefix`` of reports."""
+        """Context of the collectives of a planned lane after the first ``sequence``; ``prefix`` is for reports."""
         return PlannedCollectives(
             self._active, self._reentry, self._explain, self._cells, process_set, lane, prefix, sequence
         )
 
     def meet_in_cell(self, process_set: int, number: int, what: str, payload: bytes) -> list[bytes]:
-        """Gather what all members say where they come to the first collective of the cell with this ``number``.
+        """All-gather ``payload`` among the members at the first collective of the cell with this ``number``.
 
-        A lane for each: so ranks in different cells wait for each other, which the controller finds to be a deadlock.
+        Each cell has its own lane: ranks in different cells wait for each other, and the controller finds the deadlock.
         """
         self._active.reach(0, CELL, number)
         lane, members = f"{CELL} {number}", self._sets.members(process_set, what)
-        ungated = CellState(self._active)  # it is the gate that leads here
+        ungated = CellState(self._active)  # the gate itself calls this method
         collectives = PlannedCollectives(self._active, self._reentry, self._explain, ungated, process_set, lane)
         with collectives.next(what, needs_all=True):
             said = self._share(f"{lane} {process_set}", members, payload)
         if before := self._cells.lanes.get(process_set):
-            self._active.forget(process_set, before)  # all have passed that one, or they would not be here
+            self._active.forget(process_set, before)  # all members have passed that lane
         self._cells.lanes[process_set] = lane
         return said
 
     def adopt(self, number: int, ranks: tuple[int, ...]) -> None:
-        """Take ``ranks`` for a group of this ``number``, which its members alone know: lanes and reports may name it.
+        """Register ``ranks`` as a group ``number`` known only to its members, for use in lanes and reports.
 
-        Each member calls it before its first lane there. The number is none that the controller gives: beyond 2^32.
+        Each member calls it before its first lane there. Numbers above 2^32 are never assigned by the controller.
         """
         self._sets.adopt(number, ranks)
         with contextlib.suppress(ControlError), self._reentry:
             self._tell(GroupMade(self._generation, number, list(ranks)))
 
     def closed(self, process_set: int, lane: str, sequence: int) -> None:
-        """Tell the controller that this rank has given up a planned lane, after so many collectives, and stays.
+        """Tell the controller that this rank has closed a lane after ``sequence`` collectives, and stays in the job.
 
-        Members that come to another one raise ``MismatchError``, and so does this rank.
+        Members that begin another collective there raise ``MismatchError``, and so does this rank.
         """
-        if process_set in self._sets and len(self._sets[process_set].ranks) > 1:  # it may have been removed
-            # The first if the session is over, the second in a forked child, which may drop an optimizer of its parent.
+        if process_set in self._sets and len(self._sets[process_set].ranks) > 1:  # the set may be removed
+            # ControlError: the session is over; NotInitializedError: a forked child drops an optimizer of its parent.
             with contextlib.suppress(ControlError, NotInitializedError), self._reentry:
                 self._tell(LaneClosed(self._generation, process_set, lane, sequence))

@@ -5,8 +5,8 @@
     if evens.included():
         allreduce(x, process_set=evens)
 
-Names and meaning are Horovod's. A ``ProcessSet`` can be made before ``init``; it has a number between the moment it is
-registered (by ``init`` or ``add_process_set``) and its removal or ``shutdown``.
+Names and meaning are Horovod's. A ``ProcessSet`` can be made before ``init``; it has a number from its registration (by
+``init`` or ``add_process_set``) until its removal or ``shutdown``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ProcessSet:
     >>> if evens.included():
     ...     allreduce(x, process_set=evens)
 
-    ``size``, ``rank`` and ``included`` return ``None`` while the set is not registered; ``rank`` is -1 on a rank that
-    is not in it.
+    ``size``, ``rank`` and ``included`` return ``None`` while the set is not registered; ``rank`` returns -1 on a rank
+    outside of the set.
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
@@ -35,17 +35,17 @@ class ProcessSet:
             raise UnsupportedError(
                 f"a process set is made from ranks, found {type(ranks_or_comm).__name__}: pass a list like [0, 1]"
             )
-        self.ranks: list[int] = sorted(map(operator.index, ranks_or_comm))  # as ints, which travel: NumPy's do not
+        self.ranks: list[int] = sorted(map(operator.index, ranks_or_comm))  # ints: NumPy's cannot be sent
         self.process_set_id: int | None = None
         self.mpi_comm: Any = None
         self._rank = -1
         self.registry: object = None
-        """The one that has bound this set last."""
+        """The registry that bound this set last."""
         if len(set(self.ranks)) < len(self.ranks):
             raise UsageError(f"a process set holds each rank once, found {self.ranks}")
 
     def check(self, size: int) -> None:
-        """Raise ``UsageError`` unless a job of ``size`` can have this set."""
+        """Raise ``UsageError`` unless this set fits a job of ``size``."""
         if not self.ranks or self.ranks[0] < 0 or self.ranks[-1] >= size:
             raise UsageError(
                 f"process set {self.ranks} does not fit a job of {size}: it needs at least one rank, "
@@ -65,7 +65,7 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """Index of this process among the members; -1 if it is none of them."""
+        """Index of this process among the members; -1 if it is not a member."""
         if self.process_set_id is None:
             return None
         return self.ranks.index(self._rank) if self._rank in self.ranks else -1
@@ -75,11 +75,11 @@ class ProcessSet:
         return None if self.process_set_id is None else self._rank in self.ranks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProcessSet:
-        """Return itself: a copied model reduces among the same ranks as the original, also after ``init`` again."""
+        """Return ``self``: a copied model reduces among the same ranks as its original, also after another ``init``."""
         return self
 
     def __reduce__(self) -> str | tuple[type[ProcessSet], tuple[list[int]]]:
-        """Pickle the ranks alone: what is registered here need not be registered where it is loaded."""
+        """Pickle only the ranks: the set may be unregistered in the process that loads it."""
         return "global_process_set" if self is global_process_set else (ProcessSet, (self.ranks,))
 
     def __repr__(self) -> str:
@@ -89,11 +89,11 @@ class ProcessSet:
 ProcessSetLike: TypeAlias = ProcessSet | Iterable[int]
 
 global_process_set = ProcessSet([])
-"""The process set of all ranks, number 0. Its ranks are known from ``init`` on."""
+"""Process set of all ranks, number 0. Its ranks are known after ``init``."""
 
 
 def require_registered(process_set: ProcessSet, asked: str) -> None:
-    """Raise ``UsageError``, which names what was ``asked``, for a set without a number."""
+    """Raise ``UsageError``, which names the call ``asked``, for an unregistered set."""
     if process_set.process_set_id is None:
         raise UsageError(
             f"{asked}: the process set of the ranks {process_set.ranks} is not registered in this job: "
@@ -114,23 +114,23 @@ class Registry:
             self.add(number, process_set)
 
     def add(self, number: int, process_set: ProcessSet) -> None:
-        """Register a set under the number that all ranks have agreed on."""
+        """Register a set under the number that all ranks agreed on."""
         process_set.bind(number, self._rank)
         process_set.registry = self
         self._sets[number] = process_set
 
     def restore(self) -> None:
-        """Bind all sets again, as another session had its own meanwhile."""
+        """Bind all sets again after another session has bound its own."""
         global_process_set.ranks = list(range(self._size))
         for number, process_set in list(self._sets.items()):
             self.add(number, process_set)
 
     def remove(self, number: int) -> None:
-        """Forget a set; its ``process_set_id`` is ``None`` then."""
+        """Remove a set; its ``process_set_id`` becomes ``None``."""
         self._sets.pop(number).unbind()
 
     def clear(self) -> None:
-        """Forget all sets, as the session ends; not those that a session since then has, in another thread."""
+        """Remove all sets at the end of the session; sets bound by a newer session, in another thread, stay bound."""
         for number, process_set in self._sets.copy().items():
             del self._sets[number]
             if process_set.registry is self:
@@ -139,7 +139,7 @@ class Registry:
                     process_set.ranks = []
 
     def admit(self, process_set: ProcessSetLike) -> ProcessSet:
-        """Make a set of a user's argument; raises ``UsageError`` if this job cannot have it, or has it already."""
+        """Make a set from a user's argument; raises ``UsageError`` if it does not fit this job, or is registered."""
         found = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
         found.check(self._size)
         same = next((s for s in self if s.ranks == found.ranks), None)
@@ -148,7 +148,7 @@ class Registry:
         return found
 
     def adopt(self, number: int, ranks: tuple[int, ...]) -> None:
-        """Note the ranks of a group that is no process set of the job's, this process among them."""
+        """Store the ranks of a group that contains this process and is not a process set of the job."""
         self._groups[number] = ranks
 
     def members(self, number: int, asked: str) -> Sequence[int]:

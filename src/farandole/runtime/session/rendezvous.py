@@ -1,9 +1,9 @@
-"""Rendezvous of a process with the controller of its job: the first process starts it, the others learn its address.
+"""Rendezvous of processes with the controller of their job: rank 0 starts it, the others learn its address.
 
     assignment = meet(detect(), ProcessRole(worker_id=1, expected=4), settings)
     assignment.controller, assignment.key       # "tcp://10.0.0.1:7000", "5f0c..."
 
-It is found once; when the process joins again, after ``shutdown()`` or the loss of others, it goes to the same one.
+A process looks for the controller once; when it joins again, after ``shutdown()`` or a loss, it uses the same one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from farandole.settings import Settings
 ANYWHERE = "tcp://*:"
 
 DIAL_S = 5.0
-"""Time to dial before looking for the address again: the one found may be what an earlier job has left."""
+"""Time to dial before reading the address again: it may be a leftover of an earlier job."""
 
 
 @final
 class ProcessRole(msgspec.Struct, frozen=True):
-    """Role of this process: ``worker_id`` among ``expected`` (0: any number); ``label`` names a job of some ranks."""
+    """Role of this process: ``worker_id`` among ``expected`` (0: any number); ``label``: job of a subset of ranks."""
 
     worker_id: int
     expected: int
@@ -41,11 +41,11 @@ class ProcessRole(msgspec.Struct, frozen=True):
 
 
 _found: dict[str, Contact] = {}
-"""Controllers found, by job: the address that has answered, and the key."""
+"""Controllers found, by job: the address that answered, and the key."""
 
 
 def meet(environment: Environment, part: ProcessRole, settings: Settings) -> Assignment:
-    """The assignment of this process, with its controller; raises ``StartError`` if that is not found in time."""
+    """Assignment of this process, with its controller; raises ``StartError`` if the controller is not found in time."""
     job = environment.controller or f"{environment.name} {part.label}"
     meeting = Meeting(settings.rendezvous_dir or os.getcwd(), settings.start_timeout_s, part.label)
     if part.worker_id == 0 and not environment.has_controller:
@@ -60,7 +60,7 @@ def meet(environment: Environment, part: ProcessRole, settings: Settings) -> Ass
 
 
 def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings) -> Contact:
-    """Start this host's agent if it has none; in large jobs, return its contact, as workers speak to it alone there."""
+    """Start this host's agent if it has none; in large jobs return its contact, because workers connect only to it."""
     [address], key = contact.addresses, contact.key
     is_large = size > settings.tree_radix
     config = HostAgentConfig(
@@ -78,7 +78,7 @@ def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings)
 
 
 def _start(job: str, environment: Environment, part: ProcessRole, meeting: Meeting, settings: Settings) -> Contact:
-    """Start the controller on this host if it does not run, and share its contact with the other processes."""
+    """Start the controller on this host if none runs, and share its contact with the other processes."""
     file = environment.file(meeting)
     config = ControllerConfig(
         _where_to_listen(environment, settings.ports),

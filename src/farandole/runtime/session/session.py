@@ -14,11 +14,11 @@ thread. Each of these threads may end the session, and so may a signal handler o
 no lock: ``_end`` does nothing the second time, and the parts that it ends have their own ``RLock``s, because the
 interrupted thread below a handler may hold them.
 
-The order of an end. ``_ended`` first: whoever is woken by anything that follows looks there for what to raise. Then
-waiters of the control thread and of the lane are failed; then the controller is told; the engines come last, as their
-abort makes other ranks fail, which ask the controller why. ``close`` also frees everything, when no thread is in the
-lane any more; if its own thread is inside (it is a handler's then), or another one does not come out in ``LEAVE_S`` (a
-handler runs on top of it), a new thread waits for that and frees: what is used must not be freed, however long it is.
+Order of an end. ``_ended`` is set first: a thread woken by a later action reads there what to raise. Then waiters of
+the control thread and of the lane fail; then the controller is told; the engines are aborted last, because that makes
+other ranks fail, which ask the controller for the cause. ``close`` also frees resources, after all threads have left
+the lane. If its own thread is inside (in a signal handler), or another one does not leave within ``LEAVE_S`` (a handler
+runs on top of it), a new thread waits and frees: what is in use must not be freed, however long that takes.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Session:
 
     @property
     def has_fast_path(self) -> bool:
-        """True where calls of graphs may do without Python: not past the gate between cells, nor beside a session."""
+        """True if compiled graphs may bypass Python: not in a notebook (gate between cells), nor inside ``aside``."""
         return not self.is_interactive and not self.is_aside
 
     @property
@@ -203,7 +203,7 @@ class Session:
         self._lane.refuse(Announcement(process_set, name, kind, (), refusal=reason[:LONGEST_REASON]))
 
     def join(self) -> int:
-        """Take part in no further collectives until every rank has called this; returns the rank that came last."""
+        """Take part in no further collectives until every rank has called ``join``; return the last rank to call it."""
         return self._agree(0, Kind.JOIN).value
 
     def barrier(self, process_set: int = 0) -> None:
@@ -280,12 +280,12 @@ class Session:
     # -- the generation and its end -----------------------------------------------------------------------------------
 
     def abort(self, reason: str, *, ending: bool = False) -> None:
-        """End the generation for all ranks, because this rank gave up; ``ending``: its process exits."""
+        """End the generation for all ranks, because this rank gave up; ``ending``: it joins no later generation."""
         reason = f"{self._name()} gave up: {reason}"
         self._end(Failure(AbortError, reason), reason, reason, ending)
 
     def leave_for_good(self) -> None:
-        """Tell the job that this worker was told to end, and comes no more: nobody has to wait for its process's end.
+        """Tell the controller that this worker was told to end and will not rejoin, so that no rank waits for its exit.
 
         The session stays open for a script that reads its rank while it saves a last checkpoint; collectives raise.
         """
@@ -310,7 +310,7 @@ class Session:
         self._end(failure, failure.text, failure.text, ending=True, kind=failure.kind)
 
     def generation_ended(self, failure: Failure) -> None:
-        """End the session, as its generation is over: wake all who wait here; every operation raises from now on."""
+        """End the session because its generation is over: wake waiting threads; every operation raises from now on."""
         self._end(failure, failure.text)
 
     def at_end(self, work: Callable[[], None]) -> None:
@@ -335,7 +335,7 @@ class Session:
         for work in self._closing:
             work()
         if self._reentry.here() or self._in_lane.here():
-            # A handler's, on top of what ``_free`` waits for. No daemon, so that the interpreter's end waits for it.
+            # In a handler on top of the frame that ``_free`` waits for. No daemon: the interpreter's exit waits for it.
             threading.Thread(target=self._free, name="farandole-shutdown").start()
         elif self._lane.await_exit(LEAVE_S):
             self._free()
@@ -355,7 +355,7 @@ class Session:
         self._engine_pool.close()
         self._sets.clear()
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- timeline and statistics --------------------------------------------------------------------------------------
 
     def set_timeline(self, path: str, mark_cycles: bool = False) -> None:
         """Write one timeline of all ranks to ``path``, or stop if ``path`` is ""; all ranks have followed on return.
@@ -402,7 +402,7 @@ class Session:
             "fast_path": self._engine_pool.fast_path_statistics(),
         }
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def _listen(self, link: Link) -> ControlThread:
         limits, stay = Limits.of(self.settings), link.stay(self.generation)
@@ -438,7 +438,7 @@ class Session:
             self._torn,
             self._in_lane,
             self.settings.cache_capacity,
-            eager=self.topology.size <= self.settings.tree_radix,  # relays combine, and these cannot be combined
+            eager=self.topology.size <= self.settings.tree_radix,  # relays cannot combine eager messages
             stay=self._link.stay(self.generation, wait=True),
         )
 
@@ -456,7 +456,7 @@ class Session:
         )
 
     def _give_up_start(self, error: BaseException) -> None:
-        # What ends the start of all names its cause, in the same words on each rank, which may not be this one.
+        # An error that ends the start on all ranks names its cause, maybe another rank, in the same words on each.
         is_told = isinstance(error, CONSEQUENCES)
         reason = str(error) if is_told else f"{self._name()} gave up: it could not start: {error}"
         self._end(Failure(AbortError, reason), reason, reason)
@@ -537,7 +537,7 @@ class Session:
             raise self._ended.fresh()
 
     def _torn(self, failure: Failure) -> None:
-        """End the generation for all, as a collective broke on this rank in the middle, and the others wait for it."""
+        """End the generation for all ranks, because a collective failed midway here and the others wait for it."""
         if self._ended is None:
             known = failure.kind is AbortError  # then another rank is the cause, named in the text
             reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
@@ -558,7 +558,7 @@ class Session:
         """
         if self._ended is not None:  # two threads may both pass: then either failure may be raised, and is true
             return
-        self._engine_pool.stop_fast_path()  # before calls fail: the next ones of their names are not what others mean
+        self._engine_pool.stop_fast_path()  # before calls fail: later calls of these names mean other collectives
         self._ended = failure
         self._told.set()  # after ``_ended``, which ``_explain`` reads after this wakes it
         self._gate.open()

@@ -1,4 +1,4 @@
-"""Start of a session: from the launcher's environment to a rank among the others.
+"""Start of a session: from the launcher's environment to a rank of the job.
 
 session = start(comm=None, process_sets=None, overrides={}, past=PreviousSession(), withdrawal=CancelledJoin())
 """
@@ -42,12 +42,12 @@ from farandole.settings import Settings
 from farandole.topology import Topology
 
 MOST_REFUSALS = 3
-"""Handshakes in a row that may fail: the controller may die in one, but not time and again."""
+"""Number of failed handshakes in a row after which the start fails: a controller may die once during one."""
 
 
 @final
 class PreviousSession(NamedTuple):
-    """Past of a process that has had a session before, see ``Hello``; ``step_s`` is ``None`` if it has had none."""
+    """Data of the previous session for ``Hello``; ``step_s`` is ``None`` if this process has had no session."""
 
     step_s: float | None = None
     state: str = ""
@@ -61,7 +61,7 @@ def start(
     past: PreviousSession,
     withdrawal: CancelledJoin,
 ) -> Session:
-    """See ``session.init``; ``withdrawal`` ends the wait for the other ranks."""
+    """Start a session, see ``init.init``; ``withdrawal`` ends the wait for the other ranks."""
     require_gil()
     environment = environment_of(comm)
     settings = settings_of(environment, overrides)
@@ -69,7 +69,7 @@ def start(
     sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
     has_viewers = environment.is_interactive or environment.is_watched
-    is_watched = has_viewers and bool(environment.controller)  # and has one for that, also if alone
+    is_watched = has_viewers and bool(environment.controller)  # a lone watched process has a controller, too
     if part.expected > 1 or is_watched or environment.is_elastic or (environment.launched and environment.size > 1):
         forked_children.require_no_ancestor(environment)
         forked_children.hold(environment)
@@ -78,7 +78,7 @@ def start(
         except BaseException:
             forked_children.release()
             raise
-        if environment.is_watched:  # the order to tell may come after the script's first numbers
+        if environment.is_watched:  # the order may arrive after the script's first metrics
             session.watch(SendMetrics(session.generation, EXPECTED_S))
         heed(lambda: session.broken)
         return session
@@ -88,7 +88,7 @@ def start(
 
 
 def require_gil() -> None:
-    """Refuse a free-threaded interpreter: neither the core nor the lanes, which share some fields, are made for it."""
+    """Refuse a free-threaded interpreter: neither the native core nor the lanes, which share fields, support it."""
     is_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     if not is_enabled():
         raise UsageError(
@@ -104,7 +104,7 @@ def _persistently(
     past: PreviousSession,
     withdrawal: CancelledJoin,
 ) -> Session:
-    """Join the next controller where one is lost; ``StartError`` after ``MOST_REFUSALS`` refusals in a row."""
+    """Join; if the controller is lost, join the next one. ``StartError`` after ``MOST_REFUSALS`` refusals in a row."""
     refusals = 0
     while True:
         try:
@@ -136,7 +136,7 @@ def _among_others(
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
         if not welcome.generation:
             link.close()
-            load(welcome.engine)  # now, while the others train
+            load(welcome.engine)  # import it now, while the others train
             return Session(settings, topology, "solo", welcome.reason, [])
         _tell_phases(welcome.generation, ("dial", "form"), moments)
         if is_elastic:
@@ -178,7 +178,7 @@ def _hello(link: Link, assignment: Assignment, sets: Sequence[ProcessSet], past:
 
 @cache
 def _version() -> str:
-    """The installed version. Looked for once: reading it takes 3 ms, a tenth of the time in which a job re-forms."""
+    """The installed version. Cached: reading it takes 3 ms, a tenth of the time in which a generation forms."""
     try:
         return metadata.version("farandole")
     except metadata.PackageNotFoundError:  # run from the sources

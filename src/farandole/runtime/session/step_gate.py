@@ -1,29 +1,29 @@
-"""Gate at the end of every step: there all ranks of a job obey an order, after the same step.
+"""Gate at the end of every step: it makes all ranks of a job obey an order after the same step.
 
     gate = StepGate(send, generation=1, training=training)
-    gate.watch(Prepare(1, 4))               # the control thread: whoever comes to the end of a step now waits there
-    gate.watch(ActAt(1, 4, "pause", 120))   # all are known to wait before the end of step 121: obey after step 120
-    gate.passes()                           # the thread that trains, at the end of each of its steps
+    gate.watch(Prepare(1, 4))               # control thread: a rank at the end of a step now waits there
+    gate.watch(ActAt(1, 4, "pause", 120))   # all ranks wait before the end of step 121: obey after step 120
+    gate.passes()                           # training thread, at the end of each step
 
-What is counted are the steps that came to this gate, from the beginning of the session on, and so by all ranks alike:
-steps of optimizers that all ranks share. Where ranks have unequally many, ``join`` makes the counts equal again.
+The gate counts the steps that reach it since the beginning of the session: steps of optimizers shared by all ranks, so
+all ranks count alike. If ranks have unequal numbers of steps, ``join`` makes the counts equal again.
 
-Why two messages: ranks hear of an order at different times, and one that acted at once would leave the others in a
-collective. After ``Prepare`` no rank gets past the end of its next step, so the step that the controller names, one
-more than the furthest rank had ended, is ahead of all of them. Without an order a step costs one look.
+Why two messages: ranks receive an order at different times, and a rank that acted at once would leave the others
+blocked in a collective. After ``Prepare`` no rank passes the end of its next step, so the step that the controller
+names, one more than the furthest rank had ended, is ahead of all ranks. Without an order a step costs one comparison.
 
-Threads. The control thread calls ``watch``, the one that trains ``passes``, and whoever ends the session ``open``; a
-signal handler may call that, and runs on top of a thread that waits here: hence a ``Condition``, whose lock is
-reentrant, and waits in slices, as a handler notifies nobody. ``_changed`` guards all fields. ``_number`` is also read
-without it, in ``passes``: an order that comes in that moment is met at the end of the next step, which is what
-``Prepared`` has promised, as it tells the steps that had ended when ``_number`` was set.
+Threads. The control thread calls ``watch``, the training thread ``passes``, and the thread that ends the session
+``open``, possibly in a signal handler on top of a thread that waits here: hence a ``Condition``, whose lock is
+reentrant, and waits in slices, because a handler cannot notify its own thread. ``_changed`` guards all fields.
+``passes`` reads ``_number`` without it: an order that arrives at that moment is met at the end of the next step, as
+``Prepared`` promised, which reports the steps that had ended when ``_number`` was set.
 
-In a notebook steps are those of cells. An order that comes while no cell runs, or that no step of the cell obeys, is
-withdrawn: each rank forgets it where its cell ends, and the first to say so has the controller tell the others. None
-has obeyed it then, as all end a cell after the same step, and the one that was named is later.
+In a notebook steps belong to cells. An order that arrives while no cell runs, or that no step of the cell obeys, is
+withdrawn: each rank drops it at the end of its cell, and after the first report of that the controller tells the
+others. No rank has obeyed it then, because all ranks end a cell after the same step, and the named step is later.
 
-No wait has a limit of its own: a rank that gave up its promise would leave the others in a collective. It ends by an
-order, or with the session, or by ``forget``: where the controller is gone, or this process is told to end.
+No wait has a timeout: a rank that broke its promise would leave the others blocked in a collective. A wait ends by an
+order, by the end of the session, or by ``forget``, when the controller is lost or this process is told to end.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ SLICE_S = 0.25
 NONE = -1
 
 MOST_ALONE = 50
-"""Steps that a newcomer may make before it takes part, as to compile what it will train with."""
+"""Number of steps that a worker may make before it is admitted, for example to compile its model."""
 
 
 @final
 class StepGate:
-    """Gate of one session. ``beat`` is called now and then by a thread that pauses: it is no stall.
+    """Gate of one session. A paused thread calls ``beat`` regularly, so that the pause does not count as a stall.
 
-    In ``cells`` of a notebook an order to stop ends the cell.
+    With ``cells`` (a notebook) an order to stop ends the cell.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class StepGate:
         self._cells = cells
         self._changed = threading.Condition()
         self.steps = 0
-        """Steps that have come to this gate."""
+        """Number of steps that have reached this gate."""
         self._number = NONE
-        self._heard = NONE  # number of the last order of this cell, also one that was obeyed
+        self._heard = NONE  # number of the last order of this cell, obeyed or not
         self._order: ActAt | None = None
         self._open = False
 
     def watch(self, message: Prepare | ActAt) -> None:
-        """Take in a message of the controller."""
+        """Handle a message of the controller."""
         with self._changed:
             if isinstance(message, Prepare):
                 self._number = self._heard = message.number
@@ -85,24 +85,24 @@ class StepGate:
                 self._order = message
             elif message.number == self._number:
                 self._number = NONE
-            elif self._order is not None and self._order.verb == "pause":  # one that follows a pause comes unprepared
+            elif self._order is not None and self._order.verb == "pause":  # after a pause: no ``Prepare`` before it
                 self._number, self._order = message.number, message
             self._changed.notify_all()
 
     def open(self) -> None:
-        """Let everybody through: the session is over."""
+        """Release all waiting threads, for good: the session is over."""
         with self._changed:
             self._open, self._number = True, NONE
             self._changed.notify_all()
 
     def forget(self) -> None:
-        """Forget the order, and end a pause: nobody may be there who ends it, or no time to wait for that."""
+        """Drop the order and end a pause, because the controller is lost or this process must end."""
         with self._changed:
             self._number, self._order = NONE, None
             self._changed.notify_all()
 
     def cell_over(self) -> None:
-        """Forget, at the end of a cell, what none of its steps has obeyed; the rank is at rest already."""
+        """Drop, at the end of a cell, an order that none of its steps obeyed; the rank is at rest already."""
         if self._heard == NONE:
             return
         with self._changed:
@@ -111,11 +111,11 @@ class StepGate:
             self._say(CellOver(self._generation, heard))
 
     def passes(self) -> None:
-        """Come to the end of a step; returns when the next one may begin. Raises ``SystemExit`` where that was all.
+        """End a step; return when the next one may begin. Raises ``SystemExit`` if the order is to stop.
 
-        Raises ``StartError`` in a newcomer to an elastic job that trains, alone, and so will never take part.
+        Raises ``StartError`` in a new worker of an elastic job that trains alone, and so will never be admitted.
         """
-        self.steps += 1  # first: see the module
+        self.steps += 1  # first: see the module docstring
         if self._generation == 0 and self.steps > MOST_ALONE:
             raise StartError(
                 f"this worker came to a training that goes on, and has made {MOST_ALONE} steps alone: the script "
@@ -131,7 +131,7 @@ class StepGate:
                 self._obey(order)
 
     def _obey(self, order: ActAt) -> None:
-        """Obey, with ``_changed``; after a pause also the order that ends it."""
+        """Obey an order, holding ``_changed``; after a pause also the order that ends it."""
         self._say(Acted(self._generation, order.number, self._training.step))
         if order.verb == "pause":
             self._await(lambda: self._order is not order)
@@ -152,14 +152,14 @@ class StepGate:
             self._beat()
 
     def _say(self, message: Message) -> None:
-        with contextlib.suppress(ControlError):  # closed: the session has ended, which the next collective tells
+        with contextlib.suppress(ControlError):  # closed: the session has ended; the next collective raises
             self._send(message)
 
 
 def _stop(step: int, in_cells: bool) -> None:
     events.logger.info("the training ends after step %d, as somebody who watches it has ordered", step)
     if threading.current_thread() is not threading.main_thread():
-        # Of a compiled graph: nothing that is raised here gets to the script. Its main thread gets a Ctrl-C instead.
+        # Called from a compiled graph: an exception here would not reach the script, so its main thread gets a Ctrl-C.
         import _thread
 
         _thread.interrupt_main()

@@ -1,4 +1,4 @@
-"""The timeline: what every rank spent its time on, in one Chrome trace (chrome://tracing, ui.perfetto.dev).
+"""Timeline of all ranks in one Chrome trace (chrome://tracing, ui.perfetto.dev).
 
     create("trace.json")                                   # once, on rank 0
     recorder = Recorder(rank=0, host="a", offset_s=0.0)    # on every rank
@@ -7,12 +7,12 @@
     recorder.close()
 
 The file is a JSON array without its closing bracket, which the format allows: ranks append batches of complete lines,
-each with one ``write``, so it can be read at any moment and after any crash. Times are of the controller's clock.
+each with one ``write``, so it can be read at any moment and after any crash. Times use the controller's clock.
 
-Threads. Events are emitted by any thread, which must not wait for a disk: it only appends to ``_events``, a ``deque``,
-whose ``append`` and ``popleft`` are atomic, and the writer thread does the rest. All other fields of a ``Timeline`` are
-the writer's once that has started. Timelines are begun and ended by the control thread (rank 0 wants it so), by rank
-0's caller, and by whoever closes the session; ``Recorder``'s lock makes them take turns.
+Threads. Any thread emits events, and must not wait for a disk: it only appends to ``_events``, a ``deque``, whose
+``append`` and ``popleft`` are atomic, and the writer thread does the rest. All other fields of a ``Timeline`` belong to
+the writer after its start. Timelines are begun and ended by the control thread (on an order of rank 0), by rank 0's
+caller, and by the thread that closes the session; ``Recorder``'s lock serializes them.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from farandole.errors import UsageError
 from farandole.runtime.lanes.phase_events import LANE
 
 FLUSH_S = 0.05
-"""Seconds of the timeline that a crash may cost; whoever reads along sees a collective within 0.1 s."""
+"""Interval of writes, the most that a crash may lose; a concurrent reader sees a collective within 0.1 s."""
 
 _BY_NAME = {"submit": "submit", "negotiate": "NEGOTIATE_{kind}", "queue": "queue", "execute": "{kind}"}
-"""Phases of one name of the negotiated lane, and their names in Horovod's timeline, on a row of that name.
+"""Phases of a collective of the negotiated lane, and their names in Horovod's timeline, in the row of its name.
 
-A name is in flight once at a time, so these never overlap there. Horovod's ``ALLREDUCE`` also begins with waiting.
+A name is in flight once at a time, so its phases never overlap. Horovod's ``ALLREDUCE`` includes the wait, too.
 """
 
 _CYCLE = "CYCLE_START"
-"""Horovod's word for the moment at which orders came."""
+"""Horovod's name for the arrival of orders."""
 
 
 def path_of(path: str, number: int) -> str:
-    """Path of the timeline of generation ``number``, as each has its own: ``trace.json``, ``trace.2.json``."""
+    """Path of the timeline of generation ``number``; each has its own file: ``trace.json``, ``trace.2.json``."""
     root, extension = os.path.splitext(path)
     return path if number <= 1 else f"{root}.{number}{extension}"
 
 
 def create(path: str) -> None:
-    """Make the file, or empty it; only its owner can read it. Raises ``UsageError`` if that is impossible."""
+    """Create the file, or replace it; only its owner can read it. Raises ``UsageError`` if that is impossible."""
     try:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # a rank that still writes an older timeline keeps that one
+            os.unlink(path)  # a rank that still writes an older timeline keeps its file
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise UsageError(
@@ -65,10 +65,10 @@ def create(path: str) -> None:
 
 @final
 class Timeline:
-    """Appends the events of this process to the file at ``path``, which exists, from now until ``close``.
+    """Writer that appends the events of this process to the existing file ``path``, from now until ``close``.
 
-    ``offset_s`` is added to this host's clock; ``mark_cycles`` also shows when orders to begin collectives came, from
-    the controller or, in the peer lane, from all ranks together.
+    ``offset_s`` is added to this host's clock; ``mark_cycles`` also shows when orders to begin collectives arrived,
+    from the controller or, in the peer lane, from all ranks together.
     """
 
     def __init__(self, path: str, rank: int, host: str, offset_s: float = 0.0, mark_cycles: bool = False) -> None:
@@ -82,13 +82,13 @@ class Timeline:
         self._line(ph="M", name="process_name", args={"name": f"rank {rank} on {host}"})
         self._line(ph="M", name="process_sort_index", args={"sort_index": rank})
         self._cancel = events.subscribe(self._events.append)
-        # A daemon: the interpreter joins other threads before ``atexit``, where ``close`` may come.
+        # A daemon: the interpreter joins other threads before ``atexit``, which may call ``close``.
         self._thread = threading.Thread(target=self._write, name="farandole-timeline", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Write what is left and stop. Idempotent."""
-        self._cancel()  # before the writer is told, so that its last look finds all that was taken in
+        """Write the remaining events and stop. Idempotent."""
+        self._cancel()  # before ``_closing``, so that the last flush includes all events
         self._closing.set()
         self._thread.join()  # the file is complete, and the descriptor closed, when this returns
 
@@ -104,7 +104,7 @@ class Timeline:
             os.close(self._fd)
 
     def _flush(self) -> None:
-        while self._events:  # it alone takes events out, so none is gone between the look and ``popleft``
+        while self._events:  # only this thread pops, so the deque is not empty at ``popleft``
             event = self._events.popleft()
             if isinstance(event, events.Phase):
                 self._phase(event)
@@ -113,8 +113,8 @@ class Timeline:
         if self._lines:
             left = b"".join(self._lines)
             self._lines.clear()
-            # One call, with O_APPEND: other ranks' lines do not get into it. A full disk takes less, and the next call
-            # raises.
+            # One call, with O_APPEND: lines of other ranks cannot interleave. On a full disk it writes less, and the
+            # next call raises.
             while left:
                 left = left[os.write(self._fd, left) :]
 
@@ -128,7 +128,7 @@ class Timeline:
         elif phase.lane == LANE and phase.phase in _BY_NAME:
             name, row = _BY_NAME[phase.phase].format(kind=phase.kind.upper()), self._tid(_row(phase.name))
             self._line(ph="X", cat=phase.lane, name=name, ts=begin, dur=lasted, tid=row, args=args)
-        elif phase.phase == "negotiate":  # several planned lanes share a row, and may meet at the same time
+        elif phase.phase == "negotiate":  # planned lanes share a row, and may negotiate at the same time
             same = {"cat": phase.lane, "id2": {"local": phase.name}, "name": phase.phase, "tid": tid}
             self._line(ph="b", ts=begin, args={"name": phase.name, "kind": phase.kind}, **same)
             self._line(ph="e", ts=end, **same)
@@ -136,7 +136,7 @@ class Timeline:
             self._line(ph="X", cat=phase.lane, name=phase.phase, ts=begin, dur=lasted, tid=tid, args=args)
 
     def _tid(self, lane: str) -> int:
-        """The number of a lane's row; the first use names it."""
+        """Number of a lane's row; the first call names the row."""
         tid = self._lanes.get(lane)
         if tid is None:
             tid = self._lanes[lane] = len(self._lanes)
@@ -151,16 +151,16 @@ class Timeline:
 
 
 def _row(name: str) -> str:
-    """Collectives without a name, which are numbered, share a row."""
+    """Row of a collective; numbered collectives without a user's name share one."""
     before, unnamed, _ = name.partition(".noname.")
     return before + unnamed[:-1]
 
 
 class OtherRanks(Protocol):
-    """The other ranks, as rank 0 tells them of a timeline."""
+    """Interface of rank 0 to the other ranks, for timelines."""
 
     def set_timeline(self, path: str, mark_cycles: bool, timeout_s: float) -> bool:
-        """Have all begin, or stop where ``path`` is ""; false if some have not in time."""
+        """Make all ranks begin, or stop if ``path`` is ""; False if some have not in time."""
 
 
 @final
@@ -174,7 +174,7 @@ class Recorder:
         self._closed = False
 
     def record_all(self, path: str, mark_cycles: bool, others: OtherRanks | None, limit_s: float) -> None:
-        """Write one timeline of all ranks to ``path``, or stop where it is ""; the others have ``limit_s`` for it."""
+        """Write one timeline of all ranks to ``path``, or stop if it is ""; the others must follow in ``limit_s``."""
         if path:
             path = os.path.abspath(path)
             create(path)
@@ -187,7 +187,7 @@ class Recorder:
             )
 
     def record(self, path: str, mark_cycles: bool) -> None:
-        """Write to ``path`` from now on, or to nothing where it is ""; what was written before is complete then."""
+        """Write to ``path`` from now on, or stop if it is ""; on return the previous file is complete."""
         with self._lock:
             former, self._timeline = self._timeline, None  # first: a handler on top of ``join`` must not join as well
             if former is not None:
@@ -198,11 +198,11 @@ class Recorder:
                 except OSError as error:
                     who = f"rank {self._rank} on {self._host}"
                     events.logger.warning("%s cannot write to the timeline %s: %s", who, path, error)
-            if self._closed and self._timeline is not None:  # by a handler, while this one was made
+            if self._closed and self._timeline is not None:  # closed by a handler meanwhile
                 self._timeline.close()
 
     def close(self) -> None:
-        """Complete what is written, and write nothing more."""
+        """Complete the timeline, and start no other one."""
         with self._lock:
             self._closed = True
             self.record("", False)

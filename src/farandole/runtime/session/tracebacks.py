@@ -1,9 +1,9 @@
-"""Tracebacks as a worker prints them: the frames of the script, and a line for those of Farandole.
+"""Tracebacks as a worker prints them: the frames of the script, and one line for Farandole's frames.
 
     sys.excepthook = print_uncaught
     sys.stderr.write(folded(error))
 
-Exceptions stay as they are, with all their frames; ``--log-level debug`` prints these.
+Exceptions keep all their frames; ``--log-level debug`` prints them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PACKAGE = f"{Path(__file__).parents[2]}/"
 
 
 def install() -> None:
-    """Print uncaught errors of this process folded, unless the script or its interpreter has a way of its own."""
+    """Print uncaught errors of this process folded, unless the script or interpreter has its own ``sys.excepthook``."""
     if sys.excepthook is sys.__excepthook__ and not hasattr(sys, "ps1"):
         sys.excepthook = print_uncaught
 
 
 def print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error that ends the script, as ``sys.excepthook`` does."""
+    """Print an error that ends the script; to be set as ``sys.excepthook``."""
     if sys.stderr is None:  # closed: Python prints nothing either
         return
     if isinstance(error, KeyboardInterrupt):
@@ -41,10 +41,10 @@ def print_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
 
 
 def folded(error: BaseException) -> str:
-    """The traceback of ``error`` and of what caused it, as text.
+    """Text of the traceback of ``error`` and of its causes.
 
-    Frames of Farandole are folded where it raised an error of its own, or called what raised. Any other error that
-    comes out of it is a defect, whose report needs them.
+    Frames of Farandole are folded if it raised an error of its own, or called code that raised. Any other error raised
+    in Farandole is a defect, and its report needs the frames.
     """
     text = TracebackException.from_exception(error)
     if not events.logger.isEnabledFor(logging.DEBUG):
@@ -54,7 +54,7 @@ def folded(error: BaseException) -> str:
 
 @final
 class _FoldedStack(StackSummary):
-    """Stack whose frames of Farandole are printed as one line each time that some follow each other."""
+    """Stack in which consecutive frames of Farandole are printed as one line."""
 
     def format(self, **options: Any) -> list[str]:
         """See ``StackSummary``; newer versions of Python have options, for colours."""
@@ -70,12 +70,12 @@ class _FoldedStack(StackSummary):
 
 
 def _fold(text: TracebackException, error: BaseException) -> None:
-    """Fold the stack of ``error``, and those of its cause, its context, and the members of a group."""
+    """Fold the stacks of ``error``, of its cause and context, and of the members of an exception group."""
     is_ours = [_is_ours(frame) for frame in text.stack]
     if is_ours and not all(is_ours) and (not is_ours[-1] or isinstance(error, FarandoleError)):
         text.stack = _FoldedStack(text.stack)
     inner = [(text.__cause__, error.__cause__), (text.__context__, error.__context__)]
-    # Of Python 3.11; zip() ends where a long group was cut.
+    # Exception groups (Python 3.11); zip() stops where a long group was truncated.
     inner += zip(getattr(text, "exceptions", None) or (), getattr(error, "exceptions", ()), strict=False)
     for one, other in inner:
         if one is not None and other is not None:

@@ -1,13 +1,13 @@
-"""Training of this process as the live view shows it: its steps, its samples, and the metrics that are told of them.
+"""Training of this process, for the live view: steps, samples, and metrics about them.
 
     training.log(None, None, {"loss": loss})        # hvd.log
     training.waited(0.002)                          # an optimizer, in a step
     training.starved(0.001)                         # a loader, before it
     training.stepped()                              # and at its end
 
-Without anybody who listens a step costs a few additions, and ``hvd.log`` does not get here.
+Without a listener a step costs a few additions, and ``hvd.log`` does not call this module.
 
-Threads. The thread that trains calls all of it, in compiled graphs one of the framework. The control thread reads
+Threads. The training thread calls everything, in compiled graphs a thread of the framework. The control thread reads
 ``step``, a single reference.
 """
 
@@ -20,37 +20,37 @@ from typing import Any, final
 from farandole import events
 
 EVERY_S = 0.1
-"""Interval of the metrics that come by themselves; each is a mean over the steps in it."""
+"""Interval of the automatic metrics; each is a mean over the steps in it."""
 
 
 @final
 class Training:
-    """Training of one process; it outlives sessions, as elastic workers have several."""
+    """Training of one process; it outlives sessions, because elastic workers have several."""
 
     def __init__(self) -> None:
         self.step = 0
-        """Steps that have ended."""
+        """Number of completed steps."""
         self.samples = 0
-        """Samples of this rank so far; 0 where nobody counts them."""
+        """Number of samples of this rank so far; 0 if the script does not count them."""
         self.checkpoint_due = False
-        """True once somebody who watches has asked for a checkpoint, after the same step on every rank."""
+        """True after the live view ordered a checkpoint; set after the same step on every rank."""
         self.logs = 0
-        """Number of logs, which are counted where they are called."""
+        """Number of calls of ``hvd.log``, counted by the caller."""
         self.all_waited_s = 0.0
-        """Time that was spent in waiting for other ranks so far."""
+        """Total time spent waiting for other ranks."""
         self._waited_s = 0.0
         self._starved_s: float | None = None
-        """Time of the present step that was spent in waiting for input; None where no loader tells."""
+        """Time of the current step spent waiting for input; ``None`` if no loader reports it."""
         self._since: tuple[float, int] | None = None
         self._counted_s = self._begun_s = 0.0
-        """When samples were counted last, and when somebody began to listen, or a pause was over."""
+        """Times when samples were last counted, and when the first listener subscribed or a pause ended."""
         self._counted: tuple[float, int] | None = None
-        """When samples were counted last before the last metric, and how many there were."""
+        """Time and number of samples at the last count before the last metric."""
         self._unread: set[str] = set()
 
     @property
     def is_heard(self) -> bool:
-        """True if somebody listens to metrics."""
+        """True if a listener for metrics is subscribed."""
         return bool(events.listeners or events.subscribers)
 
     def log(self, step: int | None, samples: int | None, values: Mapping[str, Any], rank: int) -> None:
@@ -68,29 +68,29 @@ class Training:
         self._counted_s = time.monotonic()
 
     def waited(self, seconds: float) -> None:
-        """Count time of the present step that was spent in waiting for other ranks."""
+        """Add time of the current step spent waiting for other ranks."""
         self._waited_s += seconds
         self.all_waited_s += seconds
 
     def starved(self, seconds: float) -> None:
-        """Count time of the present step that was spent in waiting for a batch."""
+        """Add time of the current step spent waiting for a batch."""
         self._starved_s = (self._starved_s or 0.0) + seconds
 
     def stepped(self, rank: int, step: int | None = None) -> None:
-        """End a step of an optimizer: the ``step``-th of an elastic job, or one more of this process."""
+        """End a step of an optimizer: number ``step`` of an elastic job, or the next one of this process."""
         self.step = self.step + 1 if step is None else step
-        if events.listeners or events.subscribers:  # as ``is_heard``, without a call in every step
+        if events.listeners or events.subscribers:  # ``is_heard`` inlined: saves a call in every step
             self._measure(rank, time.monotonic())
         else:
             self._since = None
 
     def rested(self) -> None:
-        """Leave the time since the last step out: it was a pause."""
+        """Exclude the time since the last step: it was a pause."""
         self._since = None
 
     def _measure(self, rank: int, now: float) -> None:
         since, waited_s, starved_s = self._since, self._waited_s, self._starved_s
-        if since is None or self.step <= since[1]:  # the first step that somebody hears of, or of another generation
+        if since is None or self.step <= since[1]:  # the first step with a listener, or of a new generation
             self._begin(now)
             self._begun_s, self._counted = now, None
             return
@@ -112,18 +112,18 @@ class Training:
         self._starved_s = None if self._starved_s is None else 0.0
 
     def _rate(self) -> float | None:
-        """Samples per second between the last counts of two metrics: scripts count when they like, many at once."""
+        """Samples per second between the last counts of two metrics: scripts count irregularly, many at once."""
         before, self._counted = self._counted, (self._counted_s, self.samples)
         if before is None or self._counted_s <= before[0] or self.samples <= before[1]:
             return None
         return (self.samples - before[1]) / (self._counted_s - before[0])
 
     def _number(self, name: str, value: Any) -> float | None:
-        """Number that ``value`` stands for; a value that is none is left out."""
+        """``value`` as a number; ``None``, with one warning per name, if it is not a number."""
         try:
             item = getattr(value, "item", None)  # a tensor with gradients warns of ``float``
             return float(value if item is None else item())
-        except Exception as error:  # of any framework, and nobody may watch the next time
+        except Exception as error:  # may come from any framework
             if name not in self._unread:
                 self._unread.add(name)
                 events.logger.warning("hvd.log(%s=...) is left out, as it is no number: %s", name, error)
@@ -131,4 +131,4 @@ class Training:
 
 
 training = Training()
-"""That of this process."""
+"""Training of this process."""

@@ -1,10 +1,10 @@
-"""Other backends beside ours in one process group: ``init_process_group("cpu:farandole,cuda:nccl")``.
+"""Other backends beside Farandole in one process group: ``init_process_group("cpu:farandole,cuda:nccl")``.
 
     @routed
-    class Group(dist.ProcessGroup): ...         # whose verbs go to the backend that was named for the tensors' device
+    class Group(dist.ProcessGroup): ...         # its verbs call the backend that is configured for the tensors' device
 
-PyTorch takes a group that is written in Python for the whole, and makes none of the others. So they are made here, when
-a tensor of their device comes first.
+With a process group written in Python, PyTorch does not make the other backends. So this module makes each one when a
+collective first gets a tensor of its device.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ VERBS = (
     "_allgather_base", "allgather_into_tensor_coalesced", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced",
     "alltoall_base",
 )  # fmt: skip
-"""Verbs that are given tensors, under the names of all versions."""
+"""Verbs that take tensors, under their names in all versions of PyTorch."""
 
 
 def routed(cls: C) -> C:
-    """Class whose verbs look at the device of their tensors first."""
+    """Class decorator that dispatches verbs by the device of their tensors."""
     for name in VERBS:
         setattr(cls, name, _by_device(name, getattr(cls, name)))
     return cls
@@ -52,14 +52,14 @@ def _by_device(name: str, verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def backends_of(group: Any) -> dict[str, Any]:
-    """The backends that PyTorch was told of by name for devices, but ours; each is made when it is first needed."""
+    """Names of the configured backends by device type, without Farandole; each is made at first use."""
     told: str = dist.distributed_c10d._world.pg_backend_config.get(group, "")
     pairs = (each.partition(":") for each in told.split(",") if ":" in each)
     return {device: backend for device, _, backend in pairs if backend.lower() != OURS}
 
 
 def _made(group: Any, device: torch.device) -> Any:
-    """The group of another backend, for one device."""
+    """Group of another backend for one device, made if needed."""
     found = group.others[device.type]
     if isinstance(found, str):
         found = group.others[device.type] = _make(found, group, device)

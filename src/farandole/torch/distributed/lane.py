@@ -1,19 +1,19 @@
-"""Lane of one process group: its collectives, one after the other in the order in which the program begins them.
+"""Lane of one process group: runs its collectives one after the other, in the order in which the program begins them.
 
     lane = GroupLane(session, number, "world", engine)
     work = lane.run("all_reduce", lambda: engine.allreduce(array, how), [tensor], is_async=False)
     work.wait()
 
-What the program waits for at once is done in its own thread; the rest in a thread of the lane.
+Synchronous collectives run on the calling thread, asynchronous ones on the lane's thread.
 """
 
-# Threads. Any thread of the program begins collectives: the main one, and those of autograd, under DDP. ``_begin``
-# orders them: it is held while one is done in the caller's thread, and while one is put into ``_queue``. So nothing is
-# put there while the former goes on, and that begins only where ``_unfinished`` is 0, as the lane's thread is idle
-# then: it counts down under the same lock, after each collective, which it does without the lock.
+# Threads. Any thread of the program begins collectives: the main thread, and threads of autograd under DDP. The lock
+# ``_begin`` orders them: it is held while a synchronous collective runs, and while a collective is put into ``_queue``,
+# so nothing is queued during a synchronous collective. This runs on the caller's thread only if ``_unfinished`` is 0:
+# then the lane's thread is idle. It runs collectives without the lock, and decrements ``_unfinished`` under the lock.
 #
-# A signal handler that comes on top of a collective in the program's thread would wait for ``_begin`` for ever, or
-# begin another collective in the middle of one: it is told so (``_inside``).
+# A signal handler that interrupts a collective on the program's thread would wait for ``_begin`` for ever, or begin a
+# second collective inside the first: ``_inside`` detects this, and ``run`` raises.
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from farandole.runtime.session.session import Session
 
 CHECKS_CALLS = ("shm", "solo")
-"""Engines that notice by themselves that members do not call the same collective."""
+"""Engines that detect by themselves that members call different collectives."""
 
 FAR = tuple(os.path.join(os.path.dirname(str(each.__file__)), "") for each in (torch, farandole))
-"""Folders of the packages whose frames are not where the program has begun a collective."""
+"""Folders of the packages whose frames are not part of the user's program."""
 
 
 class GroupCall(NamedTuple):
-    """A collective: ``what`` all members must say of it, and what does it."""
+    """A collective: its description ``what``, which must be equal on all members, and the function ``do``."""
 
     what: str
     do: Callable[[], object]
@@ -66,10 +66,10 @@ class GroupLane:
         self._thread: threading.Thread | None = None
         self._unfinished, self._mismatches = 0, 0
         self._inside: int | None = None
-        self._last: QueuedWork | None = None  # of what is unfinished: it holds tensors
+        self._last: QueuedWork | None = None  # only while unfinished, because it holds tensors
 
     def run(self, call: GroupCall, tensors: Sequence[torch.Tensor], is_async: bool) -> dist.Work:
-        """Do ``call`` after all that was begun before, whose results are ``tensors``."""
+        """Run ``call`` after all collectives begun before; its results are ``tensors``."""
         if self._inside == threading.get_ident():
             raise interrupted(f"{self.label}: {call.what}", "another collective of the same group")
         with self._begin:
@@ -93,16 +93,16 @@ class GroupLane:
 
     @property
     def last(self) -> dist.Work:
-        """The collective that was begun last; each ends after those before it."""
+        """Work of the last collective begun; collectives end in order."""
         return self._last or DoneWork([])
 
     def drain(self) -> None:
-        """Wait until all that was begun is done."""
+        """Wait until all collectives begun so far are done."""
         with self._idle:
             self._idle.wait_for(lambda: not self._unfinished)
 
     def close(self) -> None:
-        """End the lane's thread and its engine, and tell members that go on."""
+        """End the lane's thread and its engine, and notify members that still use the lane."""
         if self._thread is not None:
             self._queue.put(None)
         self._session.planned.closed(self.number, self.label, self._collectives.sequence)
@@ -110,7 +110,7 @@ class GroupLane:
 
     def _start(self) -> None:
         if self._thread is None:
-            # A daemon: what it waits for ends with the session, which the interpreter's end ends.
+            # A daemon, because its waits end with the session, which ends at the interpreter's exit.
             self._thread = threading.Thread(target=self._serve, name=f"torch.distributed {self.label}", daemon=True)
             self._thread.start()
 
@@ -122,7 +122,7 @@ class GroupLane:
                 self._perform(call, place)
             except BaseException as raised:
                 error = raised
-            del item, call  # the tensors are the program's again
+            del item, call  # release the tensors
             with self._idle:
                 self._unfinished -= 1
                 self._last = self._last if self._unfinished else None
@@ -145,7 +145,7 @@ class GroupLane:
             raise MismatchError(f"the members of {self.label} asked for different things")
 
     def _explained(self, error: MismatchError, what: str, place: str | None) -> MismatchError:
-        """The error with what every member has called, and where: all members have raised it in the same collective."""
+        """The error with every member's call and its place; collective, because all members raised in the same call."""
         self._mismatches += 1
         where = "".join(traceback.format_list(_own(traceback.extract_stack()))) if place is None else f"  {place}\n"
         key = f"{self.label} mismatch {self._mismatches}"
@@ -156,7 +156,7 @@ class GroupLane:
 
 
 def _own(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """Frames of the program: those above PyTorch's and ours."""
+    """Frames of the user's program: those above the frames of PyTorch and Farandole."""
     found = list(stack)
     while found and found[-1].filename.startswith(FAR):
         found.pop()
@@ -164,7 +164,7 @@ def _own(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
 
 
 def _place() -> str:
-    """Line of the program that begins a collective, as errors say it later."""
+    """Line of the user's program that begins a collective, for error texts."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(FAR):
         frame = frame.f_back

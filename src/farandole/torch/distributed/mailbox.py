@@ -1,17 +1,17 @@
-"""Mailbox of a process: tensors that others send to it, each for a group, with a tag, from one of its members.
+"""Mailbox of a process: receives tensors from members of its groups, each with a tag.
 
     mailbox = Mailbox(session, store)
     mailbox.send(MessageLabel(group, sender=0, tag=7), to=1, payload=memory)
     mailbox.receive(MessageLabel(group, sender=ANY, tag=7), target, work, group, 60.0)    # then: work.wait()
 
-A message is copied where it is sent, so that nobody waits for who gets it; it travels by ZeroMQ, encrypted and let in
-by the key of the job. The store of PyTorch has the address, which is no secret.
+``send`` copies the message, so that the sender does not wait for the receiver. Messages use ZeroMQ, encrypted and
+authenticated by the job's keys. PyTorch's store holds the address, which is not secret.
 """
 
-# Threads. The mailbox's thread owns ``_inbox`` and the door. Any thread of the program sends, and posts what it is to
-# receive. ``_lock`` guards ``_outboxes`` (sockets are used by one thread at a time), ``_arrived`` and ``_posted``.
-# Works are finished without it, as their futures call back into the program. ``_ringing`` guards the number of the bell
-# and is held for two calls of the kernel; the session may ring in a signal handler, hence an ``RLock``.
+# Threads. The mailbox's thread owns ``_inbox`` and the ``Door``. Any thread of the program sends messages and posts
+# receives. ``_lock`` guards ``_outboxes`` (one thread at a time may use a socket), ``_arrived`` and ``_posted``. Works
+# are finished without the lock, because their futures call back into the program. ``_ringing`` guards the descriptor
+# ``_bell`` and is held for two system calls; it is an ``RLock``, because the session may ring in a signal handler.
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ ANY = -1
 """Any member of the group."""
 
 LOOK_MS = 100
-"""Milliseconds between looks whether somebody has waited for too long."""
+"""Milliseconds between checks for receives past their deadline."""
 
 DIAL_S = 30.0
 
 PRESENT = -(2**62)
-"""Tag of a roll call, which no program uses."""
+"""Tag of a roll call, which programs do not use."""
 
 ANSWER_S = 5.0
-"""Time for the answer to it, beyond that for which the others are waited for."""
+"""Extra seconds to wait for the first member's answer, beyond its own wait for the others."""
 
 _LABEL = struct.Struct("=Qqq")
 
 
 class MessageLabel(NamedTuple):
-    """Label of a message: the number of its group, the member that sends it, and its tag."""
+    """Label of a message: the number of its group, the sending member, and its tag."""
 
     group: int
     sender: int
@@ -67,7 +67,7 @@ class MessageLabel(NamedTuple):
 
 
 class _Posted(NamedTuple):
-    """A tensor that waits for a message, until when, and the group of ``label.sender``."""
+    """A posted receive: its target tensor, its deadline, and the group of ``label.sender``."""
 
     label: MessageLabel
     target: torch.Tensor
@@ -77,7 +77,7 @@ class _Posted(NamedTuple):
 
     @property
     def overdue(self) -> str:
-        """Text of the error when its time is over."""
+        """Error text after the deadline."""
         sender, tag = self.label.sender, self.label.tag
         who = "any rank" if sender == ANY else self.group.name(sender)
         return f"nothing came from {who} with tag {tag} in {self.group.label} within {self.group.deadline_s:g} s"
@@ -85,7 +85,7 @@ class _Posted(NamedTuple):
 
 @final
 class Mailbox:
-    """Mailbox of the process in ``session``, whose address the others find in ``store``."""
+    """Mailbox of the process in ``session``; other processes find its address in ``store``."""
 
     def __init__(self, session: Session, keys: JobKeys, store: Store) -> None:
         self._session, self._keys, self._store = session, keys, store
@@ -93,7 +93,7 @@ class Mailbox:
         self._context = Context()
         self._door = Door(self._context, keys.client.public)
         self._inbox = new_socket(self._context, zmq.ROUTER)
-        self._inbox.maxmsgsize = -1  # who sends has been let in
+        self._inbox.maxmsgsize = -1  # no limit: senders are authenticated
         self._inbox.curve_server, self._inbox.curve_secretkey = True, keys.server.secret
         is_alone = len(set(session.topology.hosts)) == 1
         admit_own(self._inbox)
@@ -113,7 +113,7 @@ class Mailbox:
         session.at_close(self.close)
 
     def send(self, label: MessageLabel, to: int, tensor: torch.Tensor) -> None:
-        """Send a contiguous tensor to the rank ``to`` of the job."""
+        """Send a contiguous tensor to the rank ``to`` of the job; return once it is copied."""
         head = _LABEL.pack(*label)
         payload = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
         outbox = self._outbox(to)
@@ -124,7 +124,7 @@ class Mailbox:
     def receive(
         self, label: MessageLabel, target: torch.Tensor, work: QueuedWork, group: Group, limit_s: float
     ) -> None:
-        """Have the next message of this label written to ``target``, and finish ``work`` then."""
+        """Post a receive: write the next message of this label to ``target``, and then finish ``work``."""
         posted = _Posted(label, target, work, time.monotonic() + limit_s, group)
         with self._lock:
             found = self._take(label)
@@ -134,7 +134,7 @@ class Mailbox:
             _deliver(posted, *found)
 
     def roll_call(self, number: int, group: Group, limit_s: float) -> list[int]:
-        """Members of a group of which the first has heard nothing within ``limit_s``: all are told."""
+        """Members of a group that sent nothing to the first member within ``limit_s``; the same list on all members."""
         here, there = torch.zeros(1, dtype=torch.uint8), torch.zeros(group.size, dtype=torch.uint8)
         works = [QueuedWork([]) for _ in range(group.size)]
         until_s = time.monotonic() + limit_s
@@ -154,18 +154,18 @@ class Mailbox:
         return [int(each) for each in there.nonzero()]
 
     def close(self) -> None:
-        """Fail all who still wait here."""
+        """Fail all pending receives, and end the thread."""
         self._is_closed = True
         self._ring()
 
     def _ring(self) -> None:
-        """Have the thread look at once, as the session has ended."""
+        """Wake the thread up, because the session has ended."""
         with self._ringing:
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
 
     def _take(self, wanted: MessageLabel) -> tuple[MessageLabel, zmq.Frame] | None:
-        """The oldest message of a label that has arrived. With the lock."""
+        """Remove and return the oldest arrived message of a label. The caller holds the lock."""
         for label, frames in self._arrived.items():
             if _matches(wanted, label):
                 frame = frames.popleft()
@@ -222,7 +222,7 @@ class Mailbox:
         _deliver(posted, label, frame)
 
     def _give_up(self) -> None:
-        """Fail those who wait for what cannot come any more, or has not come in time."""
+        """Fail receives that are past their deadline, or all if the session or the mailbox has ended."""
         reason, now = self._session.end_reason or ("the session is closed" if self._is_closed else ""), time.monotonic()
         with self._lock:
             lost = [each for each in self._posted if reason or now > each.until_s]
@@ -237,7 +237,7 @@ def _matches(wanted: MessageLabel, label: MessageLabel) -> bool:
 
 
 def _deliver(posted: _Posted, label: MessageLabel, frame: zmq.Frame) -> None:
-    """Copy a message to where it is awaited."""
+    """Copy a message into the target of its receive, and finish its work."""
     target, found = posted.target, memoryview(frame.buffer)
     posted.work.source = label.sender
     if len(found) != target.nbytes:

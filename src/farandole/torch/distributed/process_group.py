@@ -1,6 +1,6 @@
-"""``FarandoleGroup``: a process group of ``torch.distributed`` whose collectives an engine of ours does.
+"""``FarandoleGroup``: a process group of ``torch.distributed`` whose collectives run on a Farandole engine.
 
-The names that PyTorch calls differ between its versions: up to 2.12 ``_allgather_base``, ``_reduce_scatter_base`` and
+The method names that PyTorch calls depend on its version: up to 2.12 ``_allgather_base``, ``_reduce_scatter_base`` and
 ``alltoall_base``, from 2.13 on ``all_gather_single``, ``reduce_scatter_single`` and ``all_to_all_single``.
 """
 
@@ -36,7 +36,7 @@ Lists: TypeAlias = Sequence[Tensors]
 
 
 _ProcessGroup: Any = dist.ProcessGroup
-"""Base class, whose signatures are others in each version of PyTorch."""
+"""Base class; its signatures differ between versions of PyTorch."""
 
 
 @final
@@ -58,16 +58,16 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def others(self) -> dict[str, Any]:
-        """Backends of other devices, as PyTorch was told of them: by name, and as groups once they are made."""
+        """Backends configured for other devices: the name, or the group once it is made."""
         if self._others is None:
             self._others = backends_of(self)
         return self._others
 
-    # -- what PyTorch asks of a group ---------------------------------------------------------------------------------
+    # -- properties that PyTorch reads --------------------------------------------------------------------------------
 
     @property
     def group_name(self) -> str:
-        """Name by which functional collectives find the group."""
+        """Name of the group for functional collectives."""
         return self._name
 
     @property
@@ -88,14 +88,14 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         """Name of the backend."""
         return "farandole"
 
-    _get_backend_name = getBackendName = name  # noqa: N815 (as DDP's logger asks for it)
+    _get_backend_name = getBackendName = name  # noqa: N815 (DDP's logger calls it)
 
     def get_group_store(self) -> Any:
-        """The store with which the group was made."""
+        """Store of the group."""
         return self._store
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: collectives are counted from 0 on all members."""
+        """Do nothing, because all members count collectives from 0."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._lane.count
@@ -111,7 +111,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         return self._reduced(tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
-        """Reduce a tensor of each member into that of the root."""
+        """Reduce a tensor of each member into the root's tensor."""
         tensor = single(tensors, "reduce")
         mine = tensor if opts.rootRank == self._here else tensor.detach().clone()
         return self._reduced([mine], opts, f"reduce to {opts.rootRank}", results=[tensor])
@@ -151,19 +151,19 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run(f"{verb} {kind_of(op).name}", given, do, [each.tensor for each in given], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> dist.Work:
-        """Reduce a tensor of each member, and keep this member's part of it."""
+        """Reduce a tensor of each member, and keep this member's part of the result."""
         return self._scattered([output], [given], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, given: Tensors, opts: Any = None) -> dist.Work:
-        """Reduce several tensors, and keep this member's parts of them."""
+        """Reduce several tensors, and keep this member's parts of the results."""
         return self._scattered(outputs, given, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter(self, outputs: Tensors, lists: Lists, opts: Any = None) -> dist.Work:
-        """Reduce lists of tensors, one for each member, and keep this member's."""
+        """Reduce lists with one tensor for each member, and keep this member's tensor."""
         output = single(outputs, "reduce_scatter")
         parts = [part.detach() for part in lists[0]]
         whole = torch.cat([part.reshape(-1) for part in parts])
@@ -189,7 +189,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
-        """Copy the root's tensor into everybody's."""
+        """Copy the root's tensor into the tensors of all members."""
         tensor = single(tensors, "broadcast")
         given, root, engine = FlatTensor(tensor), opts.rootRank, self._engine
 
@@ -201,13 +201,13 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run(f"broadcast of {root}", [given], do, [tensor], opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> dist.Work:
-        """Concatenate everybody's tensor."""
+        """Concatenate the tensors of all members."""
         return self._gathered([output], [given], opts)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Tensors, given: Tensors, opts: Any = None) -> dist.Work:
-        """Concatenate everybody's tensors."""
+        """Concatenate several tensors of all members."""
         return self._gathered(outputs, given, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -226,11 +226,11 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run("all_gather", [each for _, each in pairs], do, outputs, opts)
 
     def allgather(self, lists: Lists, given: Tensors, opts: Any = None) -> dist.Work:
-        """Give each member a list of everybody's tensors."""
+        """Gather all members' tensors into a list on each member."""
         return self._gathered_in_lists(lists, [single(given, "all_gather")], opts)
 
     def allgather_coalesced(self, lists: Lists, given: Tensors, opts: Any = None) -> dist.Work:
-        """Give each member lists of everybody's tensors: one list from each member."""
+        """Gather several tensors of all members into lists on each member: one list for each sender."""
         turned = [list(parts) for parts in zip(*lists, strict=True)]
         return self._gathered_in_lists(turned, given, opts)
 
@@ -248,14 +248,14 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run("all_gather", flat, do, results, opts, f"{whole} {given[0].dtype}")
 
     def _gather(self, given: FlatTensor, parts: Tensors) -> None:
-        """Everybody's tensor into ``parts``, which may have different numbers of elements."""
+        """Gather all members' tensors into ``parts``, which may have different numbers of elements."""
         counts = [part.numel() for part in parts]
         whole = FlatTensor(given.memory.new_empty(sum(counts)))
         self._engine.allgather(given.array, whole.array, counts)
         spread(whole.memory, parts)
 
     def gather(self, lists: Lists, given: Tensors, opts: Any) -> dist.Work:
-        """Give the root a list of everybody's tensors."""
+        """Gather all members' tensors into a list on the root."""
         tensor, root = single(given, "gather"), opts.rootRank
         parts = list(lists[0]) if root == self._here else []
         if parts:
@@ -271,7 +271,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run(f"gather to {root}", [mine], do, parts, opts, str(tensor.dtype))
 
     def scatter(self, outputs: Tensors, lists: Lists, opts: Any) -> dist.Work:
-        """Give each member its tensor of the root's list."""
+        """Send each member its tensor of the root's list."""
         output, root = single(outputs, "scatter"), opts.rootRank
         parts = [part.detach().reshape(-1) for part in lists[0]] if root == self._here else []
         if parts:
@@ -294,7 +294,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> dist.Work:
-        """Send rows of a tensor to each member; without splits as many to each."""
+        """Send rows of a tensor to each member; without splits, the same number to each."""
         into, out_of = FlatTensor(output), FlatTensor(given)
         received, sent = counts_of(output, output_splits, self._many), counts_of(given, input_splits, self._many)
         require_fit("all_to_all", output, sum(received), given)
@@ -303,7 +303,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
             self._engine.alltoall(out_of.array, sent, into.array, received)
             into.written()
 
-        # Not the numbers of elements, which may differ between members.
+        # Without the numbers of elements, which may differ between members.
         return self._run("all_to_all", [], do, [output], opts, str(out_of.memory.dtype))
 
     alltoall_base = all_to_all_single
@@ -323,7 +323,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, to: int, tag: int) -> dist.Work:
-        """Send a tensor to a member. It is copied: the tensor may be written to at once."""
+        """Send a tensor to a member. The data is copied: the tensor may be overwritten at once."""
         given = FlatTensor(single(tensors, "send"))
         self._post("send").send(
             MessageLabel(self._lane.number, self._here, tag), self._engine.group.ranks[to], given.memory
@@ -335,7 +335,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         return self._receive(single(tensors, "recv"), MessageLabel(self._lane.number, sender, tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> dist.Work:
-        """Receive a tensor from whoever sends first."""
+        """Receive a tensor from any member."""
         return self._receive(single(tensors, "recv"), MessageLabel(self._lane.number, ANY, tag))
 
     def _receive(self, tensor: torch.Tensor, letter: MessageLabel) -> dist.Work:
@@ -355,7 +355,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run("barrier", [], self._engine.barrier, [], opts)
 
     def monitored_barrier(self, timeout: dt.timedelta | None = None, wait_all_ranks: bool = False, **_: Any) -> None:
-        """Wait for all members; raises ``StallError``, which names the first missing one, or all."""
+        """Wait for all members; raises ``StallError``, which names the first missing member, or all missing ones."""
         limit_s = self._engine.group.deadline_s if timeout is None else timeout.total_seconds()
         absent = self._post("monitored_barrier").roll_call(self._lane.number, self._engine.group, limit_s)
         if absent:
@@ -363,11 +363,11 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
             raise StallError(f"rank {self._here} timed out in monitored_barrier after {limit_s:g} s: without {named}")
 
     def abort(self) -> None:
-        """Wake all who wait in this group, on all members."""
+        """Abort all waits in this group, on all members."""
         self._engine.abort(f"abort() was called on rank {self._here} of {self._lane.label}")
 
     def shutdown(self) -> None:
-        """Finish what was begun, and free everything."""
+        """Finish pending collectives, and free all resources."""
         for each in self.others.values():
             if not isinstance(each, str):
                 each.shutdown()
@@ -379,7 +379,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         raise UnsupportedError(f"set_timeout({timeout}): pass timeout= to init_process_group() or new_group()")
 
     def _start_coalescing(self, _: torch.device) -> None:
-        """Do nothing: each collective is begun where it is called."""
+        """Do nothing, because each collective begins when it is called."""
 
     def _end_coalescing(self, _: torch.device) -> dist.Work:
         return self._lane.last

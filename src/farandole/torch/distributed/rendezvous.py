@@ -1,9 +1,9 @@
-"""Rendezvous of PyTorch by way of a job of Farandole's: ``init_process_group(..., init_method="farandole://")``.
+"""PyTorch rendezvous through a Farandole job: ``init_process_group(..., init_method="farandole://")``.
 
     torch.distributed.init_process_group("farandole", init_method="farandole://")
 
-``srun`` and ``mpirun`` set none of the variables that ``env://`` reads. This finds the rank as ``hvd.init()`` does, and
-the ranks learn from rank 0, by their own connections, where its store is. Any backend may be made with it, as Gloo.
+``srun`` and ``mpirun`` do not set the variables that ``env://`` reads. This method finds the rank like ``hvd.init()``,
+and rank 0 sends the address of its store over the job's own connections. Works with any backend, for example Gloo.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from farandole.runtime.session.session import Session
 DIAL_S = 10.0
 
 _made: weakref.WeakKeyDictionary[Session, list[Any]] = weakref.WeakKeyDictionary()
-"""Stores of each session, one for each meeting. They are kept: another rank may dial when this one has given up."""
+"""Stores of each session, one for each rendezvous; kept, because another rank may connect after this rank failed."""
 
 
 def meet(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Yield the store, the rank and the number of ranks, as PyTorch asks a handler of ``farandole://``."""
+    """Handler of ``farandole://`` for PyTorch: yields the store, the rank and the number of ranks."""
     if not is_initialized():
         init()
     session = current("init_process_group()")

@@ -1,4 +1,4 @@
-"""All-reduce of sparse tensors (COO): all members' rows, put side by side and summed where they coincide."""
+"""All-reduce of sparse tensors (COO): gathers all members' rows, and sums rows with the same index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNT = struct.Struct("=q")
 
 
 def reduce_sparse(engine: Engine, tensor: torch.Tensor, op: object) -> torch.Tensor:
-    """The sum, or average, of everybody's ``tensor``. Collective; raises ``UnsupportedError`` for other operations."""
+    """Sum or average of all members' ``tensor``. Collective; raises ``UnsupportedError`` for other operations."""
     if kind_of(op) not in (KINDS.SUM, KINDS.AVG):
         raise UnsupportedError(f"{kind_of(op).name} of sparse tensors: use SUM or AVG, or pass tensor.to_dense()")
     mine = tensor.detach().coalesce()
@@ -26,7 +26,7 @@ def reduce_sparse(engine: Engine, tensor: torch.Tensor, op: object) -> torch.Ten
 
 
 def _gathered(engine: Engine, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    """Everybody's rows, of which there are ``counts``."""
+    """Rows of all members; ``counts``: number of rows of each."""
     given, width = FlatTensor(rows), rows[:1].numel() if len(rows) else rows.new_empty((1, *rows.shape[1:])).numel()
     whole = FlatTensor(rows.new_empty((sum(counts), *rows.shape[1:])))
     engine.allgather(given.array, whole.array, [count * width for count in counts])

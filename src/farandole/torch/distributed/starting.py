@@ -1,8 +1,8 @@
-"""Beginning of a process group: the session of this process, and an engine among the members.
+"""Start of a process group: the session of this process, and an engine among the members.
 
-``init_process_group("farandole")`` joins the job that ``farandole run``, ``torchrun``, ``srun`` or ``mpirun`` has
-started, as ``hvd.init()`` does, or uses the session that there is; processes that nobody has started as a job meet by
-the store of PyTorch.
+``init_process_group("farandole")`` uses the existing session, or joins the job that ``farandole run``, ``torchrun``,
+``srun`` or ``mpirun`` has started, like ``hvd.init()``. Processes that were not started as a job connect through
+PyTorch's store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _mailboxes: weakref.WeakKeyDictionary[Session, Mailbox] = weakref.WeakKeyDiction
 
 
 def start_group(options: Any) -> FarandoleGroup:
-    """A group as ``torch.distributed`` asks for it: ``options`` are PyTorch's ``_DistributedBackendOptions``."""
+    """Make a process group for ``torch.distributed``; ``options`` are PyTorch's ``_DistributedBackendOptions``."""
     rank, size, label = options.group_rank, options.group_size, f"torch.distributed {options.group_id}"
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     session = _session(rank, size, options.store) if not options.global_ranks_in_group else current(label)
@@ -40,14 +40,14 @@ def start_group(options: Any) -> FarandoleGroup:
 
 
 def _mailbox(session: Session, store: Any) -> Mailbox | None:
-    """The mailbox of this process, which the first group of a session makes; ``None`` in a job of one."""
+    """Mailbox of this process, made for the first group of a session; ``None`` in a job of one process."""
     if session not in _mailboxes and session.keys is not None:
         _mailboxes[session] = Mailbox(session, session.keys, store)
     return _mailboxes.get(session)
 
 
 def _session(rank: int, size: int, store: Any) -> Session:
-    """The session of a job that PyTorch takes for ``size`` processes, of which this is the one of ``rank``."""
+    """Session of a job in which, according to PyTorch, this process is ``rank`` of ``size``."""
     if not is_initialized():
         environment = detect()
         fits = (environment.worker_id, environment.size) == (rank, size)
@@ -63,6 +63,6 @@ def _session(rank: int, size: int, store: Any) -> Session:
 
 
 def _number(label: str, ranks: tuple[int, ...]) -> int:
-    """A number for a group, the same on all its members, which no other group has."""
+    """Unique number of a group, the same on all its members."""
     digest = blake2b(f"{label} {ranks}".encode(), digest_size=6).digest()
     return ADOPTED + int.from_bytes(digest, "big")

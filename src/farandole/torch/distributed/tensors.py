@@ -1,4 +1,4 @@
-"""Tensors and reductions of ``torch.distributed`` as engines take them.
+"""Conversion of ``torch.distributed`` tensors and reductions for engines.
 
 given = FlatTensor(tensor)                  # contiguous memory: the tensor's own, or a copy
 engine.allreduce(given.array, reduction_of(options.reduceOp, tensor.dtype))
@@ -20,7 +20,7 @@ from farandole.collective import Array, ReduceOp, Reduction
 from farandole.errors import UnsupportedError, UsageError
 
 KINDS: Any = dist.ReduceOp.RedOpType
-"""Kinds of reductions, as PyTorch numbers them."""
+"""PyTorch's enumeration of reductions."""
 
 _OPS = {
     KINDS.SUM: ReduceOp.SUM,
@@ -34,12 +34,12 @@ BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     KINDS.BOR: torch.bitwise_or,
     KINDS.BXOR: torch.bitwise_xor,
 }
-"""Operations that engines do not know: everybody's tensors are gathered, and combined in the order of ranks."""
+"""Operations that engines lack: all members' tensors are gathered, and combined in the order of ranks."""
 
 
 @final
 class FlatTensor:
-    """A tensor as contiguous memory: itself, or a copy of it."""
+    """A tensor as contiguous memory: its own, or a copy."""
 
     __slots__ = ("array", "memory", "tensor")
 
@@ -52,7 +52,7 @@ class FlatTensor:
         self.array: Array = adapter.array(self.memory)
 
     def written(self) -> None:
-        """Put what was written to the memory into the tensor."""
+        """Copy the memory back into the tensor, if it is a copy; otherwise notify autograd."""
         if self.memory is not self.tensor:
             self.tensor.copy_(self.memory)
         else:
@@ -60,12 +60,12 @@ class FlatTensor:
 
 
 def kind_of(op: Any) -> Any:
-    """The kind of a ``ReduceOp``, which PyTorch gives as an object or as one of its kinds."""
+    """Kind of a ``ReduceOp``; PyTorch passes an object or a kind."""
     return getattr(op, "op", op)
 
 
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
-    """``op`` as engines know it; raises ``UsageError`` for bitwise ones of floats."""
+    """Engine reduction of ``op``; raises ``UsageError`` for a bitwise operation on floats."""
     kind = kind_of(op)
     if kind == KINDS.PREMUL_SUM:
         raise UnsupportedError("PREMUL_SUM: multiply before, and use SUM")
@@ -75,19 +75,19 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
 
 
 def combined(op: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Bits of all ``parts``, combined."""
+    """Bitwise combination of all ``parts``."""
     return reduce(BITWISE[kind_of(op)], parts)
 
 
 def single(tensors: Sequence[torch.Tensor], verb: str) -> torch.Tensor:
-    """The one tensor that each process gives; raises ``UsageError`` for several, which are of several devices."""
+    """The single tensor of a call; raises ``UsageError`` for several (one for each device of a process)."""
     if len(tensors) != 1:
         raise UsageError(f"{verb}: a process gives one tensor, found {len(tensors)}")
     return tensors[0]
 
 
 def require_fit(verb: str, into: torch.Tensor, count: int, out_of: torch.Tensor) -> None:
-    """Raise ``UsageError`` unless ``into`` has ``count`` elements of the dtype of ``out_of``: engines go by address."""
+    """Raise ``UsageError`` unless ``into`` has ``count`` elements of ``out_of``'s dtype; engines do not check."""
     if into.numel() != count or into.dtype != out_of.dtype:
         raise UsageError(
             f"{verb}: the output must have {count} elements of {out_of.dtype}, found {into.numel()} of {into.dtype}"
@@ -103,7 +103,7 @@ def spread(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 
 def counts_of(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:
-    """Number of elements for, or from, each member."""
+    """Number of elements to send to, or receive from, each member."""
     rows = tensor.shape[0] if tensor.dim() else 1
     if splits:
         if sum(splits) != rows or len(splits) != size:

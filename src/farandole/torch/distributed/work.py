@@ -1,12 +1,12 @@
-"""Works of ``torch.distributed``: what a program waits for that has begun a collective.
+"""``Work`` objects of ``torch.distributed``: handles of collectives that a program has begun.
 
 work = dist.all_reduce(tensor, async_op=True)
 work.wait()
 work.get_future().then(lambda future: future.value())
 """
 
-# Threads. The lane's thread finishes a work once; any thread waits for it, or asks for its future, meanwhile or later.
-# ``_lock`` is held for the moments in which the one makes the future and the other sets it.
+# Threads. The lane's thread finishes a work once; any thread may wait for it, or get its future, before or after that.
+# ``_lock`` is held shortly: while one thread makes the future, and while the lane's thread reads it.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch.futures import Future
 from farandole.errors import StallError
 
 NO_TIMEOUT = dt.timedelta(0)
-"""Time that PyTorch passes to ``wait`` where the program gives none."""
+"""Timeout that PyTorch passes to ``wait`` if the program gives none."""
 
 
 _Work: Any = dist._Work  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ _Work: Any = dist._Work  # type: ignore[attr-defined]
 
 @final
 class DoneWork(_Work):  # type: ignore[misc]
-    """A collective that is done."""
+    """Work of a collective that is done."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class DoneWork(_Work):  # type: ignore[misc]
 
 @final
 class QueuedWork(_Work):  # type: ignore[misc]
-    """A collective that the lane's thread does, sooner or later."""
+    """Work of a collective that the lane's thread runs."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -77,10 +77,10 @@ class QueuedWork(_Work):  # type: ignore[misc]
         self._future: Future[list[torch.Tensor]] | None = None
         self._error: BaseException | None = None
         self.source = -1
-        """Rank that a message has come from."""
+        """Rank that sent the message."""
 
     def finish(self, error: BaseException | None) -> None:
-        """Note that it is done, or what has ended it."""
+        """Mark the collective as done (``None``) or failed with ``error``."""
         with self._lock:
             self._error = error
             self._done.set()
@@ -89,7 +89,7 @@ class QueuedWork(_Work):  # type: ignore[misc]
             end.set_result(None)
 
     def wait(self, timeout: dt.timedelta = NO_TIMEOUT) -> bool:
-        """Wait until it is done; raises what has ended it, and ``StallError`` after a positive ``timeout``."""
+        """Wait until the collective is done; raises its error, or ``StallError`` after a positive ``timeout``."""
         limit_s = timeout.total_seconds()
         if not self._done.wait(limit_s if limit_s > 0 else None):
             raise StallError(f"a collective was not done in the {limit_s:g} s that wait() was given")
@@ -98,41 +98,41 @@ class QueuedWork(_Work):  # type: ignore[misc]
         return True
 
     def is_completed(self) -> bool:
-        """True once it is done, or has failed."""
+        """True once the collective is done or has failed."""
         return self._done.is_set()
 
     def is_success(self) -> bool:
-        """True once it is done."""
+        """True once the collective is done without an error."""
         return self._done.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """The error that has ended it; ``None`` while it goes on, and if it is done."""
+        """Error of the collective; ``None`` while it runs, and if it succeeded."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that get the results."""
+        """Tensors for the results."""
         return self._tensors
 
     def synchronize(self) -> None:
-        """Wait until it is done."""
+        """See ``wait``."""
         self.wait()
 
     def source_rank(self) -> int:
-        """Rank that the message of ``recv`` has come from."""
+        """Rank that sent the message of a ``recv``."""
         return self.source
 
     _source_rank = source_rank
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """A future with the tensors, or the error."""
+        """Future of the tensors or the error."""
         with self._lock:
             if self._future is not None:
                 return self._future
             end = self._end = Future()
-            # Not ``set_exception``: that gives Python an error and C++ the exception as a result, on which DDP crashes.
-            # What a callback raises is an error to both.
+            # Not ``set_exception``: Python then gets an error, but C++ the exception as a result, and DDP crashes. An
+            # exception that a callback raises is an error for both.
             future = self._future = end.then(self._outcome)
-            is_due = self._done.is_set()  # else ``finish`` sets it
+            is_due = self._done.is_set()  # otherwise ``finish`` sets the future
         if is_due:
             end.set_result(None)
         return future

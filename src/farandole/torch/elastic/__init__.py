@@ -1,4 +1,4 @@
-"""Elastic training with PyTorch: workers come and go, the training does not stop.
+"""Elastic training with PyTorch: workers join and leave while the training continues.
 
 state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
 

@@ -1,4 +1,4 @@
-"""``DataLoader``: torch's, with batches that an ``ElasticSampler`` keeps account of."""
+"""``DataLoader``: torch's loader over the batches of an ``ElasticSampler``, which counts the samples."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
     from farandole.data.loading.batches import Batches
 
 TWICE = ("batch_sampler", "shuffle", "drop_last", "generator")
-"""Arguments of torch's loader that the sampler decides about."""
+"""Arguments of torch's loader that the sampler determines."""
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
-    """Torch's ``DataLoader`` over what is left of an epoch; a batch counts when the step that used it is voted.
+    """Torch's ``DataLoader`` over the rest of an epoch; a batch counts when the step that used it is voted.
 
     >>> loader = hvd.elastic.DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=2)
     >>> for x, y in loader:
     ...     loss(model(x), y).backward()
     ...     optimizer.step()
 
-    ``batch_size`` is that of each rank. ``global_batch_size``, in its place, is that of all ranks together: then the
-    sequence of global batches does not depend on who is there. No sample is repeated or left out: in the last step of
-    an epoch ranks may have unequally many, and one that has none computes on a sample that weighs nothing.
+    ``batch_size`` is per rank. ``global_batch_size``, used instead, is the total of all ranks: then the sequence of
+    global batches does not depend on the workers. No sample is repeated or left out: in the last step of an epoch the
+    ranks may have unequal numbers of samples, and a rank without samples computes on a sample of weight 0.
 
-    ``whole``: every rank gets the global batches as they are; for virtual workers, whose ``optimizer.shards(len(x))``
-    takes the rows of this rank from them.
+    ``whole``: every rank gets the complete global batches; for virtual workers, whose ``optimizer.shards(len(x))``
+    selects the rows of this rank.
 
-    Worker processes and prefetching are torch's. What they have prepared, and no step has used, does not count; after a
-    change of the workers begin a new iteration, which ``elastic.run`` does as it calls the training function again.
+    Worker processes and prefetching are torch's. Prepared batches that no step has used do not count. After a change of
+    the workers, begin a new iteration; ``elastic.run`` does so by calling the training function again.
 
-    What its processes draw from the global generators (torch's, Python's, NumPy's) follows from the sampler's seed, the
-    epoch and where in it an iteration begins, and differs between ranks. With ``whole`` it is the same on all ranks,
-    and follows from where each batch lies in the epoch, whoever is there and whatever was before.
-    Its processes live on when they get SIGTERM, which schedulers send to all processes as a notice: their worker leaves
-    at its next commit, and needs them until then.
+    Random numbers of the loader's processes (global generators of torch, Python, NumPy) depend on the sampler's seed,
+    the epoch and the position at which an iteration begins, and differ between ranks. With ``whole`` they are the same
+    on all ranks, and depend only on the position of each batch in the epoch, for any workers and any history.
+    The loader's processes ignore SIGTERM, which schedulers send to all processes as a notice: their worker leaves at
+    its next commit, and needs them until then.
 
-    ``threads``, or ``processes`` of fresh interpreters, load instead of torch's processes, into memory that is used
-    again when no tensor lies in it any more; ``augment`` is what ``farandole.data.loading.augment`` has. The batches
-    are those of torch's ``default_collate``, the same at any number of threads and processes.
+    ``threads``, or ``processes`` of new interpreters, load instead of torch's processes, into memory that is reused
+    when no tensor refers to it any more; ``augment``: see ``farandole.data.loading.augment``. The batches are those of
+    torch's ``default_collate``, the same for any number of threads and processes.
 
-    Other arguments are those of torch's loader. Raises ``ValueError`` for what the sampler decides about.
+    Other arguments are torch's. Raises ``ValueError`` for arguments that the sampler determines.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if not isinstance(sampler, ElasticSampler):
             raise UsageError(f"sampler is a {type(sampler).__name__}: pass an ElasticSampler of this data set")
         self._batches, self._whole = IndexBatches(sampler, batch_size, global_batch_size, whole), whole
-        others["generator"] = torch.Generator()  # else every iteration would take a number from the global one
+        others["generator"] = torch.Generator()  # otherwise every iteration would draw from the global generator
         batches: Any = _SeededBatches(self._batches) if whole else self._batches
         if others.get("num_workers"):
             others["worker_init_fn"] = _Spared(others.get("worker_init_fn"))
         self._pool: Batches | None = None
         if threads or processes:
-            from farandole.data.loading.batches import Batches  # most loaders need none of it
+            from farandole.data.loading.batches import Batches  # a lazy import: most loaders do not need it
 
             _require_alone(others)
             self._pool = Batches(
@@ -95,7 +95,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(dataset, batch_sampler=batches, **others)
 
     def close(self) -> None:
-        """End the ``processes``, which otherwise end with this loader."""
+        """End the ``processes``; without a call, they end when this loader is freed."""
         if self._pool:
             self._pool.close()
 
@@ -108,7 +108,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         cursor = self._batches.sampler.cursor
         rank = () if self._whole else (cursor.rank,)
         self.generator.manual_seed(_seed(cursor, cursor.position, *rank))
-        # What is evaluated counts as progress, and has no part in the weights of gradients.
+        # Batches of an evaluation count as progress, but do not affect the weights of gradients.
         plan = self._batches.plan()
         batches: Iterator[Any] = self._started()
         if is_control() and plan:
@@ -116,19 +116,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         yield from cursor.hand_out_with(plan, batches, torch.is_grad_enabled)
 
     def _started(self) -> Iterator[Any]:
-        """Torch's iterator, whose processes are spared from their beginning on: they keep the signal until they are."""
+        """Torch's iterator; SIGTERM stays blocked in its processes until their handler is installed."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
             batches = super().__iter__()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for process in getattr(batches, "_workers", ()):
-            process._popen.terminate = process._popen.kill  # as torch and Python end one that does not end by itself
+            process._popen.terminate = process._popen.kill  # torch and Python end hanging processes by ``terminate``
         return batches
 
 
 def _require_alone(others: dict[str, Any]) -> None:
-    """Refuse arguments of torch's loader that say how its own processes load."""
+    """Refuse arguments of torch's loader for its own processes."""
     for name in ("num_workers", "collate_fn", "persistent_workers", "prefetch_factor", "worker_init_fn"):
         if others.get(name):
             raise UsageError(
@@ -138,7 +138,7 @@ def _require_alone(others: dict[str, Any]) -> None:
 
 
 def _as_tensors(batch: Any, pinned: bool) -> Any:
-    """Tensors over the arrays of a batch, in the structure of torch's ``default_collate``: tuples become lists."""
+    """Tensors on the memory of a batch's arrays, in the structure of ``default_collate``: tuples become lists."""
     import numpy as np
 
     if isinstance(batch, np.ma.MaskedArray):
@@ -162,9 +162,9 @@ def _as_tensors(batch: Any, pinned: bool) -> Any:
 
 @final
 class _Spared:
-    """``worker_init_fn`` of processes that do not end by SIGTERM as long as their parent lives, and the script's own.
+    """``worker_init_fn`` that ignores SIGTERM while the parent lives, and then calls the script's own.
 
-    A handler, and no SIG_IGN: programs that a data set starts must not inherit it.
+    It uses a handler and not SIG_IGN, which programs started by a data set would inherit.
     """
 
     def __init__(self, init: Callable[[int], object] | None) -> None:
@@ -185,7 +185,7 @@ class _Spared:
 
 @final
 class _SeededBatches:
-    """Global batches for virtual workers: each of them seeds the process that loads it."""
+    """Global batches for virtual workers: each batch seeds the process that loads it."""
 
     def __init__(self, batches: IndexBatches) -> None:
         self._batches = batches
@@ -201,9 +201,9 @@ class _SeededBatches:
 
 @final
 class _SeededRows(list[int]):
-    """Rows of a batch; they become a plain list, and ``seed`` that of the generators, where they are unpickled.
+    """Rows of a batch. Unpickling makes a plain list and seeds the generators with ``seed``.
 
-    That is in a process of the loader, just before it loads them: it asks for one batch after the other.
+    A process of the loader unpickles them just before it loads the batch, because it takes one batch after the other.
     """
 
     def __init__(self, rows: list[int], seed: int) -> None:
@@ -223,5 +223,5 @@ def _seeded(rows: list[int], seed: int) -> list[int]:
 
 
 def _seed(cursor: SampleCursor, *place: int) -> int:
-    """Seed for a place in the epoch of ``cursor``; numbers have the same hash in all processes."""
+    """Seed for a position in the epoch of ``cursor``; the hash of integers is the same in all processes."""
     return hash((cursor.seed, cursor.epoch, *place)) % 2**63

@@ -1,4 +1,4 @@
-"""``TorchState``: a model, its optimizer, and whatever else training must not lose; and the handlers of each.
+"""``TorchState``: a model, its optimizer and other training state, with their handlers.
 
 The names are Horovod's.
 """
@@ -33,7 +33,7 @@ SamplerStateHandler = SamplerPart
 
 @final
 class ModelStateHandler(StatePart):
-    """A model: its parameters are the same on all ranks, its buffers may be statistics of each rank's own batches."""
+    """A model: its parameters are the same on all ranks; its buffers may hold statistics of the rank's own batches."""
 
     is_fixed: ClassVar[bool] = True
 
@@ -57,14 +57,14 @@ class OptimizerStateHandler(OptimizerPart):
 
     @property
     def can_vote(self) -> bool:
-        """See ``OptimizerPart``; a line search changes parameters before its step is over.
+        """See ``OptimizerPart``; false for LBFGS, whose line search changes parameters before the step is over.
 
-        Where ranks share out the state, what a lost one has kept is as old as the last commit: so must all the rest be.
+        False for sharded state: the part of a lost rank exists only as of the last commit, so all go back to it.
         """
         return super().can_vote and not isinstance(self.value, torch.optim.LBFGS | ShardedOptimizer)
 
     def abandon(self) -> None:
-        """See ``StatePart``; shards of virtual workers have changed the model's statistics."""
+        """See ``StatePart``; shards of virtual workers may have changed the model's statistics."""
         if isinstance(self.value, ReducingOptimizer):
             self.value._reducer.abandon()
 
@@ -74,7 +74,7 @@ class OptimizerStateHandler(OptimizerPart):
             self.value.consolidate_state_dict(to=None)
 
     def load(self, tree: Any) -> None:
-        """See ``StatePart``; exactly, as ranks that have the state already load nothing."""
+        """See ``StatePart``; without a change of dtypes, because ranks that have the state already do not load it."""
         load_exactly(self.value, tree)
 
     def save(self) -> None:
@@ -96,17 +96,17 @@ class OptimizerStateHandler(OptimizerPart):
 
 @final
 class ScalerStateHandler(StatePart):
-    """A ``GradScaler``; a step that was not voted leaves it in the middle of one."""
+    """A ``GradScaler``, which a step without a vote leaves in an intermediate state."""
 
     def begin_anew(self, name: str) -> None:
-        """Forget which gradients are unscaled already: there are none."""
-        if self.value.is_enabled():  # else it is hollow
+        """Forget which gradients are unscaled already, because the gradients are dropped."""
+        if self.value.is_enabled():  # a disabled scaler has no such attribute
             self.value._per_optimizer_states.clear()
 
 
 @final
 class GeneratorStateHandler(StatePart):
-    """A ``torch.Generator`` of the script's own, the same on all ranks."""
+    """A ``torch.Generator`` of the script, the same on all ranks."""
 
     def tree(self) -> Any:
         """See ``StatePart``."""
@@ -137,7 +137,7 @@ registry = HandlerRegistry(
 
 
 def get_handler_registry() -> HandlerTable:
-    """Classes of values with their handlers; the first that fits is taken.
+    """Classes of values with their handlers; the first match is used.
 
     >>> hvd.elastic.state.set_handler_registry([(MyClass, MyHandler), *hvd.elastic.state.get_handler_registry()])
     """
@@ -145,23 +145,23 @@ def get_handler_registry() -> HandlerTable:
 
 
 def set_handler_registry(table: HandlerTable) -> None:
-    """Replace the table; for states made from now on. See ``get_handler_registry``."""
+    """Replace the table, for states made from now on. See ``get_handler_registry``."""
     registry.replace(table)
 
 
 class TorchState(ObjectState):
-    """Training state that survives when workers come and go; its values are attributes.
+    """Training state that survives when workers join and leave; its values are attributes.
 
     >>> state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, scheduler=scheduler, epoch=0)
 
-    Models, optimizers, samplers, generators, and everything with ``state_dict`` and ``load_state_dict`` are kept by
-    these, other values by pickling them; the global random generators are always part of it.
+    Models, optimizers, samplers, generators, and all objects with ``state_dict`` and ``load_state_dict`` are saved by
+    these, other values by pickle; the global random generators are always included.
 
     With a ``DistributedOptimizer`` every step is voted before it is applied, and nothing has to be copied: a fault
-    costs the step it interrupts, and ``commit`` says where a planned change may happen. With any other optimizer,
-    or with Adasum, LBFGS or ``shard_state``, ``commit`` copies everything, and a fault goes back to the last one.
-    What is put in the place of a registered object (``state.model = other``) is saved at that moment, and stays after a
-    fault, as the script's own variables refer to it: call ``commit`` next.
+    costs the interrupted step, and ``commit`` marks where a planned change of workers may happen. With any other
+    optimizer, or with Adasum, LBFGS or ``shard_state``, ``commit`` copies everything, and after a fault the state goes
+    back to the last commit. A replacement of a registered object (``state.model = other``) is saved at once, and stays
+    after a fault, because the script's own variables refer to it: call ``commit`` next.
     """
 
     _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)

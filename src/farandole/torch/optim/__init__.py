@@ -1,4 +1,4 @@
-"""Optimizers for large batches; they go into ``DistributedOptimizer`` as any other does.
+"""Optimizers for large batches; ``DistributedOptimizer`` wraps them like any other.
 
 from farandole.torch import optim
 

@@ -1,6 +1,6 @@
 """Base class of the optimizers here: exempt groups, float32 masters, dynamic loss scales.
 
-Subclasses say in ``_update`` how weights change; everything that reaches them is float32 or wider.
+Subclasses implement ``_update``, which changes weights; all tensors that it gets are float32 or wider.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ State: TypeAlias = dict[str, Any]
 
 
 class LargeBatchOptimizer(torch.optim.Optimizer, ABC):
-    """Weights in half precision have a float32 copy in ``state[p]["master"]``, which is what is optimized.
+    """Optimizer that updates a float32 copy, ``state[p]["master"]``, of weights in half precision.
 
-    A gradient that ``GradScaler`` has found not to be finite skips the step; gradients are unscaled in float32.
+    A step is skipped if ``GradScaler`` finds a gradient that is not finite; gradients are unscaled in float32.
     """
 
-    _step_supports_amp_scaling = True  # GradScaler then sets grad_scale and found_inf, and leaves gradients alone
+    _step_supports_amp_scaling = True  # GradScaler then sets grad_scale and found_inf, and does not unscale gradients
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         at_least("lr", defaults["lr"])
         at_least("weight_decay", defaults["weight_decay"])
-        self._versions: dict[int, int] = {}  # of half-precision weights when their masters were the same
+        self._versions: dict[int, int] = {}  # version of each half-precision weight when it last equaled its master
         super().__init__(params, defaults)
 
     @abstractmethod
     def _update(
         self, group: Group, weights: list[torch.Tensor], grads: list[torch.Tensor], states: list[State]
     ) -> None:
-        """Change ``weights``, which have ``grads``."""
+        """Update ``weights`` by their ``grads``."""
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group; its parameters with fewer than two dimensions become another one, which is ``exempt``."""
+        """Add a group; its parameters with fewer than two dimensions become a second, ``exempt`` group."""
         for group in split(param_group):
             super().add_param_group(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; returns what ``closure`` does. Raises ``UnsupportedError`` for sparse gradients."""
+        """Run one step; return the result of ``closure``. Raises ``UnsupportedError`` for sparse gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -66,7 +66,7 @@ class LargeBatchOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Load a state as PyTorch does, but keep in float32 what belongs to weights in half precision."""
+        """Load a state like PyTorch, but keep the state of half-precision weights in float32."""
         super().load_state_dict(state_dict)
         numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         params = chain.from_iterable(group["params"] for group in self.param_groups)
@@ -95,7 +95,7 @@ class LargeBatchOptimizer(torch.optim.Optimizer, ABC):
         if "master" not in state:
             state["master"] = param.float()
         master: torch.Tensor = state["master"]
-        # Who else writes weights (broadcast_parameters, a checkpoint) means them; the same values keep their master.
+        # Weights written elsewhere (broadcast_parameters, a checkpoint) replace the master, unless values are equal.
         if self._versions.get(id(param)) != param._version and not torch.equal(master.to(param.dtype), param):
             master.copy_(param)
         return master
@@ -108,7 +108,7 @@ class LargeBatchOptimizer(torch.optim.Optimizer, ABC):
 
 
 def buffers(states: Sequence[State], name: str, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """One tensor of the state of each weight, zero at first."""
+    """The state tensor ``name`` of each weight, initially zero."""
     for state, weight in zip(states, weights, strict=True):
         if name not in state:
             state[name] = torch.zeros_like(weight)

@@ -1,4 +1,4 @@
-"""LAMB: Adam, and a learning rate per layer."""
+"""LAMB: Adam with a learning rate per layer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ class LAMB(LargeBatchOptimizer):
 
     >>> optimizer = LAMB(model.parameters(), lr=2e-3, weight_decay=1e-2)
 
-    u = m̂ / (√v̂ + ε) + βw, w ← w − γ·(‖w‖ / ‖u‖)·u for every layer; the ratio is 1 where a norm is 0. m̂ and v̂ are
+    u = m̂ / (√v̂ + ε) + βw, w ← w − γ·(‖w‖ / ‖u‖)·u for every layer; the ratio is 1 if a norm is 0. m̂ and v̂ are
     Adam's averages of g and g², corrected for their start at zero; γ is ``lr``, β ``weight_decay``. Nothing is clipped:
-    neither the ratio (as the first version of the paper did at 10) nor the gradient.
+    neither the ratio (clipped at 10 in the first version of the paper) nor the gradient.
 
-    What ``LARS`` says of ``exempt`` parameters, half precision and errors holds here too: for exempt parameters this is
-    Adam.
+    For ``exempt`` parameters, half precision and errors see ``LARS``; for exempt parameters this is Adam.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""LARC: layer-wise learning rates before any optimizer."""
+"""LARC: layer-wise learning rates for any optimizer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ MODES: tuple[Mode, ...] = ("clip", "scale")
 
 
 class LARCOptimizer(FrontOptimizer):
-    """Mixin that ``LARC`` puts before the user's class, which sees gradients that are scaled layer by layer."""
+    """Mixin that ``LARC`` puts before the user's class, which then gets gradients scaled layer by layer."""
 
     _larc_mode: Mode
     _larc_coefficient: float
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group; its parameters with fewer than two dimensions become another one, which is ``exempt``."""
+        """Add a group; its parameters with fewer than two dimensions become a second, ``exempt`` group."""
         for group in split(param_group):
             super().add_param_group({"trust_coefficient": self._larc_coefficient, **group})
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
-        """One step of the user's optimizer; afterwards gradients and settings are what they were before."""
+        """Run the user's step; gradients and settings are restored afterwards."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -41,7 +41,7 @@ class LARCOptimizer(FrontOptimizer):
             super().step(**others)
         return loss
 
-    step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
+    step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; not twice
 
     @contextmanager
     def _scaled(self) -> Iterator[None]:
@@ -81,24 +81,24 @@ class LARCOptimizer(FrontOptimizer):
             group["weight_decay"] = 0.0
 
 
-def LARC(  # noqa: N802 (it stands for a class)
+def LARC(  # noqa: N802 (used like a class)
     optimizer: torch.optim.Optimizer, trust_coefficient: float = 0.001, mode: Mode = "clip"
 ) -> LARCOptimizer:
-    """Give ``optimizer`` a learning rate per layer. Use the returned object from then on.
+    """Wrap ``optimizer`` with a learning rate per layer. Use the returned object from then on.
 
     >>> optimizer = LARC(torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=1e-4))
     >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    With λ = η‖w‖ / (‖g‖ + β‖w‖), 1 where a norm is 0, the optimizer gets the gradient λ·(g + βw) in the mode *scale*,
-    and min(λ, γ)/γ·(g + βw) in the mode *clip*, in which no layer's rate exceeds γ. γ is its ``lr``, β its
-    ``weight_decay`` (which it does not apply itself then; AdamW's is left to it), η ``trust_coefficient``. λ is that of
+    With λ = η‖w‖ / (‖g‖ + β‖w‖), 1 if a norm is 0, the optimizer gets the gradient λ·(g + βw) in the mode *scale*, and
+    min(λ, γ)/γ·(g + βw) in the mode *clip*, in which no layer's rate exceeds γ. γ is the optimizer's ``lr``, β its
+    ``weight_decay`` (which the optimizer itself then does not apply, except AdamW), η ``trust_coefficient``. λ is from
     You, Gitman, Ginsburg 2017, arXiv 1708.03888, equation 6; the modes are those of NVIDIA's Apex.
 
-    It is an instance of the class of ``optimizer`` and shares its state. Its groups are split: parameters with fewer
-    than two dimensions are ``exempt``, without decay; a group that says ``"exempt"`` already stays as it is. Wrap
-    before ``DistributedOptimizer``, whose averages it is to see, and before a scheduler, which counts groups. Where
-    the scale of gradients does not matter (Adam, RMSprop) it gains nothing: see ``LAMB``. Raises ``ValueError`` for
-    arguments that cannot be, ``UnsupportedError`` for sparse gradients and for LBFGS.
+    The result is an instance of the class of ``optimizer`` and shares its state. Its groups are split: parameters with
+    fewer than two dimensions are ``exempt``, without decay; a group with the key ``"exempt"`` is not split. Wrap before
+    ``DistributedOptimizer``, so that LARC sees the averages, and before a scheduler, which counts groups. Useless for
+    optimizers that are invariant to the scale of gradients (Adam, RMSprop): see ``LAMB``. Raises ``ValueError`` for
+    invalid arguments, ``UnsupportedError`` for sparse gradients and for LBFGS.
     """
     if mode not in MODES:
         raise UsageError(f"mode={mode!r}: expected one of {', '.join(MODES)}")
@@ -109,7 +109,7 @@ def LARC(  # noqa: N802 (it stands for a class)
         raise UnsupportedError("LARC scales one gradient per step, and LBFGS evaluates many: use SGD")
     larc: LARCOptimizer = put_before(LARCOptimizer, optimizer)
     larc._larc_mode, larc._larc_coefficient = mode, trust_coefficient
-    larc.__dict__["_step_supports_amp_scaling"] = False  # norms are those of gradients that GradScaler has unscaled
+    larc.__dict__["_step_supports_amp_scaling"] = False  # norms need gradients that GradScaler has unscaled
     larc.param_groups[:] = [
         {"trust_coefficient": trust_coefficient, **part} for group in larc.param_groups for part in split(group)
     ]
@@ -117,5 +117,5 @@ def LARC(  # noqa: N802 (it stands for a class)
 
 
 def _decouples(optimizer: torch.optim.Optimizer, group: Group) -> bool:
-    """True if the decay is no part of the gradient."""
+    """True if the optimizer does not add the decay to the gradient."""
     return isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay", False))

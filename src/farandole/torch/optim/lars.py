@@ -1,4 +1,4 @@
-"""LARS: SGD with momentum, and a learning rate per layer."""
+"""LARS: SGD with momentum and a learning rate per layer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class LARS(LargeBatchOptimizer):
 
     >>> optimizer = LARS(model.parameters(), lr=3.2, momentum=0.9, weight_decay=1e-4)
 
-    v ← m·v + γ·λ·(g + βw), w ← w − v, with λ = η‖w‖ / (‖g‖ + β‖w‖) for every layer, 1 where a norm is 0. γ is ``lr``, m
-    ``momentum``, β ``weight_decay``, η ``trust_coefficient``. The rate is inside the velocity: a schedule changes what
-    comes, not what has come, unless it corrects that, as ``SamplesLR`` does. Norms are those of each tensor, in float32
-    at least.
+    v ← m·v + γ·λ·(g + βw), w ← w − v, with λ = η‖w‖ / (‖g‖ + β‖w‖) for every layer, 1 if a norm is 0. γ is ``lr``, m
+    ``momentum``, β ``weight_decay``, η ``trust_coefficient``. The velocity includes the rate: a change of the rate
+    affects only later gradients, unless the schedule corrects the velocity, like ``SamplesLR``. Norms are per tensor,
+    in at least float32.
 
-    Parameters with fewer than two dimensions are ``exempt``: λ = 1, β = 0, in a group of their own. A group that says
-    ``"exempt": False`` (or ``True``) is taken as it is. Weights in half precision have float32 masters. Raises
-    ``ValueError`` for settings that cannot be, ``UnsupportedError`` for sparse gradients.
+    Parameters with fewer than two dimensions are ``exempt``: λ = 1, β = 0, in a separate group. A group with the key
+    ``"exempt"`` is not split. Weights in half precision have float32 masters. Raises ``ValueError`` for invalid
+    settings, ``UnsupportedError`` for sparse gradients.
     """
 
     momentum_holds_rate = True
@@ -68,8 +68,8 @@ class LARS(LargeBatchOptimizer):
 def _descend(w: torch.Tensor, g: torch.Tensor, v: torch.Tensor, momentum: float, rate: float, decay: float) -> None:
     """One step: v ← momentum·v + rate·(g + decay·w), w ← w − v.
 
-    PyTorch's fused SGD does this in one pass over memory: a dampening of 1 − rate multiplies what is new by the rate.
-    It takes tensors for flat memory, so they must lie alike.
+    PyTorch's fused SGD does this in one pass over memory: a dampening of 1 − rate multiplies the new term by the rate.
+    It treats tensors as flat memory, so all must have the same memory layout.
     """
     fused = momentum > 0.0 and w.device.type in FUSED_DEVICES
     alike = w.stride() == g.stride() == v.stride() and w.dtype == g.dtype and w.is_floating_point()

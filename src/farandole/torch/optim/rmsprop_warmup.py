@@ -1,4 +1,4 @@
-"""RMSprop that becomes SGD."""
+"""RMSprop that gradually becomes SGD."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from farandole.torch.optim.base import LargeBatchOptimizer, Params, State, buffe
 
 
 class RMSpropWarmupSGD(LargeBatchOptimizer):
-    """Begins as RMSprop and ends as SGD with momentum (Akiba, Suzuki, Fukuda 2017, arXiv 1711.04325, section 2.1).
+    """RMSprop that becomes SGD with momentum (Akiba, Suzuki, Fukuda 2017, arXiv 1711.04325, section 2.1).
 
     >>> optimizer = RMSpropWarmupSGD(model.parameters(), lr=12.8, steps_per_epoch=len(batches))
 
     m ← μ₂m + (1−μ₂)g², Δ ← μ₁Δ − (α_SGD + α_RMSprop/(√m+ε))·g, w ← w + γΔ. α_SGD grows with the epoch, see
     ``farandole.largebatch.rmsprop_warmup``; α_RMSprop = (1−α_SGD)·η/γ. γ is ``lr``, η ``rmsprop_lr``, μ₁ ``momentum``,
-    μ₂ ``alpha``; weight decay, which the equations leave out, is added to the gradient.
+    μ₂ ``alpha``; weight decay, which is not in the equations, is added to the gradient.
 
-    Each group counts its ``epoch``, by 1 / ``steps_per_epoch`` at every step; where the number of workers changes, set
-    the latter in ``param_groups`` anew. The paper has no moving averages in batch normalization: all-reduce the
-    statistics of the last mini-batch before validation. What ``LARS`` says of ``exempt`` parameters (here: no decay),
-    half precision and errors holds here too.
+    Each group counts its ``epoch``, by 1 / ``steps_per_epoch`` at every step; if the number of workers changes, set
+    ``steps_per_epoch`` in ``param_groups`` again. The paper uses no moving averages in batch normalization: all-reduce
+    the statistics of the last mini-batch before validation. For ``exempt`` parameters (here: no decay), half precision
+    and errors see ``LARS``.
     """
 
     def __init__(

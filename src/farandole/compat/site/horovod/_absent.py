@@ -1,4 +1,4 @@
-"""Modules of Horovod 0.28.1 that this release of Farandole has not: importing one says so, in one sentence."""
+"""Modules of Horovod 0.28.1 that this release of Farandole lacks: importing one raises an error with the reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FATE = {
 
 
 def explain(module: str) -> str:
-    """Reason why ``module`` cannot be had, and what can; "" if Horovod has no such module either."""
+    """Reason why ``module`` is missing, with alternatives; "" if Horovod has no such module either."""
     fate = next((why for name, why in _FATE.items() if f"{module}.".startswith(f"{name}.")), "")
     return fate and (
         f"{module} is not in Farandole {__version__}, which has horovod.torch, .tensorflow, .keras and .mxnet: "
@@ -42,7 +42,7 @@ def explain(module: str) -> str:
 
 @final
 class AbsentModules(MetaPathFinder):
-    """Finder, asked last: raises ``ModuleNotFoundError`` for what is absent, as guards around imports expect."""
+    """Last import finder: raises ``ModuleNotFoundError`` for absent modules, as guards around imports expect."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -54,6 +54,6 @@ class AbsentModules(MetaPathFinder):
 
 
 def explain_absent_modules() -> None:
-    """Let imports of absent modules say why, from now on."""
+    """Install the finder for absent modules."""
     if not any(type(finder).__module__ == __name__ for finder in sys.meta_path):
         sys.meta_path.append(AbsentModules())

@@ -2,7 +2,7 @@
 
     queue = Holes(trace)                        # or Backfill(trace)
     queue.submit("812_0", nodes=1, length_s=3600.0)
-    for job in queue.advance(to_s): ...         # those that start then
+    for job in queue.advance(to_s): ...         # jobs that start then
     queue.end("812_0")
 
 ``advance`` returns no jobs of the trace. A lease that is not ended by ``end`` keeps its nodes until its time limit.

@@ -1,7 +1,7 @@
 """Simulation of one training: on leases managed by the policy, or on a chain of jobs of fixed size.
 
     run = simulate(limits, trace, TrainingModel(), mode="holes")
-    run.seconds, run.node_hours, run.waits_s            # seconds: None if the trace was over before
+    run.seconds, run.node_hours, run.waits_s            # seconds: None if the trace ended before
     beside = simulate_static(limits, trace, TrainingModel(), mode="holes", workers=4)
 
 Virtual time advances from event to event. The policy is called as in a real run: after each event, and when its
@@ -59,7 +59,7 @@ class RunPoint(NamedTuple):
 
 @final
 class SimulatedRun(NamedTuple):
-    """Result of a simulation. ``seconds`` is when the training was over; ``None``: it was not, only ``share`` of it."""
+    """Result of a simulation. ``seconds``: time of the training; ``None``: the trace ended after ``share`` of it."""
 
     name: str
     seconds: float | None

@@ -1,1 +1,1 @@
-"""Modules that Horovod keeps for all frameworks, as far as scripts touch them."""
+"""Framework-independent modules of Horovod that scripts use."""

@@ -1,4 +1,4 @@
-"""``HorovodBasics``: rank, size and what this installation can do, as methods of an object."""
+"""``HorovodBasics``: rank, size and features of this installation, as methods of an object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from farandole.runtime.session import init as process
 
 
 class HorovodBasics:
-    """Horovod loads a library per framework here; Farandole has one runtime, and the arguments mean nothing."""
+    """Basics; arguments have no effect: Horovod loads a library per framework, but Farandole has one runtime."""
 
     Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
     Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT

@@ -1,4 +1,4 @@
-"""States and the loop of elastic jobs, in Horovod's signatures; ``horovod.torch.elastic`` is what scripts need."""
+"""States and the loop of elastic jobs, with Horovod's signatures; most scripts use ``horovod.torch.elastic``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ObjectState", "State", "run_fn"]
 
 
 class HorovodObjectState(state.ObjectState):
-    """State of plain values; ``bcast_object`` and ``get_rank`` have no effect, as the runtime knows both by itself."""
+    """State of plain values; ``bcast_object`` and ``get_rank`` have no effect, because the runtime has its own."""
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
         super().__init__(**values)
@@ -23,5 +23,5 @@ ObjectState = HorovodObjectState
 
 
 def run_fn(func: Callable[..., Any], reset: object = None) -> Callable[..., Any]:  # noqa: ARG001 (done by the runtime)
-    """Make ``elastic.run`` of a function; ``reset`` has no effect, as the runtime does that by itself."""
+    """Make ``elastic.run`` of a function; ``reset`` has no effect, because the runtime resets by itself."""
     return run(func)

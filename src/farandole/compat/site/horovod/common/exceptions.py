@@ -1,4 +1,4 @@
-"""Horovod's errors. What Farandole raises is more precise, and derives from ``HorovodInternalError``."""
+"""Horovod's errors. Farandole raises more specific errors, derived from ``HorovodInternalError``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = [
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework is not the one that Horovod was built for; Farandole is built for none, and never raises it."""
+    """Mismatch of the framework's version and Horovod's build; never raised by Farandole, which is built for none."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))
@@ -21,5 +21,5 @@ class HorovodVersionMismatchError(ImportError):
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """The text of a ``HorovodVersionMismatchError``."""
+    """Text of a ``HorovodVersionMismatchError``."""
     return f"built for {name} {version}, found {name} {installed_version}"

@@ -1,4 +1,4 @@
-"""Helpers that tests and scripts import: what is built, a changed environment for a while, lists in parts."""
+"""Helpers that tests and scripts import: built features, temporary environment variables, splitting of lists."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from farandole.runtime.collectives import basics
 T = TypeVar("T")
 
 _FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"}
-"""Extensions that can be had here, and the package each needs."""
+"""Available extensions, and the package that each needs."""
 
 
 @contextlib.contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Set environment variables (``None`` removes one) in the body, and put back what was there."""
+    """Context that sets environment variables (``None`` removes one), and restores them afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     _set(variables)
     try:
@@ -55,7 +55,7 @@ def ccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """True if a number of ranks is a power of two; Adasum needs that in Horovod, and not here.
+    """True if a number of ranks is a power of two, which Adasum needs in Horovod but not in Farandole.
 
     >>> [n for n in range(10) if num_rank_is_power_2(n)]
     [1, 2, 4, 8]
@@ -96,7 +96,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # n
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:  # noqa: ARG001
-    """Raise ``ImportError`` unless the extension ``horovod.<name>`` can be had."""
+    """Raise ``ImportError`` unless the extension ``horovod.<name>`` is available."""
     name = ext_name.removeprefix("horovod.")
     if not extension_available(name):
         need = _FRAMEWORKS.get(name)
@@ -116,7 +116,7 @@ def split_list(items: Sequence[T], parts: int) -> list[Sequence[T]]:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Compare versions of three numbers; what follows the numbers does not count.
+    """Compare versions of three numbers; suffixes are ignored.
 
     >>> is_version_greater_equal_than("2.13.0+cpu", "2.2.0")
     True

@@ -1,4 +1,4 @@
-"""Data loaders that prepare the next batches in a thread."""
+"""Data loaders that load the next batches on a thread."""
 
 from __future__ import annotations
 

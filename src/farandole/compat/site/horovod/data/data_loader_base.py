@@ -1,4 +1,4 @@
-"""A data loader to derive from, and a mix-in that loads ahead in a thread.
+"""Base class of data loaders, and a mix-in that loads ahead on a thread.
 
 class Loader(AsyncDataLoaderMixin, MyDataLoader):      # MyDataLoader derives from BaseDataLoader
     pass
@@ -8,14 +8,14 @@ for batch in loader: ...
 loader.close_async_loader()
 """
 
-# Two threads, and a bounded queue between them: the loading one only puts, the consuming one only gets. ``_thread`` and
-# ``started`` belong to the consumer, who starts and joins; ``_stop`` is set by the consumer and read by the loader.
-# There must be one consumer only: of two, one could take what the other waits for.
+# Two threads, and a bounded queue between them: the loading thread only puts, the consuming thread only gets.
+# ``_thread`` and ``started`` belong to the consumer, which starts and joins the thread. The consumer sets ``_stop``,
+# and the loading thread reads it. There must be only one consumer: of two, one could take what the other waits for.
 #
-# Whatever ends the loading thread but ``_stop`` it puts into the queue, SystemExit and KeyboardInterrupt too: nobody
-# else would hear of them, and the consumer would wait for ever. To end it, the consumer takes until it is gone, which
-# wakes a loader that waits for room: a ``put`` can be interrupted in no other way. Each thread has a queue of its own:
-# what is left in one is nobody's batch, and a consumer that is interrupted while it closes can do so again.
+# The loading thread puts every error that ends it into the queue, even SystemExit and KeyboardInterrupt: otherwise the
+# error would be lost, and the consumer would wait for ever. To end the thread, the consumer gets until the thread has
+# ended. This wakes a ``put`` that waits for room, which cannot be interrupted otherwise. Each thread has its own queue:
+# batches left in an old queue are dropped, and a consumer that is interrupted while it closes can close again.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from typing import Any
 
 
 class BaseDataLoader:
-    """Derive from it and write ``__len__`` and ``_iterate``."""
+    """Base class of data loaders; subclasses implement ``__len__`` and ``_iterate``."""
 
     def __len__(self) -> int:
         raise NotImplementedError("a data loader must say how many batches it has: write __len__")
@@ -41,14 +41,14 @@ class BaseDataLoader:
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """Change a batch in the consuming thread; by default it stays as it is."""
+        """Change a batch on the consuming thread; by default unchanged."""
         return batch
 
 
 class AsyncDataLoaderMixin:
-    """Iterates the loader it is mixed into in a thread, up to ``async_loader_queue_size`` batches ahead (0: no thread).
+    """Mix-in that iterates a loader on a thread, up to ``async_loader_queue_size`` batches ahead (0: no thread).
 
-    ``None`` in the queue ends an epoch. What the thread raises is raised where the batches are consumed.
+    ``None`` in the queue ends an epoch. The consumer raises the errors of the thread.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """End the thread; the loader can be iterated again afterwards."""
+        """End the thread; afterwards the loader can be iterated again."""
         if self._thread is None:
             return
-        self._stop.set()  # before the queue is emptied, or the thread would go on filling it
+        self._stop.set()  # before emptying the queue; otherwise the thread would continue to fill it
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):
-                self._queue.get(timeout=_LOOK_S)  # makes room for a thread that waits for it
+                self._queue.get(timeout=_LOOK_S)  # makes room for a ``put`` that waits
         self._thread.join()
         self._thread, self.started = None, False
 
@@ -78,14 +78,14 @@ class AsyncDataLoaderMixin:
             yield from super().__iter__()  # type: ignore[misc]
             return
         if self._thread is None:
-            self._stop.clear()  # the thread before has been joined, and cannot miss that it was set
+            self._stop.clear()  # safe: the previous thread has been joined
             self._queue = queue.Queue(self.async_loader_queue_size)
-            # A daemon: scripts end without closing their loaders, and this thread may be waiting for room for ever.
+            # A daemon: scripts exit without closing their loaders, while this thread may wait for room for ever.
             self._thread = threading.Thread(target=self._load, name="farandole data loader", daemon=True)
             self._thread.start()
             self.started = True
         while (batch := self._queue.get()) is not None:
-            if isinstance(batch, _Raised):  # the thread has ended or is about to: the next iteration starts another
+            if isinstance(batch, _Raised):  # the thread has ended or will: the next iteration starts a new one
                 self.close_async_loader()
                 raise batch.error
             yield self._process_batch(batch)  # type: ignore[attr-defined]
@@ -103,11 +103,11 @@ class AsyncDataLoaderMixin:
 
 
 class _Raised:
-    """Carries an exception from the thread to the consumer."""
+    """Exception of the thread, in the queue for the consumer."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 _LOOK_S = 0.1
-"""How long a thread that has ended while its consumer closes may go unnoticed."""
+"""Seconds between checks whether the thread has ended, while the consumer closes."""

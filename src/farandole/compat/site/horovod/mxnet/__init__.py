@@ -1,4 +1,4 @@
-"""``import horovod.mxnet as hvd``: ``farandole.mxnet``, with the arguments in Horovod's order."""
+"""``import horovod.mxnet as hvd``: ``farandole.mxnet`` with Horovod's order of arguments."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Collectives as in ``farandole.mxnet``, with the order of arguments of Horovod 0.28.1's MXNet.
+"""Collectives of ``farandole.mxnet`` with the order of arguments of Horovod 0.28.1.
 
-``priority`` is accepted without effect: calls wait for their results.
+``priority`` has no effect, because calls wait for their results.
 """
 
 # ruff: noqa: ARG001 (the interface is Horovod's)
@@ -169,7 +169,7 @@ def alltoall(
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
-    """``farandole.mxnet.broadcast_parameters``; ``prefix`` has no effect, as a call ends before the next one begins."""
+    """``farandole.mxnet.broadcast_parameters``; ``prefix`` has no effect, because calls do not overlap."""
     if not isinstance(params, Mapping | ParameterDict):
         raise UsageError(f"broadcast_parameters of a {type(params).__name__}: give net.collect_params(), or a dict")
     _others.broadcast_parameters(params, root_rank)

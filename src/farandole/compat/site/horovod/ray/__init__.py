@@ -1,4 +1,4 @@
-"""``horovod.ray``: workers that Ray lends, and that make one call after another."""
+"""``horovod.ray``: workers in Ray bundles that run one call after another."""
 
 from __future__ import annotations
 

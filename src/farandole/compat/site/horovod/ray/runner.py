@@ -1,7 +1,7 @@
 """``horovod.ray.RayExecutor``, on ``farandole.launch.clusters.pool``."""
 
-# One thread calls everything here; the pool has two of its own, and makes calls in their order. In one of these, or
-# here if the call is over by then, runs the callback that ``run_remote`` leaves: it sends the outcome, and never waits.
+# One thread calls all functions here; the pool has two threads, and makes calls in order. The ``run_remote`` callback
+# runs on one of these, or on the caller's thread if the call has ended: it sends the outcome, and never waits.
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ELASTIC = (
 @final
 @dataclass(frozen=True)
 class MiniSettings:
-    """Settings as ``RayExecutor.create_settings`` makes them: time to start, in seconds, and networks."""
+    """Settings made by ``RayExecutor.create_settings``: timeouts to start, in seconds, and networks."""
 
     timeout_s: float = 30.0
     placement_group_timeout_s: float = 100.0
@@ -40,15 +40,15 @@ class MiniSettings:
 
 @final
 class RayExecutor:
-    """Executor of functions on workers that stay from ``start`` to ``shutdown``, each in a bundle of Ray.
+    """Executor of functions on workers that live from ``start`` to ``shutdown``, each in a Ray bundle.
 
         executor = RayExecutor(RayExecutor.create_settings(timeout_s=30), num_workers=4, use_gpu=True)
         executor.start()
         executor.run(train, args=[3])       # [...], by rank
         executor.shutdown()
 
-    Takes ``num_workers``, or ``num_hosts`` with ``num_workers_per_host`` on each. The placement group is one of its
-    own. Raises ``UnsupportedError`` for the arguments of elastic jobs.
+    Takes ``num_workers``, or ``num_hosts`` with ``num_workers_per_host`` on each. The executor makes its own placement
+    group. Raises ``UnsupportedError`` for the arguments of elastic jobs.
     """
 
     @classmethod
@@ -60,7 +60,7 @@ class RayExecutor:
         placement_group_timeout_s: float = 100,
         nics: Sequence[str] | None = None,
     ) -> MiniSettings:
-        """Make settings; nothing here goes over ssh."""
+        """Make settings; the ssh arguments have no effect."""
         return MiniSettings(timeout_s, placement_group_timeout_s, tuple(nics or ()))
 
     def __init__(
@@ -97,7 +97,7 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the workers, and make an object of ``executable_cls`` on each, for ``execute``."""
+        """Start the workers, and make an instance of ``executable_cls`` on each, for ``execute``."""
         if self._pool is not None:
             raise UsageError("the executor has been started; call shutdown() first")
         start_s = max(self._settings.timeout_s, self._settings.placement_group_timeout_s)
@@ -107,20 +107,20 @@ class RayExecutor:
         self._pool = WorkerPool(provider, self._np, dict(extra_env_vars or {}), knobs)
         try:
             self._call(executable.make, executable_cls, executable_args or (), executable_kwargs or {}).result()
-        except BaseException:  # also Ctrl-C: Ray would keep the bundles of workers that nobody can reach
+        except BaseException:  # also Ctrl-C: otherwise Ray would keep the bundles of unreachable workers
             self.shutdown()
             raise
 
     def run(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Call ``fn(*args, **kwargs)`` on every worker; what they return, by rank."""
+        """Call ``fn(*args, **kwargs)`` on every worker; returns the results by rank."""
         return self._call(fn, *(args or ()), **(kwargs or {})).result()
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """The same without waiting: references for ``ray.get``, one for each rank."""
+        """Like ``run``, without waiting; returns references for ``ray.get``, one for each rank."""
         box = ray.remote(executable.ResultBox).options(num_cpus=0).remote()
         references = [box.take.remote(rank) for rank in range(self._np)]
         self._call(fn, *(args or ()), **(kwargs or {})).add_done_callback(
@@ -131,18 +131,18 @@ class RayExecutor:
     def execute(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Call ``fn(executable, *args, **kwargs)`` on every worker; what they return, by rank."""
+        """Call ``fn(executable, *args, **kwargs)`` on every worker; returns the results by rank."""
         return self._call(executable.execute, fn, args or (), kwargs or {}, -1).result()
 
     def execute_single(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call ``fn(executable, *args, **kwargs)`` on rank 0; what it returns."""
+        """Call ``fn(executable, *args, **kwargs)`` on rank 0; returns its result."""
         return self._call(executable.execute, fn, args or (), kwargs or {}, 0).result()[0]
 
     def shutdown(self) -> None:
-        """End the workers, also those that are in a call."""
-        # Forgotten first: a second Ctrl-C in ``close`` leaves an executor that can be started again.
+        """Kill the workers, even during a call."""
+        # Reset first: after a second Ctrl-C in ``close``, the executor can still be started again.
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close(now=True)
@@ -155,7 +155,7 @@ class RayExecutor:
 
 @final
 class ElasticRayExecutor:
-    """Refused: its constructor raises ``UnsupportedError``."""
+    """Unsupported: the constructor raises ``UnsupportedError``."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise UnsupportedError("ElasticRayExecutor: workers that come and go are not lent by Ray; use RayExecutor")

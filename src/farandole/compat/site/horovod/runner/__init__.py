@@ -18,16 +18,16 @@ _ELASTIC = {
     "max_np": "max_np",
     "host_discovery_script": "host_discovery_script",
 }
-"""Arguments that make a job elastic, by the settings that they are here."""
+"""Arguments that make a job elastic, with their Farandole settings."""
 _OF_ELASTIC = {"slots": "slots_per_host", "reset_limit": "reset_limit", "cooldown_range": "blacklist_cooldown_range"}
-"""Arguments that elastic jobs have as well."""
+"""Further arguments of elastic jobs, with their Farandole settings."""
 _FLAGS = {
     "disable_cache": "--disable-cache",
     "use_gloo": "--gloo",
     "use_mpi": "--mpi",
     "mpi_args": "--mpi-args",
 }
-"""Arguments that mean nothing here, by the flags of ``horovodrun`` that say the same."""
+"""Arguments without effect, with the equivalent flags of ``horovodrun``."""
 
 
 def run(
@@ -49,13 +49,13 @@ def run(
     network_interfaces: str | None = None,
     **others: Any,
 ) -> list[Any]:
-    """Call ``func(*args, **kwargs)`` on ``num_proc`` workers; the list of what they returned, by rank.
+    """Call ``func(*args, **kwargs)`` on ``num_proc`` workers; returns the list of results by rank.
 
         results = horovod.run(train, args=(3,), num_proc=2)
 
     Takes all of Horovod's arguments by name; see ``farandole.run`` for errors. With ``min_num_proc``, ``max_num_proc``
-    or ``host_discovery_script`` the job is elastic, and the list is of the workers that have finished. Arguments that
-    mean nothing here are accepted, and a line on stderr says so.
+    or ``host_discovery_script`` the job is elastic, and the list has the results of the workers that finished.
+    Arguments without effect are accepted, with a note on stderr.
     """
     _refuse(others, executable)
     for line in _without_effect(others):
@@ -69,7 +69,7 @@ def run(
 
 
 def _refuse(others: Mapping[str, Any], executable: str | None) -> None:
-    """Raise for arguments that Horovod does not have, and for what cannot be had here."""
+    """Raise for arguments that Horovod does not have, and for unsupported ones."""
     unknown = [name for name in others if name not in (*_FLAGS, *_ELASTIC, *_OF_ELASTIC)]
     if unknown:
         raise TypeError(f"horovod.run() got unexpected arguments: {', '.join(unknown)}")
@@ -78,14 +78,14 @@ def _refuse(others: Mapping[str, Any], executable: str | None) -> None:
 
 
 def _elastic(others: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an elastic job, where one is asked for."""
+    """Settings of an elastic job, if arguments make the job elastic."""
     given = _given(others)
     names = {**_ELASTIC, **_OF_ELASTIC} if _ELASTIC.keys() & set(given) else {}
     return {names[name]: others[name] for name in given if name in names}
 
 
 def _without_effect(others: Mapping[str, Any]) -> list[str]:
-    """A line for each kind of given arguments that mean nothing here."""
+    """Notes about given arguments that have no effect, one line for each kind."""
     given = _given(others)
     of_elastic = [] if _ELASTIC.keys() & set(given) else [name for name in given if name in _OF_ELASTIC]
     idle = [f"{', '.join(of_elastic)}: accepted without effect, it belongs to elastic jobs"] * bool(of_elastic)

@@ -8,7 +8,7 @@ from farandole.cli import main
 
 
 def run_commandline() -> None:
-    """Run the job that the command line asks for, and end with its exit status."""
+    """Run the job of the command line, and exit with its status."""
     sys.exit(main(["horovodrun", *sys.argv[1:]]))
 
 

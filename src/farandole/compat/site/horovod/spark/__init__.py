@@ -1,4 +1,4 @@
-"""``horovod.spark``: call a function on workers that Spark lends. There are no estimators."""
+"""``horovod.spark``: call a function on workers in Spark tasks. Estimators are not supported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farandole.spark import SparkLender
 __all__ = ["run", "run_elastic"]
 
 START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
-"""The variable for the seconds until Spark must have started all tasks, where ``start_timeout`` does not say it."""
+"""Environment variable with the timeout in seconds for the start of all Spark tasks; default of ``start_timeout``."""
 
 
 def run(
@@ -37,7 +37,7 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args, **kwargs)`` on ``num_proc`` workers (default: Spark's parallelism); what they return, by rank.
+    """Call ``fn(*args, **kwargs)`` on ``num_proc`` workers (default: Spark's parallelism); returns results by rank.
 
         results = horovod.spark.run(train, args=(3,), num_proc=4)
 
@@ -65,7 +65,7 @@ def run(
 
 
 def run_elastic(*_: Any, **__: Any) -> None:
-    """Refuse: raises ``UnsupportedError``."""
+    """Raise ``UnsupportedError``."""
     raise UnsupportedError(
         "horovod.spark.run_elastic: workers that come and go are not lent by Spark; call horovod.spark.run, or lend "
         "nodes with farandole join"

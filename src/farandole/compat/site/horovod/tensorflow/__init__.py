@@ -1,4 +1,4 @@
-"""``import horovod.tensorflow as hvd``: ``farandole.tensorflow``, with Horovod's gradients where those differ."""
+"""``import horovod.tensorflow as hvd``: ``farandole.tensorflow`` with the gradients of Horovod."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if not TYPE_CHECKING:
     __all__ = _derivatives.__all__
 
 _SAME = ("compression", "elastic", "functions")
-"""Submodules that scripts import from; they are the same objects under both names."""
+"""Submodules that scripts import from; the same module objects under both names."""
 
 for _name in _SAME:
     globals()[_name] = sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"farandole.tensorflow.{_name}")

@@ -1,8 +1,8 @@
-"""The collectives and basics, as in ``farandole.tensorflow``, with the gradients of Horovod 0.28.1.
+"""Collectives and basics of ``farandole.tensorflow`` with the gradients of Horovod 0.28.1.
 
-Gradients of ``allgather`` and ``broadcast`` are averages over the members, and those of ``reducescatter`` lack the
-division that makes an average; scripts that make up for it get what they expect. Values are the same, but for an
-average of integers in ``tf.IndexedSlices``, which is no integer.
+Gradients of ``allgather`` and ``broadcast`` are averages over the members, and gradients of ``reducescatter`` lack the
+division of an average; scripts that compensate for this get the expected gradients. Values are the same, except for an
+average of integers in ``tf.IndexedSlices``, which is a float.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks: the layer of ``farandole.tensorflow``."""
+"""Batch normalization over the batches of all ranks: the layer of ``farandole.tensorflow``."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Questions about TensorFlow that scripts and tests ask."""
+"""TensorFlow properties that scripts and tests query."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
 _has_eager = True
-"""Whether this TensorFlow can execute eagerly; each can that is served here."""
+"""True, because every supported TensorFlow can execute eagerly."""
 
 
 def _executing_eagerly() -> bool:
-    """Whether what is called now is computed at once."""
+    """True if TensorFlow executes eagerly now."""
     return bool(tf.executing_eagerly())

@@ -1,4 +1,4 @@
-"""``import horovod.torch as hvd``: ``farandole.torch``, with Horovod's numbers where those differ."""
+"""``import horovod.torch as hvd``: ``farandole.torch`` with Horovod's results where they differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if not TYPE_CHECKING:
     __all__ = _derivatives.__all__
 
 _SAME = ("compression", "elastic", "elastic.sampler", "elastic.state", "sync_batch_norm")
-"""Submodules that scripts import from; they are the same objects under both names."""
+"""Submodules that scripts import from; the same module objects under both names."""
 
 for _name in _SAME:
     _module = sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"farandole.torch.{_name}")

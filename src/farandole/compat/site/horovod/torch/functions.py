@@ -1,4 +1,4 @@
-"""Broadcasts of what a training script has, as in ``farandole.torch.functions``; a fresh optimizer gets gradients."""
+"""Broadcasts of ``farandole.torch.functions``; like in Horovod, a new optimizer gets zero gradients."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """``farandole.torch.broadcast_optimizer_state``.
 
-    Where the optimizer had no state here, every parameter that requires a gradient has one of zeros afterwards. It is
-    sparse for ``SparseAdam``, and for ``SGD`` where ``model`` says that an embedding's gradients are.
+    If the optimizer had no state here, every parameter that requires a gradient has a gradient of zeros afterwards:
+    sparse for ``SparseAdam``, and for ``SGD`` if it is of a sparse embedding of ``model``.
     """
     is_fresh = not optimizer.state
     functions.broadcast_optimizer_state(optimizer, root_rank, model, process_set)

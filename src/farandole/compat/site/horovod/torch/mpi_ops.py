@@ -1,7 +1,7 @@
-"""Everything that is not the optimizer, as in ``farandole.torch.mpi_ops``, with the gradients of Horovod 0.28.1.
+"""Collectives and process functions of ``farandole.torch.mpi_ops`` with the gradients of Horovod 0.28.1.
 
-Gradients of ``allgather`` and ``broadcast`` are averages over the members, and those of ``reducescatter`` lack the
-division that makes an average; scripts that make up for it get what they expect. Values are the same.
+Gradients of ``allgather`` and ``broadcast`` are averages over the members, and gradients of ``reducescatter`` lack the
+division of an average; scripts that compensate for this get the expected gradients. Values are the same.
 """
 
 from __future__ import annotations

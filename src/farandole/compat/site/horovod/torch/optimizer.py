@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` as ``farandole.torch`` has it, with the private names that scripts ask Horovod's for."""
+"""``DistributedOptimizer`` of ``farandole.torch``, with the private attributes of Horovod's that scripts use."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _HOOKS = (
     "_grouped_allreduce_grad_async",
     "_sparse_allreduce_grad_async",
 )
-"""Methods of Horovod's class that reduce a gradient; here gradients are reduced elsewhere, and nobody calls them."""
+"""Methods of Horovod's class that reduce a gradient; Farandole reduces gradients elsewhere, and never calls them."""
 
 
 @final
 @dataclass(frozen=True)
 class _Asked:
-    """The arguments of ``DistributedOptimizer`` that can be looked at afterwards."""
+    """Arguments of ``DistributedOptimizer`` that scripts may read afterwards."""
 
     compression: CompressorLike
     op: int
@@ -49,7 +49,7 @@ class _Asked:
 
 
 class _Private:
-    """Attributes of Horovod's wrapped optimizers that scripts look at; what cannot take effect cannot be set."""
+    """Attributes of Horovod's wrapped optimizers that scripts read; read-only if setting them has no effect."""
 
     _parameter_names: Mapping[torch.Tensor, str]
     _asked: _Asked
@@ -80,7 +80,7 @@ class _Private:
             )
 
     def _allreduce_grad_async(self, p: torch.Tensor) -> tuple[Any, Any]:
-        """Begin to reduce the gradient of ``p`` in place, by itself; a handle, and the compressor's context."""
+        """Begin to reduce the gradient of ``p`` alone, in place; returns a handle and the compressor's context."""
         if p.grad is None:
             p.grad = torch.zeros_like(p)
         asked, name = self._asked, self._parameter_names.get(p)
@@ -95,35 +95,35 @@ class _Private:
 
 
 class _DistributedOptimizer(_Private, ReducingOptimizer):
-    """Horovod's name of the class of distributed optimizers: for ``isinstance`` and type hints, not to derive from."""
+    """Class of distributed optimizers under Horovod's name, for ``isinstance`` and type hints, not to derive from."""
 
     _synchronized: bool
-    __init__ = _Private.__init__  # for those who make a class of a copy of this one's attributes, as Horovod did
+    __init__ = _Private.__init__  # for code that makes a class from a copy of these attributes, as Horovod did
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
-        """Make a step as in ``farandole.torch``; warns after ``synchronize``, except inside ``skip_synchronize``."""
+        """Step like ``farandole.torch``; warns after ``synchronize``, except inside ``skip_synchronize``."""
         if self._should_synchronize and self._synchronized:
             warnings.warn(_WARNING, stacklevel=2)
         self._synchronized = False
         return super().step(closure, **others)
 
-    step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
+    step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; not twice
 
     def synchronize(self) -> None:
-        """Reduce the gradients as in ``farandole.torch``, and note that for ``step``."""
+        """Reduce the gradients like ``farandole.torch``, and remember it for ``step``."""
         super().synchronize()
         self._synchronized = True
 
 
 class _DistributedShardedOptimizer(_DistributedOptimizer, ShardedOptimizer):
-    """A distributed optimizer whose state ranks share out, which Horovod has not."""
+    """Distributed optimizer with sharded state, which Horovod lacks."""
 
 
 class _DistributedAdasumOptimizer(_Private, AdasumOptimizer):
-    """Horovod's name of the class of distributed optimizers with ``op=Adasum``."""
+    """Class of distributed optimizers with ``op=Adasum``, under Horovod's name."""
 
 
-def DistributedOptimizer(  # noqa: N802 (it stands for a class)
+def DistributedOptimizer(  # noqa: N802 (used like a class)
     optimizer: torch.optim.Optimizer,
     named_parameters: Named | None = None,
     compression: CompressorLike = Compression.none,
@@ -137,7 +137,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     virtual_workers: VirtualWorkers | int | None = None,
     shard_state: bool | str = False,
 ) -> _DistributedOptimizer | _DistributedAdasumOptimizer:
-    """``farandole.torch.DistributedOptimizer``; the class of what it returns is in this module."""
+    """``farandole.torch.DistributedOptimizer``; the class of the result is in this module."""
     made: Any = farandole.torch.DistributedOptimizer(
         optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
         num_groups, groups, sparse_as_dense, process_set, virtual_workers, shard_state,

@@ -1,1 +1,1 @@
-"""Helpers of Horovod's launcher, as far as scripts use them."""
+"""Helpers of Horovod's launcher that scripts use."""

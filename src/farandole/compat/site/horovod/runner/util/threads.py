@@ -1,7 +1,7 @@
-"""Functions in threads: one, one that waits for an event, one call for each list of arguments."""
+"""Functions on threads: a single call, a call after an event, a call for each list of arguments."""
 
-# Threads are daemons where nobody is to join them: an interpreter that ends waits for all others, for ever if they wait
-# for an event that never comes. ``silent`` hides what ``threading`` would print, as no caller could catch it.
+# Threads that no caller joins are daemons: at exit the interpreter joins all other threads, for ever if one waits for
+# an event that is never set. ``silent`` hides errors that ``threading`` would print, because no caller can catch them.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Call ``target(*args)`` in a new thread, which is returned; ``silent`` hides what it raises.
+    """Call ``target(*args)`` on a new thread, and return the thread; ``silent`` hides its errors.
 
     >>> in_thread(print, ("from elsewhere",)).join()
     from elsewhere
@@ -43,9 +43,9 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Call ``func(*args)`` in a new thread, which is returned, once ``event`` is set; not if ``stop`` is set then.
+    """Return a new thread that calls ``func(*args)`` once ``event`` is set, unless ``stop`` is set by then.
 
-    ``stop`` is looked at every ``check_stop_interval_s`` seconds. A thread that is no daemon needs it.
+    ``stop`` is checked every ``check_stop_interval_s`` seconds. A thread that is not a daemon needs ``stop``.
     """
     _require_tuple(args)
     if event is None:
@@ -56,11 +56,11 @@ def on_event(
         raise ValueError(f"check_stop_interval_s={check_stop_interval_s}: give a number of seconds above 0")
 
     def wait() -> None:
-        # In slices, as a thread cannot wait for two events at once.
+        # In slices, because a thread cannot wait for two events at once.
         while not event.wait(check_stop_interval_s if stop else None):
             if stop and stop.is_set():
                 return
-        if not (stop and stop.is_set()):  # looked at again: both may have been set within one slice
+        if not (stop and stop.is_set()):  # checked again, because both may have been set within one slice
             func(*args)
 
     return in_thread(wait, daemon=daemon, silent=silent)
@@ -72,17 +72,17 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Call ``fn(*args)`` for each of ``args_list`` in up to ``max_concurrent_executions`` threads.
+    """Call ``fn(*args)`` for each of ``args_list`` on up to ``max_concurrent_executions`` threads.
 
-    The results by index, or ``None`` at once with ``block_until_all_done=False``. ``RuntimeError`` if a call raised.
+    Returns results by index, or ``None`` at once with ``block_until_all_done=False``; ``RuntimeError`` if one raised.
 
     >>> execute_function_multithreaded(pow, [[2, 3], [3, 2]])
     {0: 8, 1: 9}
     """
     if max_concurrent_executions < 1:
         raise ValueError(f"max_concurrent_executions={max_concurrent_executions}: give a number of threads, 1 or more")
-    # The lock is for ``jobs`` alone: iterators promise nothing to several threads, and two could get one job. The other
-    # two need none: each key has one thread that writes it, and both are read when all threads have been joined.
+    # The lock guards only ``jobs``: iterators are not thread-safe, and two threads could get the same job. ``results``
+    # and ``errors`` need no lock: one thread writes each key, and both are read after all threads were joined.
     jobs = iter(list(enumerate(args_list)))
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
@@ -96,7 +96,7 @@ def execute_function_multithreaded(
                 return
             try:
                 results[job[0]] = fn(*job[1])
-            except BaseException as error:  # kept for the caller; this thread goes on with the next job
+            except BaseException as error:  # kept for the caller; this thread continues with the next job
                 errors.append(error)
 
     number = min(max_concurrent_executions, len(args_list))

@@ -12,7 +12,7 @@ if not TYPE_CHECKING:
     __all__ = _binding.__all__
 
 _SAME = ("callbacks", "elastic")
-"""Submodules that scripts import from; they are the same objects under both names."""
+"""Submodules that scripts import from; the same module objects under both names."""
 
 for _name in _SAME:
     globals()[_name] = sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"farandole.keras.{_name}")

@@ -1,4 +1,4 @@
-"""Rank and size, from the variables of whatever started this process."""
+"""Rank and size from environment variables of the launcher."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from farandole.cluster.detect import detect
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Rank and number of processes that were started, before ``init``; 0 and 1 for a process by itself."""
+    """Rank and number of started processes, before ``init``; 0 and 1 for a single process."""
     found = detect(os.environ)
     return found.worker_id, found.size
