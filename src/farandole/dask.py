@@ -29,7 +29,7 @@ def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    np: int = 1,
+    np: int | None = None,
     *,
     client: distributed.Client | None = None,
     output_filename: str = "",
@@ -37,14 +37,14 @@ def run(
     env: Mapping[str, str] | None = None,
     **knobs: Any,
 ) -> list[Any]:
-    """Call ``func(*args, **kwargs)`` on ``np`` workers that Dask makes room for; returns what they returned, by rank.
+    """Call ``func(*args, **kwargs)`` on ``np`` workers, in tasks of Dask; returns their results by rank.
 
         client = distributed.Client("tcp://scheduler:8786")
         farandole.dask.run(train, kwargs={"lr": 0.1}, np=8, client=client)
 
-    Each takes a thread of a Dask worker (``nthreads``): of as many different ones as there are, and then a second
-    thread of each. ``client`` is by default the current one. Other arguments and errors are those of
-    ``farandole.run``; the knob ``start_timeout_s`` bounds the wait for threads that are busy.
+    Each worker occupies a thread of a Dask worker (``nthreads``): first one thread of every Dask worker, then a second
+    one of each. ``client`` defaults to the current client. Other arguments and errors are those of ``farandole.run``;
+    the knob ``start_timeout_s`` limits the wait for busy threads.
     """
     provider = DaskLender(client or distributed.get_client())
     call = FunctionCall(func, args, kwargs)
@@ -53,7 +53,7 @@ def run(
 
 @final
 class DaskLender(SlotProvider):
-    """Slots that are threads of Dask's workers, each with a task that is bound to its worker."""
+    """Slots in threads of Dask's workers, each with a task that is bound to its worker."""
 
     name = "Dask"
 
@@ -62,19 +62,18 @@ class DaskLender(SlotProvider):
         self._tasks: list[distributed.Future] = []
         self._places: list[str] = []
 
-    def lend(self, np: int, ticket: Ticket) -> None:
-        """See ``SlotProvider``."""
-        self._places = places(np, self._client.nthreads())
+    def lend(self, slots: range, ticket: Ticket, *, together: bool) -> None:
+        """See ``SlotProvider``. Tasks that need not start together run on the Dask workers present at their start."""
+        self._places += places(len(slots), self._client.nthreads()) if together else [""] * len(slots)
         run = secrets.token_hex(4)
-        for slot, address in enumerate(self._places):
-            node = get_address_host(address)
+        for slot in slots:
+            address = self._places[slot]
+            bound = {"workers": [address], "allow_other_workers": False} if address else {}
             self._tasks.append(
                 self._client.submit(
-                    hold, ticket, slot, node,
-                    key=f"farandole-slot-{run}-{slot}", workers=[address], allow_other_workers=False, pure=False,
-                    retries=0, priority=1,
+                    _hold, ticket, slot, key=f"farandole-slot-{run}-{slot}", pure=False, retries=0, priority=1, **bound
                 )
-            )  # fmt: skip
+            )
 
     def failures(self) -> Mapping[int, str]:
         """See ``SlotProvider``."""
@@ -101,8 +100,12 @@ class DaskLender(SlotProvider):
             self._tasks = []
 
 
+def _hold(ticket: Ticket, slot: int) -> None:
+    hold(ticket, slot, get_address_host(distributed.get_worker().address))
+
+
 def places(np: int, threads: Mapping[str, int]) -> list[str]:
-    """The worker of each slot, of those with so many ``threads``; raises ``UsageError`` if they have too few. Pure.
+    """Choose the Dask worker of each slot, by their ``threads``; raises ``UsageError`` if there are too few. Pure.
 
     >>> places(3, {"a": 2, "b": 1})
     ['a', 'b', 'a']

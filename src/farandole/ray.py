@@ -26,7 +26,7 @@ def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    np: int = 1,
+    np: int | None = None,
     *,
     cpus_per_worker: float = 1,
     gpus_per_worker: float = 0,
@@ -37,15 +37,15 @@ def run(
     env: Mapping[str, str] | None = None,
     **knobs: Any,
 ) -> list[Any]:
-    """Call ``func(*args, **kwargs)`` on ``np`` workers that Ray makes room for; returns what they returned, by rank.
+    """Call ``func(*args, **kwargs)`` on ``np`` workers, in tasks of Ray; returns their results by rank.
 
         ray.init("auto")
         farandole.ray.run(train, kwargs={"lr": 0.1}, np=8, gpus_per_worker=1)
 
     Each worker gets a bundle of a placement group with these CPUs, GPUs and ``resources_per_worker``, laid out by
     Ray's ``strategy`` (``PACK``, ``SPREAD``, ``STRICT_PACK``, ``STRICT_SPREAD``). Workers on one node see all GPUs of
-    their bundles there, and take the one of their local rank. Other arguments and errors are those of
-    ``farandole.run``; the knob ``start_timeout_s`` bounds the wait for room.
+    their bundles there, and each uses the GPU of its local rank. Other arguments and errors are those of
+    ``farandole.run``; the knob ``start_timeout_s`` limits the wait for resources.
     """
     bundle = {"CPU": cpus_per_worker, "GPU": gpus_per_worker, **(resources_per_worker or {})}
     provider = RayLender({name: amount for name, amount in bundle.items() if amount}, strategy)
@@ -55,9 +55,9 @@ def run(
 
 @final
 class RayLender(SlotProvider):
-    """Slots that are the bundles of a placement group, with a task in each. ``bundle`` is what each is made of.
+    """Slots in the bundles of a placement group, with a task in each. ``bundle`` are the resources of a slot.
 
-    With ``slots_per_bundle`` each bundle of the group has room for so many, which are then on one node.
+    With ``slots_per_bundle`` each bundle of the group has room for that many slots, which are then on one node.
     """
 
     name = "Ray"
@@ -67,14 +67,17 @@ class RayLender(SlotProvider):
         self._group: PlacementGroup | None = None
         self._tasks: list[ray.ObjectRef[None]] = []
 
-    def lend(self, np: int, ticket: Ticket) -> None:
-        """See ``SlotProvider``: Ray starts all tasks when there is room for all."""
-        whole = {name: amount * self._each for name, amount in self._bundle.items()}
-        self._group = placement_group([whole] * (-(-np // self._each)), strategy=self._strategy)
+    def lend(self, slots: range, ticket: Ticket, *, together: bool) -> None:
+        """See ``SlotProvider``: Ray starts all tasks at once, or, without ``together``, each when it has resources."""
+        if together:
+            whole = {name: amount * self._each for name, amount in self._bundle.items()}
+            self._group = placement_group([whole] * (-(-len(slots) // self._each)), strategy=self._strategy)
         needed = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
         task = ray.remote(_hold)
-        for slot in range(np):
-            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=slot // self._each)
+        for slot in slots:
+            place: Any = "SPREAD" if "SPREAD" in self._strategy else "DEFAULT"
+            if self._group is not None:
+                place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=slot // self._each)
             placed = task.options(
                 name=f"farandole slot {slot}",
                 num_cpus=self._bundle.get("CPU", 0),
@@ -103,14 +106,14 @@ class RayLender(SlotProvider):
         """See ``SlotProvider``."""
         try:
             self._running([self._tasks[slot] for slot in told], until_s - time.monotonic())
-            for task in self._running(self._tasks, 0.0):  # no others: Ray ends a process that cancels what has ended
+            for task in self._running(self._tasks, 0.0):  # no others: cancelling an ended task kills this process
                 ray.cancel(task, force=True)
         finally:
             if self._group is not None:
                 remove_placement_group(self._group)
 
     def _running(self, tasks: list[ray.ObjectRef[None]], timeout_s: float) -> list[ray.ObjectRef[None]]:
-        """Tasks of these that still run after ``timeout_s``; returns as soon as none does."""
+        """Tasks that still run after ``timeout_s``; returns as soon as none runs."""
         if not tasks:
             return []
         _, running = ray.wait(tasks, num_returns=len(tasks), timeout=max(0.0, timeout_s), fetch_local=False)
@@ -122,7 +125,7 @@ def _hold(ticket: Ticket, slot: int) -> None:
 
 
 def _failure(task: ray.ObjectRef[None]) -> str:
-    """Why a task that has ended has failed; "" if it has not."""
+    """Reason why an ended task has failed; "" if it succeeded."""
     try:
         ray.get(task, timeout=0)
     except Exception as error:

@@ -5,12 +5,11 @@ import farandole.spark
 farandole.spark.run(train, args=(3,), np=4)
 """
 
-# Two threads: the one that called ``run``, in the launcher's loop, and one that runs the job of Spark, as that blocks
-# whoever starts it. They share ``_failure``: the job's thread writes it once, the loop reads it when it likes, and a
-# look too early finds "" and comes again. The job's thread is an ``InheritableThread``, which has a thread of the JVM
-# to itself, with what the caller has set for its own (the scheduler's pool), and gives it back: the job group that is
-# set there is nobody else's, so ``close`` may cancel it. It is a daemon: a job that does not end keeps no program
-# from ending.
+# Threads. The thread that called ``run`` is in the launcher's loop, and another thread runs the Spark job, because the
+# job blocks its caller. They share ``_failures``, which the job's thread replaces at most once and the loop reads. The
+# job's thread is an ``InheritableThread``: it has a JVM thread of its own with the local properties of the caller's
+# (the scheduler's pool), and releases it at its end. So no other job uses the job group that is set there, and
+# ``close`` may cancel it. It is a daemon: a job that does not end keeps no program from exiting.
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from farandole.launch.clusters.slot_provider import SlotProvider, last_line
 __all__ = ["SparkLender", "run"]
 
 KILLED_S = 5.0
-"""Time for Spark to end a job that was cancelled."""
+"""Time for Spark to end a cancelled job."""
 
 
 def run(
@@ -46,14 +45,14 @@ def run(
     env: Mapping[str, str] | None = None,
     **knobs: Any,
 ) -> list[Any]:
-    """Call ``func(*args, **kwargs)`` on ``np`` workers that Spark makes room for; returns what they returned, by rank.
+    """Call ``func(*args, **kwargs)`` on ``np`` workers, in tasks of Spark; returns their results by rank.
 
         spark = SparkSession.builder.getOrCreate()
         farandole.spark.run(train, kwargs={"lr": 0.1}, np=8)
 
-    Each takes a task slot; Spark starts all of them at once, or none (barrier mode). ``context`` is by default the
-    active one, and ``np`` its default parallelism. Other arguments and errors are those of ``farandole.run``; the knob
-    ``start_timeout_s`` bounds the wait for slots.
+    Each worker occupies a task slot; Spark starts all of them at once, or none (barrier mode). ``context`` defaults to
+    the active one, and ``np`` to its default parallelism. Other arguments and errors are those of ``farandole.run``;
+    the knob ``start_timeout_s`` limits the wait for slots.
     """
     found = context or SparkContext._active_spark_context
     if found is None:
@@ -65,24 +64,24 @@ def run(
 
 @final
 class SparkLender(SlotProvider):
-    """Slots that are the tasks of one barrier stage."""
+    """Slots in the tasks of a Spark job, in a barrier stage if all must start together."""
 
     name = "Spark"
 
     def __init__(self, context: SparkContext) -> None:
         self._context, self._group = context, f"farandole-{secrets.token_hex(4)}"
-        self._job: threading.Thread | None = None
-        self._failure = ""
+        self._jobs: list[threading.Thread] = []
+        self._failures: dict[int, str] = {}
 
-    def lend(self, np: int, ticket: Ticket) -> None:
+    def lend(self, slots: range, ticket: Ticket, *, together: bool) -> None:
         """See ``SlotProvider``."""
-        self._np = np
-        self._job = InheritableThread(target=self._serve, args=(np, ticket), name=self._group, daemon=True)
-        self._job.start()
+        job = InheritableThread(target=self._serve, args=(slots, ticket, together), name=self._group, daemon=True)
+        self._jobs.append(job)
+        job.start()
 
     def failures(self) -> Mapping[int, str]:
-        """See ``SlotProvider``: a barrier stage fails as one."""
-        return {0: self._failure} if self._failure else {}
+        """See ``SlotProvider``: a Spark job fails as a whole."""
+        return dict(self._failures)
 
     def shortage(self) -> str:
         """See ``SlotProvider``."""
@@ -94,19 +93,23 @@ class SparkLender(SlotProvider):
 
     def close(self, told: Collection[int], until_s: float) -> None:
         """See ``SlotProvider``."""
-        if self._job is not None:
-            self._job.join(max(0.0, until_s - time.monotonic()) if told else 0.0)
-            if self._job.is_alive():
-                self._context.cancelJobGroup(self._group)
-                self._job.join(KILLED_S)
+        for job in self._jobs:
+            job.join(max(0.0, until_s - time.monotonic()) if told else 0.0)
+        if any(job.is_alive() for job in self._jobs):
+            self._context.cancelJobGroup(self._group)
+            for job in self._jobs:
+                job.join(KILLED_S)
 
-    def _serve(self, np: int, ticket: Ticket) -> None:
+    def _serve(self, slots: range, ticket: Ticket, together: bool) -> None:
         try:
-            self._context.setJobGroup(self._group, f"farandole: {np} slots", interruptOnCancel=True)
-            slots = self._context.parallelize(range(np), np).barrier()
-            slots.mapPartitions(partial(_hold, ticket)).collect()
+            self._context.setJobGroup(self._group, f"farandole: {len(slots)} slots", interruptOnCancel=True)
+            tasks = self._context.parallelize(slots, len(slots))
+            if together:
+                tasks.barrier().mapPartitions(partial(_hold, ticket)).collect()
+            else:
+                tasks.mapPartitions(partial(_hold, ticket)).collect()
         except Exception as error:
-            self._failure = _words(error)
+            self._failures |= dict.fromkeys(slots, _words(error))
 
 
 def _hold(ticket: Ticket, slots: Iterable[int]) -> Iterator[None]:
@@ -116,6 +119,6 @@ def _hold(ticket: Ticket, slots: Iterable[int]) -> Iterator[None]:
 
 
 def _words(error: Exception) -> str:
-    """Last line of the Python traceback in the failure of a Spark job, if there is one, before Java's."""
+    """Last line of the Python traceback in the failure of a Spark job, if there is one, without Java's."""
     text = str(error).partition("\n\tat ")[0].partition("Driver stacktrace:")[0]
     return last_line("\n".join(line for line in text.splitlines() if not line[:1].isspace()))

@@ -1,4 +1,7 @@
-"""Messages between a task of another system's cluster, which lends a slot for a worker, and the process that asked."""
+"""Messages between a task of a Spark, Ray or Dask cluster, which provides one worker slot, and the launcher.
+
+The launcher of an elastic job is another process than the one that has asked the cluster: it requests agents there.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ SLOT = b"slot-"
 
 @final
 class SlotHello(Message, frozen=True):
-    """I hold ``slot`` for you, on a host that calls itself ``host``; slots with the same ``node`` share it.
+    """A task holds ``slot`` on a host with hostname ``host``; slots with the same ``node`` share that host.
 
-    ``command`` starts a worker here. ``devices`` is what ``CUDA_VISIBLE_DEVICES`` says here ("": no GPU was given).
+    ``command`` starts a worker there. ``devices`` is the task's ``CUDA_VISIBLE_DEVICES`` ("": no GPU is assigned).
     """
 
     slot: int
@@ -26,14 +29,34 @@ class SlotHello(Message, frozen=True):
 
 @final
 class HostAgent(Message, frozen=True):
-    """Run the agent of your host with this config, a line of JSON."""
+    """Order to a task: run the agent of its host with this config, a line of JSON."""
 
     config: bytes
 
 
 @final
 class SlotOver(Message, frozen=True):
-    """The run is over: end what runs in your slot, and give it back."""
+    """The run is over: the task ends the processes in its slot and releases the slot."""
 
 
-SlotMessage: TypeAlias = SlotHello | HostAgent | SlotOver
+@final
+class RunAgent(Message, frozen=True):
+    """Request of the launcher of an elastic job: run the agent of ``host`` in one of its slots with this config."""
+
+    host: str
+    config: bytes
+
+
+@final
+class EndAgent(Message, frozen=True):
+    """The launcher no longer needs the agent that it requested on this connection."""
+
+
+@final
+class AgentOver(Message, frozen=True):
+    """The agent of a slot has exited, for this ``reason`` if it failed; or a ``RunAgent`` cannot be obeyed."""
+
+    reason: str
+
+
+SlotMessage: TypeAlias = SlotHello | HostAgent | SlotOver | RunAgent | EndAgent | AgentOver

@@ -18,24 +18,24 @@ _HOMES = {
     "HostPool": "host_pool",
     "LocalPool": "pools",
     "Pool": "pools",
-    "SearchResult": "front",
-    "SearchedTrial": "front",
+    "SearchResult": "api",
+    "SearchedTrial": "api",
     "Space": "space",
     "Trial": "trial",
-    "search": "front",
+    "search": "api",
 }
 
 
 @final
 class _CallableModule(ModuleType):
-    """Module that is its function as well: ``farandole.search(...)``, with ``farandole.search.Space`` beside it."""
+    """Module that can also be called: ``farandole.search(...)`` beside ``farandole.search.Space``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Search; see ``farandole.search.search``."""
+        """Call ``farandole.search.search``."""
         return importlib.import_module("farandole.search.api").search(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Names of the front are loaded when first asked for: a worker needs none of them."""
+        """Load a public name on first access, because a worker needs none of them."""
         if name in _HOMES:
             return getattr(importlib.import_module(f"farandole.search.{_HOMES[name]}"), name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")

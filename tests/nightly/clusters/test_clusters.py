@@ -101,7 +101,14 @@ def test_slots_that_there_are_not_are_refused_or_given_up(played: Played) -> Non
         assert seen["error"] == "ControlError"
         assert seen["text"].startswith(f"0 of 3 slots of {name} have come within 2 s: ")
     assert played.seen["is_none"]["error"] == "UsageError"
-    assert f"not lent by {name}: leave min_np" in played.seen["is_elastic"]["text"]
+    assert f"{name} says itself where slots are" in played.seen["is_discovered"]["text"]
+
+
+def test_an_elastic_training_goes_on_where_a_slot_is_killed(played: Played) -> None:
+    wanted = [2, 1, 2] if played.cluster == "ray" else [2]  # the others have one node, which is lost as a whole
+    results = played.seen["trains_on"]["results"]
+    assert results
+    assert all(sizes[-len(wanted) :] == wanted for sizes in results)
 
 
 def test_importing_it_imports_no_framework(played: Played) -> None:

@@ -67,7 +67,7 @@ def main() -> None:
         cluster.add_node(num_cpus=1)
         try:
             ray.init(address=cluster.address, log_to_driver=False)
-            scenarios.play(farandole.ray.run, 2)
+            scenarios.play(farandole.ray.run, 2, nodes=2)
             scenarios.show("horovod", **executor())
         finally:
             ray.shutdown()

@@ -26,19 +26,20 @@ class ProcessLender(SlotProvider):
         self.tasks: dict[int, subprocess.Popen[bytes]] = {}
         self.told: Collection[int] | None = None
 
-    def lend(self, np: int, ticket: Ticket) -> None:
-        """See ``SlotProvider``."""
-        for slot, node in enumerate(self._nodes):
-            if node:
+    def lend(self, slots: range, ticket: Ticket, *, together: bool) -> None:
+        """See ``SlotProvider``. Slots after the last of the nodes begin again with the first."""
+        for slot in slots:
+            index = slot % len(self._nodes)
+            if self._nodes[index]:
                 task = self.tasks[slot] = subprocess.Popen(
                     [sys.executable, "-c", "from tests.support.clusters.process_lender import main; main()"],
                     stdin=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env={**os.environ, DEVICES: self._devices[slot]},
+                    env={**os.environ, DEVICES: self._devices[index]},
                 )
                 assert task.stdin is not None
                 with task.stdin:
-                    task.stdin.write(pickle.dumps((self._ticket or ticket, slot, node)))
+                    task.stdin.write(pickle.dumps((self._ticket or ticket, slot, self._nodes[index])))
 
     def failures(self) -> Mapping[int, str]:
         """See ``SlotProvider``."""

@@ -27,18 +27,19 @@ Run = Callable[..., list[Any]]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as functions of a user's script are
 
 
-def play(run: Run, slots: int, ready: Callable[[], object] = lambda: None) -> None:
-    """Play all scenarios on a cluster with so many ``slots``; ``ready`` waits until it has them again."""
+def play(run: Run, slots: int, ready: Callable[[], object] = lambda: None, *, nodes: int = 1) -> None:
+    """Play all scenarios on a cluster with so many ``slots``, on ``nodes``; ``ready`` waits until it has them again."""
     patient = partial(run, start_timeout_s=120)
     with tempfile.TemporaryDirectory() as folder:
-        for scenario in (returns, raises, loses_a_slot, is_interrupted):
+        for scenario in (returns, raises, loses_a_slot, is_interrupted, partial(trains_on, is_killed=nodes > 1)):
             ready()
             begin_s = time.monotonic()
-            show(scenario.__name__, **scenario(patient, Path(folder)), seconds=time.monotonic() - begin_s)
+            name = scenario.func.__name__ if isinstance(scenario, partial) else scenario.__name__
+            show(name, **scenario(patient, Path(folder)), seconds=time.monotonic() - begin_s)
     ready()
     show("lacks_slots", **raised(lambda: run(len, ("",), np=slots + 1, start_timeout_s=2)))
     show("is_none", **raised(lambda: run(len, ("",), np=0)))
-    show("is_elastic", **raised(lambda: run(len, ("",), np=2, min_np=1)))
+    show("is_discovered", **raised(lambda: run(len, ("",), min_np=1, host_discovery_script="./hosts")))
     show("loaded", torch="torch" in sys.modules)
 
 
@@ -121,6 +122,40 @@ def is_interrupted(run: Run, folder: Path) -> dict[str, Any]:
     except KeyboardInterrupt:
         return {"interrupted": True, "left": _left(folder)}
     return {"interrupted": False}
+
+
+def trains_on(run: Run, folder: Path, *, is_killed: bool) -> dict[str, Any]:
+    """An elastic training goes on where the slot of a rank is killed, and has two workers again in the end."""
+
+    def train() -> list[int]:
+        import threading
+
+        import numpy as np
+
+        import farandole.numpy as hvd
+        from farandole.elastic.worker import run as elastic
+        from farandole.elastic.worker.state import ObjectState
+
+        @elastic.run
+        def loop(state: Any) -> None:
+            while state.sizes[-3:] != wanted:
+                hvd.allreduce(np.ones(1), name="step")
+                state.sizes = [*state.sizes, hvd.size()] if state.sizes[-1:] != [hvd.size()] else state.sizes
+                state.commit()
+                if is_killed and hvd.rank() == 1 and not (folder / "killed").exists():
+                    (folder / "killed").touch()
+                    os.kill(_parent(os.getppid()), signal.SIGKILL)
+                threading.Event().wait(0.01)
+
+        hvd.init()
+        state: Any = ObjectState(sizes=[])
+        loop(state)
+        return list(state.sizes)
+
+    wanted = [2, 1, 2] if is_killed else [2]
+    results = run(train, min_np=1, max_np=2)
+    (folder / "killed").unlink(missing_ok=True)
+    return {"results": results}
 
 
 # -- what they have in common -----------------------------------------------------------------------------------------

@@ -1,17 +1,15 @@
-"""The agent: one small process per host that starts, watches and ends workers and passes their output on.
+"""The agent: one small process per host that starts, watches and ends workers and forwards their output.
 
-The launcher starts it, itself or through ssh or Slurm, with its config, one line of JSON, on standard input; or
-it comes by itself, to lend its host (``farandole.launch.leases.join``), and has nobody at that input. The end of that
-input, of the connection to the controller, or of what started it means that there is nobody to work for any more,
-and then the workers are killed. In an elastic job another controller may take the place of one that is gone. When the
-agent itself is killed, the kernel kills the workers. What else comes on standard input, in a job on one host, is
-printed on standard error, between the workers' lines. No framework is imported here.
+The launcher starts it, as a child or through ssh or Slurm, with its config, one line of JSON, on standard input; or a
+lease starts it to lend its host (``farandole.launch.leases.join``), without that input. When that input, the connection
+to the controller or the process that started it ends, the agent kills the workers and exits. In an elastic job another
+controller may replace a lost one. When the agent itself is killed, the kernel kills the workers. In a job on one host,
+further standard input is printed on standard error, between the workers' lines. No framework is imported here.
 
-The main thread runs the loop (``relay.agent``) and owns every field of ``LaunchedWorkers``, so that no lock is needed.
-Signals are bytes in a pipe: no handler runs between two lines of the loop. The pumps of ``JobOutput`` are threads of
-their own, since whoever reads the output may be slow; they touch nothing here but ``AgentLink.send``. Nobody but the
-loop reaps: a process number in ``_workers`` is the worker's until then, at worst a zombie's, and a signal cannot hit a
-stranger that got it since.
+The main thread runs the loop (``relay.agent``) and owns every field of ``LaunchedWorkers``, so no lock is needed.
+Signals are bytes in a pipe: no handler runs between two lines of the loop. The pumps of ``JobOutput`` are separate
+threads, because a reader of the output may be slow; they call only ``AgentLink.send``. Only the loop reaps: until then
+a pid in ``_workers`` belongs to the worker, at worst to a zombie, and a signal cannot hit another process.
 """
 
 from __future__ import annotations
@@ -56,39 +54,41 @@ from farandole.runtime.relay.agent import Agent, Workers, connected
 from farandole.runtime.relay.agent_link import AgentLink
 
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, *process.PASSED_ON)
-"""Signals that the agent hears. Those that a scheduler sends to all processes of a job (USR1, USR2) are for workers:
-here they must only not kill."""
+"""Signals that the agent handles. Those that a scheduler sends to all processes of a job (USR1, USR2) are for workers:
+they must only not kill the agent.
+"""
 
 SLURM_HOST = "SLURMD_NODENAME"
-"""The variable by which Slurm tells a task the name of its host."""
+"""Variable in which Slurm passes a task the name of its host."""
 
 SSH_SESSION = ("SSH_CLIENT", "SSH_CONNECTION", "SSH2_CLIENT")
-"""Variables of the session that started the agent. A bash that finds them reads the user's start-up files, and prints
-what these print."""
+"""Variables of the ssh session that started the agent. A bash that finds them runs the user's start-up files, and
+prints their output.
+"""
 
 SETTLE_S = 1.0
-"""How long the news of deaths may wait for the last words to be read: so long only where nobody takes the output."""
+"""Longest delay of exit reports to read the last output; reached only if the output is not consumed."""
 
 KILL_AGAIN_S = 0.2
 COMES_BACK_S = 10.0
-"""How long the workers of an elastic job live without a controller: its launcher starts another one at once."""
+"""Time that workers of an elastic job live without a controller: its launcher starts another one at once."""
 
 MOST_ENDS = 100
-"""Number of last ends of workers that a new controller is told of; others it takes for killed."""
+"""Number of last exits reported to a new controller; it counts other missing workers as killed."""
 
 GIVE_UP_S = 1.0
-"""How long an agent that was told to end at once, or has no launcher, tries to write what is left of the output."""
+"""Time to write the remaining output in an agent that must exit at once, or has lost its launcher."""
 
 LAST_KILL_S = 10.0
-"""How long an agent that ends kills what its workers have left: a process that a file server keeps may not die."""
+"""Time for an exiting agent to kill leftover processes of workers: a process stuck on a file server may not die."""
 
 
 @final
 class LaunchedWorkers(Workers):
-    """Workers that the agent starts as its children, by order of the controller; with their output, and their end.
+    """Workers that the agent starts as children on orders of the controller; it handles their output and exit.
 
-    ``address`` is the controller's, ``signals`` the descriptor that gets a byte for each of ``SIGNALS``. An agent whose
-    lead may have a successor on another host has a ``way`` there.
+    ``address``: the controller's; ``signals``: descriptor that gets a byte for each of ``SIGNALS``; ``way``: lookup of
+    the next leader, for an agent whose leader may be replaced on another host.
     """
 
     def __init__(
@@ -101,36 +101,36 @@ class LaunchedWorkers(Workers):
         self._writing: set[int] = set()
         self._workers: dict[int, int] = {}
         self._news: list[Started | Report] = []
-        """Starts and refused starts that the controller has not been told of."""
+        """Starts and refused starts not yet reported to the controller."""
         self._ended: deque[WorkerExited] = deque(maxlen=MOST_ENDS)
         self._link: AgentLink | None = None
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
         self._spare_until: float | None = None
-        """Time at which resource trackers are killed that have been left to themselves."""
+        """Time at which leftover resource trackers are killed."""
         self._finishing = self._dismissed = self._leaving = False
         self._heard = b""
         self._shortage = OomKills()
-        self._launcher_lives = config.lent is None  # else nobody writes to our standard input
+        self._launcher_lives = config.lent is None  # a lease's agent gets no input
         self._parent = os.getppid()
 
     def join(self, link: AgentLink) -> None:
-        """Tell the controller what has been started, and obey it from now on."""
+        """Report started workers to the controller, and obey it from now on."""
         self._link = link
         self._report_start()
-        self._reap()  # where no worker could be started, perhaps no SIGCHLD ever comes
+        self._reap()  # if no worker could start, there may be no SIGCHLD
 
     def leave(self) -> None:
-        """Tell the controller that this is the end, unless it is gone."""
+        """Send ``Goodbye`` to the controller, unless it is lost."""
         self._post(Goodbye())
         if self._link is not None:
             self._link.close()
 
-    # -- what the loop calls ------------------------------------------------------------------------------------------
+    # -- called by the loop -------------------------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
-        """True if all have ended and all they wrote is written, or nobody wants that any more."""
+        """True if all workers have exited and all output is written, or the deadline for that is over."""
         if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
             return True
         if self._output is None:
@@ -139,8 +139,8 @@ class LaunchedWorkers(Workers):
 
     @property
     def fds(self) -> dict[int, int]:
-        """Signals, the end of the output, and standard input, of which only the end is news when all have ended."""
-        # What the launcher says in the end it prints itself.
+        """Descriptors of signals, of the end of output, and standard input (only its hang-up after all have exited)."""
+        # The launcher itself prints its last messages.
         heard = {0: 0 if self._finishing else select.POLLIN} if self._launcher_lives else {}
         way = {self._way.fd: select.POLLIN} if self._way is not None else {}
         return {self._signals: select.POLLIN, **heard, **way, **dict.fromkeys(self._writing, select.POLLIN)}
@@ -169,7 +169,7 @@ class LaunchedWorkers(Workers):
             self._follow(self._way, self._link)
 
     def _follow(self, way: ControllerLookup, link: AgentLink) -> None:
-        """Go where the run is led from, and have the workers do so."""
+        """Connect to the next leader, and redirect the workers to it."""
         if address := way.found():
             self._renew(link, address)
         elif way.over:
@@ -177,12 +177,12 @@ class LaunchedWorkers(Workers):
         way.follow(link.address if self._link is not None else "")
 
     def cut_off(self, error: ControlError, *, is_last: bool = False) -> None:
-        """Wait for another controller, if there may be one; else end everything."""
+        """Wait for another controller, if one may come; otherwise kill the workers and exit."""
         if self._link is not None and self._config.stays and self._link.may_come_back and not is_last:
             self._renew(self._link)
             return
         if self._launcher_lives or self._config.lent is not None:
-            with contextlib.suppress(OSError):  # the launcher has just ended, and our standard input tells it next
+            with contextlib.suppress(OSError):  # stderr is closed: the launcher has just exited
                 os.write(2, printed(f"farandole: the agent on {self._config.host} ends: {error}\n"))
         self._orphaned()
 
@@ -209,10 +209,10 @@ class LaunchedWorkers(Workers):
     # -- starts -------------------------------------------------------------------------------------------------------
 
     def begin(self, start: StartWorkers, output: JobOutput) -> None:
-        """Start the first workers, and to write their output."""
+        """Start the first workers, and the threads that write their output."""
         self._start, self._output = start, output
         self._streams = WorkerOutput(start, output)
-        self._start_workers(start, self._streams)  # before the pumps run: a start with a death signal takes a fork
+        self._start_workers(start, self._streams)  # before the pump threads: a death signal needs a fork
         output.start()
         self._writing = set(output.ended)
 
@@ -228,12 +228,14 @@ class LaunchedWorkers(Workers):
     def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: WorkerOutput) -> None:
         address = self._address if self._link is None else self._link.worker_address
         contact = {CONTROLLER: address if self._way is None else self._way.address}
-        environment = {**_threads(spec), **os.environ, **start.environment, **spec.environment, **contact}
-        command = spec.command
+        own, cwd = self._config, "" if self._config.command else start.cwd
+        environment = {**_threads(spec), **os.environ, **start.environment, **own.variables}
+        environment |= {**spec.environment, **contact}
+        command = list(own.command) or spec.command
         death_signal: int | None = signal.SIGKILL
         try:
-            if self._link is not None:  # whose threads run, and a fork in between may copy a lock that one of them has
-                command, death_signal = process.bound(command, signal.SIGKILL, environment, start.cwd), None
+            if self._link is not None:  # no fork: the link's threads may hold a lock
+                command, death_signal = process.bound(command, signal.SIGKILL, environment, cwd), None
             with streams.open(spec.worker_id) as (stdout, stderr):
                 environment[OUTPUT] = pipes(stdout, stderr)
                 pid = process.spawn(
@@ -242,12 +244,12 @@ class LaunchedWorkers(Workers):
                     stdout=stdout,
                     stderr=stderr,
                     environment=environment,
-                    cwd=start.cwd,
+                    cwd=cwd,
                 )
         except UsageError as error:
             self._refuse(spec, process.NOT_EXECUTABLE, str(error))
         except OSError as error:
-            self._refuse(spec, *process.refusal(spec.command, error))
+            self._refuse(spec, *process.refusal(list(own.command) or spec.command, error))
         else:
             self._workers[pid] = spec.worker_id
             self._news.append(Started(spec.worker_id, pid))
@@ -261,27 +263,27 @@ class LaunchedWorkers(Workers):
             self._post(message)
         self._news.clear()
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- signals and exits --------------------------------------------------------------------------------------------
 
     def _on_signals(self) -> None:
         if signal.SIGTERM in os.read(self._signals, 4096):
-            # With another parent it is the kernel's signal for the death of the first one, not a scheduler's notice.
+            # With a new parent, SIGTERM is the kernel's signal for the first parent's death, not a scheduler's notice.
             is_notice, is_lent = os.getppid() == self._parent, self._config.lent is not None
             has_grace = is_lent or (self._config.stays and self._kill_at is not None)
             if is_notice and self._dismissed and has_grace:
-                pass  # the workers end already, with the grace that their lead, or the launcher, has given them
+                pass  # the workers already end, within the grace given by their leader or the launcher
             elif is_notice and not self._dismissed and self._config.stays and (self._workers or is_lent):
                 self._leaving = is_lent
                 self._post(Leaving())
-                if not self._leaving:  # else the controller has the workers leave, and then ends us
+                if not self._leaving:  # else the controller makes the workers leave, then ends us
                     self._depart()
             else:
                 self._orphaned()
         self._reap()
 
     def _hear(self) -> None:
-        """Print what the launcher writes to our standard input; the end of file is the end of the launcher."""
-        # In the end only a hang-up brings us here (see ``fds``): what is unread is then the launcher's to print.
+        """Print the launcher's text from standard input; end of file means that the launcher has exited."""
+        # At the end only a hang-up leads here (see ``fds``): the launcher itself prints unread text.
         text = b"" if self._finishing else os.read(0, 2**16)
         lines, newline, self._heard = (self._heard + text).rpartition(b"\n")
         if newline and self._output is not None:
@@ -291,25 +293,25 @@ class LaunchedWorkers(Workers):
             self._orphaned()
 
     def _renew(self, link: AgentLink, address: str = "") -> None:
-        """Wait for another controller; the launcher lives, or our standard input had ended, and starts one.
+        """Wait for another controller: the launcher lives (else standard input would be closed) and starts one.
 
-        The workers of a host that is lent may outlive their lead: then it is the next one's, at another ``address``.
+        Workers of a leased host may outlive their leader: then the next leader adopts them, at another ``address``.
         """
         running = [Started(worker_id, pid) for pid, worker_id in self._workers.items()]
         patience_s = COMES_BACK_S if self._way is None else self._way.patience_s
         link.renew(patience_s, running, self._ended, elsewhere=self._way is not None, address=address)
         if self._leaving:
-            self._post(Leaving())  # what the one before was told may have died with it
+            self._post(Leaving())  # the previous controller may not have recorded it
         if self._output is not None:
-            self._output.forgive()  # else the pumps wait for receipts that died with the controller
+            self._output.forgive()  # receipts were lost with the controller
 
     def _dismiss(self, grace_s: float) -> None:
-        """End the workers by order of the controller; without grace, wait no longer for the output either."""
+        """End the workers on the controller's order; without grace, do not wait for the output either."""
         self._dismissed = True
         if not grace_s or self._kill_at is None:  # a new controller may repeat an order
             self._stop(grace_s)
-        self._reap()  # without workers, no SIGCHLD ends this
-        if not grace_s:  # now means now, also if nobody takes the output
+        self._reap()  # without workers there is no SIGCHLD
+        if not grace_s:  # at once, even if the output is not consumed
             self._give_up_at = time.monotonic() + GIVE_UP_S
 
     def _post(self, message: Message) -> None:
@@ -318,18 +320,18 @@ class LaunchedWorkers(Workers):
 
     def _reap(self) -> None:
         ended = list(process.reap())
-        # Asked once for all of them, and only for a reason: each answer counts from the one before.
-        settled_s = time.monotonic() + SETTLE_S  # for all of them: the controller waits for heartbeats meanwhile
+        # Checked once for all of them, and only after a kill: each check counts from the one before.
+        settled_s = time.monotonic() + SETTLE_S  # in total: the controller waits for heartbeats meanwhile
         is_short = any(code == -signal.SIGKILL for _, code in ended) and self._shortage.has_struck()
         for pid, code in ended:
             if pid in self._workers:
                 worker_id = self._workers.pop(pid)
                 is_victim = is_short and code == -signal.SIGKILL
-                # Kept as well as sent: if the controller dies before it has written it down, the next one is told.
+                # Kept as well as sent: if the controller dies before it has recorded it, the next one gets it.
                 tail = self._last_words(worker_id, code, settled_s)
                 self._ended.append(WorkerExited(worker_id, code, pid=pid, tail=tail, out_of_memory=is_victim))
                 self._post(Report(self._ended[-1]))
-        if ended and self._kill_at is not None:  # what a worker has left was spared while it lived
+        if ended and self._kill_at is not None:  # its leftovers were spared while it ran
             process.signal_descendants(signal.SIGTERM, but=self._workers)
         if self._config.stays and not self._dismissed:
             self._kill_left()
@@ -343,7 +345,7 @@ class LaunchedWorkers(Workers):
             self._stop(self._start.grace_s)
 
     def _last_words(self, worker_id: int, code: int, settled_s: float) -> str:
-        """The last lines of its standard error, if its failure may be the cause of what follows."""
+        """Last lines of its standard error, if its failure may be the cause of the job's end."""
         if self._streams is None:
             return ""
         is_cause = code and self._kill_at is None
@@ -352,27 +354,27 @@ class LaunchedWorkers(Workers):
         return tail
 
     def _kill(self, worker_id: int) -> None:
-        """End a worker, and what it has started with it."""
+        """Kill a worker and the processes that it started."""
         for pid in [pid for pid, own in self._workers.items() if own == worker_id]:
-            # Listed first: once the worker is dead its children are ours, and no longer found below it.
+            # Listed first: after the worker's death its children become ours, and are not found below it.
             below = process.descendants(pid)
             process.kill([pid, *(set(below) - process.trackers(below))])
 
     def _stop(self, grace_s: float) -> None:
-        """TERM for all workers, and what those without a handler started; KILL after the grace, until none is left."""
+        """Send TERM to all workers, and to the children of those without a handler; KILL after the grace time."""
         if self._finishing:
             return
         if grace_s > 0:
             process.signal_descendants(signal.SIGTERM)
         else:
             self._kill_left()
-        # Again after a kill, too: a process that forked while /proc was listed has left a child that was not.
+        # Repeated after a kill, too: a process may fork while /proc is listed.
         self._kill_at = time.monotonic() + (grace_s or KILL_AGAIN_S)
 
     def _kill_left(self) -> None:
-        """Kill what workers that have ended left running; all that runs, if the workers are to end, too.
+        """Kill the leftover processes of exited workers; or all processes, if the workers must end, too.
 
-        Python's resource trackers end by themselves when all that was theirs is removed, or are killed in the end.
+        Python's resource trackers exit by themselves after removing their resources, or are killed at a deadline.
         """
         now, is_going_on = time.monotonic(), self._config.stays and not self._dismissed
         left = set(process.descendants(but=self._workers if is_going_on else ()))
@@ -382,20 +384,20 @@ class LaunchedWorkers(Workers):
         is_late = self._spare_until is not None and now >= self._spare_until
         process.kill(left if is_late else left - trackers)
         if is_late or not trackers:
-            self._spare_until = None  # for those that come later
+            self._spare_until = None  # for later ones
         elif self._spare_until is None:
             self._spare_until = now + process.TRACKERS_S
 
     def _depart(self) -> None:
-        """Let workers leave when a step is whole: a scheduler wants the host, and ends what takes too long itself."""
+        """Let workers leave after a whole step: a scheduler wants the host, and kills late ones itself."""
         self._dismissed = True
         process.signal_descendants(signal.SIGTERM)
 
     def _orphaned(self) -> None:
-        """End everything at once: nobody is left to work for."""
+        """Kill everything at once: launcher or controller is lost."""
         self._dismissed = True
         if self._output is not None:
-            self._output.cut()  # a pump that waits for receipts would never end; first, or it would send into nothing
+            self._output.cut()  # first: a pump that waits for receipts would never end
         if self._link is not None:
             self._link.close(deliver=False)
             self._link = None
@@ -405,7 +407,7 @@ class LaunchedWorkers(Workers):
 
 def main() -> None:
     """Entry of the process."""
-    process.die_with_parent(signal.SIGTERM)  # one that has died before this ends our standard input
+    process.die_with_parent(signal.SIGTERM)  # if it died before, our standard input is closed
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         sys.exit("farandole: the agent got no config: 'farandole run' starts it, not you")
@@ -419,31 +421,31 @@ def main() -> None:
 
 
 def serve(config: LaunchedAgentConfig, address: str, way: ControllerLookup | None = None) -> None:
-    """Start the workers and serve until all have ended and all they wrote is written."""
+    """Start the workers and serve until all have exited and all output is written."""
     with process.signals_as_bytes(SIGNALS) as signals:
         workers = LaunchedWorkers(config, address, signals, way)
         if config.start is not None:
-            workers.begin(config.start, JobOutput.own())  # they have more to load than we
+            workers.begin(config.start, JobOutput.own())  # before connecting: they load longer than we
         try:
             link = connected(config, address)
             workers.join(link)
             Agent(link, workers).serve()
         finally:
-            # With us the workers end, but not what these have started. Something may be left although all were killed:
-            # what was forked while /proc was listed, and ``GIVE_UP_S`` may be over before the next look.
+            # The workers die with this process, but not their children. Some may be left although all were killed:
+            # forked while /proc was listed, and ``GIVE_UP_S`` may be over before the next check.
             process.end_descendants(LAST_KILL_S)
     workers.leave()
 
 
 def _threads(spec: WorkerSpec) -> dict[str, str]:
-    """The worker's share of this host's cores: numeric libraries take all of them otherwise, each worker from each."""
+    """Limit threads to the worker's share of the cores: otherwise numeric libraries of each worker use all cores."""
     neighbours = int(spec.environment.get(OWN.local_size, "1"))
     cores = len(os.sched_getaffinity(0))
     return {"OMP_NUM_THREADS": str(max(1, cores // neighbours))} if neighbours > 1 else {}
 
 
 def dial(config: LaunchedAgentConfig) -> str:
-    """Find the first of the controller's addresses that answers; its socket on this host needs no trial."""
+    """Find the first of the controller's addresses that answers; a Unix socket on this host is used untested."""
     if config.addresses[0].startswith("ipc://"):
         return config.addresses[0]
     lifeline = 0 if config.lent is None else None

@@ -1,4 +1,4 @@
-"""The config of an agent that a launcher sends: one line of JSON on its standard input.
+"""Config of an agent, sent by a launcher: one line of JSON on its standard input.
 
 line = msgspec.json.encode(LaunchedAgentConfig(["tcp://10.0.0.1:7000"], secret, "hostA"))
 """
@@ -7,32 +7,38 @@ from __future__ import annotations
 
 from typing import final
 
+import msgspec
+
 from farandole.control.agent_messages import StartWorkers
 from farandole.runtime.relay.agent import AgentConfig
 from farandole.settings import Settings
 
 DIAL_SHARE = 0.5
-"""Share of the start time-out for an agent to look for the controller, so that it can still say that it found none."""
+"""Share of the start timeout for an agent to find the controller, so that it can still report a failure."""
 
 MODULE = "farandole.launch.agents.agent"
 
 
 @final
 class LaunchedAgentConfig(AgentConfig, frozen=True):
-    """Config of an agent that starts workers; a ``host`` "" is what Slurm calls it.
+    """Config of an agent that starts workers; ``host`` "": the name that Slurm gives.
 
-    With ``start``, in a job on one host, the agent starts the workers before it does anything else; without, it takes
-    the first address that answers within ``dial_s``, and is told by the controller whom to start. In an elastic job it
-    ``stays`` when it has no workers, until it is told to end.
+    With ``start``, in a job on one host, the agent starts these workers first; without it, the agent connects to the
+    first address that answers within ``dial_s``, and the controller orders which workers to start. In an elastic job it
+    ``stays`` even without workers, until it is told to end.
     """
 
     start: StartWorkers | None = None
+    command: tuple[str, ...] = ()
+    """Command of all workers here, run in the agent's folder; empty: the launcher's command and folder."""
+    variables: dict[str, str] = msgspec.field(default_factory=dict)
+    """Variables of all workers here; a worker's own variables override them."""
     dial_s: float = 0.0
     stays: bool = False
 
     @classmethod
     def of(cls, settings: Settings, addresses: list[str], secret: str) -> LaunchedAgentConfig:
-        """Config as these settings ask for it; host, name and workers are the caller's to add."""
+        """Config from settings; the caller adds host, name and workers."""
         return cls(
             addresses,
             secret,

@@ -1,13 +1,13 @@
-"""Slot of a cluster as the task that holds it sees it: the code that Ray, Dask and Spark run for us.
+"""Slot of a cluster, seen from the task that holds it: the code that Ray, Dask and Spark run for us.
 
     hold(ticket, slot=3)            # in a task of the cluster; returns when the run is over
 
-The task tells the process that wants workers where it is, and waits. The first slot of each host is then told to run
-the agent there, which starts the workers of all its slots; the others only keep what the cluster has given them. So
-workers are processes of their own: they can be ended whatever they do, and leave nothing in the cluster's.
+The task connects to the process that requested workers, and waits. The first slot of each host is then ordered to run
+the agent there, which starts the workers of all slots of the host; the other slots only keep their resources. So
+workers are separate processes: they can be killed in any state, and leave nothing in the cluster's processes.
 
-One thread runs all of it, the task's own. The agent ends when its standard input does, and so with this process,
-however that ends; ``Dealer.recv`` raises when the other side is gone. Nothing else is waited for.
+One thread, the task's own, runs all of it. The agent exits when its standard input closes, and so with this process,
+however that ends; ``Dealer.recv`` raises when the other side is lost. There is no other wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from farandole.control.dial import first_answering
 from farandole.control.entry import entry_command
 from farandole.control.keys import JobKeys
 from farandole.control.process import describe
-from farandole.control.slot_messages import SLOT, HostAgent, SlotHello, SlotOver
+from farandole.control.slot_messages import SLOT, AgentOver, HostAgent, SlotHello, SlotOver
 from farandole.errors import ControlError, UsageError
 from farandole.launch.agents import agent_config
 from farandole.launch.agents.agents import END_S, SAID_BYTES
@@ -40,7 +40,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 @final
 @dataclass(frozen=True)
 class Ticket:
-    """Contact of a run for its slots. It travels as the cluster's own messages do; logs do not show the key."""
+    """Contact of a run for its slots. It is sent in the cluster's own messages; logs do not show the key."""
 
     addresses: tuple[str, ...]
     dial_s: float
@@ -50,9 +50,9 @@ class Ticket:
 
 
 def hold(ticket: Ticket, slot: int, node: str = "") -> None:
-    """Hold ``slot`` of a run until it is over, and host the agent there if asked to.
+    """Hold ``slot`` of a run until the run is over, and run the agent of the host if ordered to.
 
-    ``node`` is the cluster's name for the host (default: what the host calls itself). Raises ``ControlError`` if nobody
+    ``node`` is the cluster's name for the host (default: the host's own name). Raises ``ControlError`` if no address
     answers, or the agent fails; ``UsageError`` for another version of Farandole.
     """
     if ticket.version != __version__:
@@ -65,35 +65,37 @@ def hold(ticket: Ticket, slot: int, node: str = "") -> None:
     with Dealer(address, identity, keys, ticket.dial_s, silence_s=ticket.silence_s) as dealer:
         command = entry_command(task.MODULE, sys.path)
         dealer.send(SlotHello(slot, host, node or host, command, os.environ.get(DEVICES, "")))
-        with contextlib.suppress(ControlError):  # the run is over for us, too, when nobody is there any more
+        with contextlib.suppress(ControlError):  # a lost connection also ends the run here
             while not isinstance(order := dealer.recv(), SlotOver):
-                if isinstance(order, HostAgent) and not _host(order.config, dealer):
-                    return
+                if isinstance(order, HostAgent):
+                    if not _host(order.config, dealer):
+                        return
+                    dealer.send(AgentOver(""))
 
 
 def _host(config: bytes, dealer: Dealer) -> bool:
-    """Run the agent until it ends, or is not wanted any more: then False. Raises ``AgentFailedError``."""
+    """Run the agent until it exits; False if the run ended before. Raises ``AgentFailedError``."""
     agent = subprocess.Popen(
         entry_command(agent_config.MODULE, sys.path),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # a terminal sends its signals to the cluster's processes, too
+        start_new_session=True,  # a terminal signals the cluster's processes, too
     )
     assert agent.stdin is not None
     assert agent.stderr is not None
     try:
-        with contextlib.suppress(BrokenPipeError):  # it could not even begin, and says why
+        with contextlib.suppress(BrokenPipeError):  # it failed at once; its stderr says why
             agent.stdin.write(config + b"\n")
             agent.stdin.flush()
         said, is_wanted = _attend(agent.stderr.fileno(), dealer)
     finally:
         with contextlib.suppress(BrokenPipeError):
-            agent.stdin.close()  # its end, if it lives
+            agent.stdin.close()  # makes it exit
         try:
             code = agent.wait(END_S)
         except subprocess.TimeoutExpired:
-            agent.kill()  # the kernel kills its workers then
+            agent.kill()  # the kernel then kills its workers
             code = agent.wait()
         agent.stderr.close()
     if is_wanted and code:
@@ -105,11 +107,11 @@ def _host(config: bytes, dealer: Dealer) -> bool:
 
 @final
 class AgentFailedError(Exception):
-    """An agent has ended before its run. No ``ControlError``, which here means that nobody is left to be told."""
+    """An agent has exited before its run ended. No ``ControlError``: that means here that the connection is lost."""
 
 
 def _attend(words: int, dealer: Dealer) -> tuple[bytes, bool]:
-    """Read what the agent says until it has ended; False if the run is over before that."""
+    """Read the agent's stderr until it exits; False if the run is over before."""
     said, is_over = b"", False
     poll = select.poll()
     for fd in (words, *dealer.fds):
@@ -118,7 +120,7 @@ def _attend(words: int, dealer: Dealer) -> tuple[bytes, bool]:
         ready = {fd for fd, _ in poll.poll()}
         if words in ready:
             text = os.read(words, 2**16)
-            if not text:  # its end; its workers write elsewhere
+            if not text:  # it has exited; its workers write elsewhere
                 return said, True
             said = (said + text)[-SAID_BYTES:]
         while not is_over and (order := dealer.recv(0.0)) is not None:

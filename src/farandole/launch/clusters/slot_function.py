@@ -1,9 +1,9 @@
-"""``farandole.run`` on a cluster of another system: a function on workers in slots that it lends.
+"""``farandole.run`` on another system's cluster: a function on workers in its slots.
 
     run_on(RayLender(), FunctionCall(train, (3,), {}), np=4, knobs={"engine": "tcp"})
 
-The launcher's loop runs in the calling thread, as for ``farandole.run``; its agents do not come over ssh, but by tasks
-of the cluster. Function, results and output travel over the job's own authenticated connections.
+The launcher's loop runs in the calling thread, as for ``farandole.run``; tasks of the cluster start its agents, not
+ssh. Function, results and output are sent over the job's own authenticated connections.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from farandole.control.addresses import everywhere, own_endpoints
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
-from farandole.control.os_text import pack
-from farandole.errors import UnsupportedError, UsageError
+from farandole.errors import UsageError
 from farandole.launch.agents.agent_config import DIAL_SHARE, LaunchedAgentConfig
 from farandole.launch.clusters.allocated_slots import AllocatedSlots
-from farandole.launch.clusters.slot import DEVICES, Ticket
+from farandole.launch.clusters.elastic_slots import run_elastic_on
+from farandole.launch.clusters.slot import Ticket
 from farandole.launch.clusters.slot_agents import SlotAgents
 from farandole.launch.clusters.slot_provider import SlotProvider
 from farandole.launch.function.results import Results, values_of
@@ -40,7 +40,7 @@ from farandole.topology import Topology
 
 @final
 class FunctionCall(NamedTuple):
-    """The function that is to be called on every worker, and its arguments."""
+    """Function to call on every worker, and its arguments."""
 
     func: Callable[..., Any]
     args: Sequence[Any] = ()
@@ -50,7 +50,7 @@ class FunctionCall(NamedTuple):
 def run_on(
     provider: SlotProvider,
     call: FunctionCall,
-    np: int,
+    np: int | None,
     *,
     output_filename: str = "",
     verbose: bool = False,
@@ -58,23 +58,24 @@ def run_on(
     timestamps: bool = False,
     knobs: Mapping[str, Any],
 ) -> list[Any]:
-    """Make the call on ``np`` workers in slots of ``provider``; returns what they returned, in rank order.
+    """Make the call on ``np`` workers in slots of ``provider``; return their return values in rank order.
 
-    Raises what ``farandole.run`` does, and ``ControlError`` if slots do not come in time or are lost.
+    Raises the errors of ``farandole.run``, and ``ControlError`` if slots do not connect in time or are lost.
     """
     settings = Settings.resolve(arguments=knobs)
-    if np < 1:
+    if np is not None and np < 1:
         raise UsageError(f"np={np} asks for no worker; it must be at least 1")
-    if settings.is_elastic:
-        raise UnsupportedError(
-            f"workers that come and go are not lent by {provider.name}: leave min_np, max_np and host_discovery_script "
-            "out, or run the agents as jobs of a scheduler: farandole join --help"
-        )
-    # Results come straight to this process, so that none can arrive after the news of its worker's end.
-    settings = msgspec.structs.replace(settings, tree_radix=max(settings.tree_radix, np))
+    if settings.host_discovery_script:
+        raise UsageError(f"host_discovery_script: {provider.name} says itself where slots are; leave it out")
     pickled = cloudpickle.dumps((call.func, tuple(call.args), dict(call.kwargs or {})))
     task = Task(list(sys.path), pickled).encode()
     job = Job([], (), settings, None, output_filename, timestamps, verbose, environment=dict(env or {}))
+    if settings.is_elastic:
+        return run_elastic_on(provider, job, np, task)
+    np = 1 if np is None else np
+    # Without relays: results are sent directly to this process, so none arrives after its worker's exit report.
+    settings = msgspec.structs.replace(settings, tree_radix=max(settings.tree_radix, np))
+    job = msgspec.structs.replace(job, settings=settings)
     return _run(provider, job, np, task)
 
 
@@ -91,22 +92,21 @@ def _run(provider: SlotProvider, job: Job, np: int, task: bytes) -> list[Any]:
         root.controller.task, root.controller.on_result = task, results.add
         loop = held.enter_context(StaticLoop(job, SlotAgents(slots, job.hosts), root, NO_SIGNALS))
         config = LaunchedAgentConfig.of(settings, addresses, secret)
-        starts = {host: _start(job, slots, secret, host) for host in dict.fromkeys(job.hosts)}
+        starts = {host: _start(job, secret, host) for host in dict.fromkeys(job.hosts)}
         loop.start_later(starts)
         for host in starts:
-            slots.run_agent(host, pack(msgspec.json.encode, msgspec.structs.replace(config, host=host), exact=True))
+            slots.run_agent(host, config)
         outcome = loop.run()
     return values_of(results, np, outcome.words if outcome.status else "", outcome.cause)
 
 
-def _start(job: Job, slots: AllocatedSlots, secret: str, host: str) -> StartWorkers:
-    """Order to the agent of ``host``. Its workers have the variables and the folder of the cluster's task there."""
+def _start(job: Job, secret: str, host: str) -> StartWorkers:
+    """Order for the agent of ``host``. Its workers inherit the variables and the folder of the cluster's task there."""
     shared = {"PYTHONUNBUFFERED": "1", **job.settings.to_environment(Settings.resolve(environment={}))}
-    shared |= {DEVICES: devices} if (devices := slots.devices(host)) else {}
     shared |= job.environment
     specs = [
-        WorkerSpec(rank, slots.command(host), {**shared, **variables_for(Topology.of(rank, job.hosts, 0), "", secret)})
+        WorkerSpec(rank, [], {**shared, **variables_for(Topology.of(rank, job.hosts, 0), "", secret)})
         for rank in range(job.size)
         if job.hosts[rank] == host
     ]
-    return msgspec.structs.replace(start_workers(job, specs, job.size, inherits=True), cwd="")
+    return start_workers(job, specs, job.size, inherits=True)

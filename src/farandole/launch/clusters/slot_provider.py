@@ -1,8 +1,8 @@
-"""Lender of slots: the abstract cluster that runs tasks of ours, and what its tasks have in common.
+"""Provider of slots: abstract interface to a cluster that runs our tasks.
 
-provider.lend(4, ticket)          # four tasks, each calling hold(ticket, slot); does not wait for them
+provider.lend(range(4), ticket, together=True)    # four tasks, each calling hold(ticket, slot); does not block
 provider.failures()               # {2: "the worker died"}
-provider.close([0, 1], until_s)   # none of them runs any more
+provider.close([0, 1], until_s)   # all tasks have ended
 """
 
 from __future__ import annotations
@@ -15,40 +15,41 @@ from farandole.launch.clusters.slot import Ticket
 
 
 class SlotProvider(ABC):
-    """Cluster that lends slots for one run. One thread calls all methods, of which only ``close`` waits."""
+    """Cluster that provides slots for one run. One thread calls all methods; only ``close`` blocks."""
 
     name: ClassVar[str]
-    """Name of the cluster's system, for people."""
+    """Name of the cluster's system, for messages."""
 
     is_over = False
-    """True once the run is to end before its workers do. Any thread may set it."""
+    """True if the run must end before its workers do. Any thread may set it."""
 
     @abstractmethod
-    def lend(self, np: int, ticket: Ticket) -> None:
-        """Have the cluster run ``np`` tasks at once, each of which calls ``hold`` with its number.
+    def lend(self, slots: range, ticket: Ticket, *, together: bool) -> None:
+        """Start a task of the cluster for each of ``slots``, which calls ``hold`` with the number of its slot.
 
-        A task that the cluster loses must not be run again: what it held is gone. Raises ``UsageError`` for what the
-        cluster can never give.
+        All tasks start at once (``together``), or each as soon as there is room for it; an elastic job requests further
+        slots later. The cluster must not rerun a lost task. Raises ``UsageError`` for a request that the cluster can
+        never satisfy.
         """
 
     @abstractmethod
     def failures(self) -> Mapping[int, str]:
-        """The slots whose tasks have failed by now, and why, in the cluster's words."""
+        """Slots whose tasks have failed so far, with the cluster's error texts."""
 
     @abstractmethod
     def shortage(self) -> str:
-        """Explanation why slots may be missing, and what to do, for the end of a sentence."""
+        """End of a sentence: why slots may be missing, and what to do."""
 
     @abstractmethod
     def close(self, told: Collection[int], until_s: float) -> None:
-        """Give everything back: wait for the tasks that are ``told`` to end until ``until_s``, and end all others.
+        """Release all slots: wait until ``until_s`` for the tasks that were ``told`` to end, and kill all others.
 
-        That is a time of ``time.monotonic``. Also called if ``lend`` has raised.
+        ``until_s`` is by ``time.monotonic``. Also called if ``lend`` has raised.
         """
 
 
 def last_line(error: object) -> str:
-    r"""The last line of what an error says: its own words, where others put a traceback before them.
+    r"""Last line of an error's text: its own message, if a remote traceback precedes it.
 
     >>> last_line("Traceback ...\n  File ...\nModuleNotFoundError: No module named 'farandole'")
     "ModuleNotFoundError: No module named 'farandole'"

@@ -1,9 +1,9 @@
-"""From hosts and slots to ranks, and to what each worker is started with. Pure.
+"""Plan of a job: hosts and slots to ranks, and the command and environment of each worker. Pure.
 
     >>> assign_ranks(3, (Host("a", 2), Host("b", 2)))
     ('a', 'a', 'b')
 
-Ranks fill the hosts in the order given, as Horovod's launcher does.
+Ranks fill the hosts in the given order, as in Horovod's launcher.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from farandole.topology import Topology
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 _BRACKETED = re.compile(r"\[([0-9a-fA-F:.]*:[0-9a-fA-F:.]*(?:%\w+)?)\]")
-_NAME = re.compile(r"[\w.:%@-]+")
+_NAME = re.compile(r"[\w.:%@~-]+")
 
 
 @final
 class Host(msgspec.Struct, frozen=True):
-    """A machine and how many workers it takes (0: as many as are asked for)."""
+    """A machine and its number of slots for workers (0: as many as requested)."""
 
     name: str
     slots: int = 0
@@ -44,12 +44,12 @@ class Host(msgspec.Struct, frozen=True):
 
 @final
 class Job(msgspec.Struct, frozen=True):
-    """Everything that is asked of a launch.
+    """Request for a launch.
 
-    ``hosts`` is the host of each rank; ``starter`` starts the agents there (``None``: all ranks are on this host).
-    Workers get the launcher's variables and ``environment``; ``python_path`` is put before their ``PYTHONPATH``.
-    Without ``output_dir`` their lines go to the launcher's standard streams, each with its rank. With a ``monitor`` the
-    job is recorded, and perhaps has a page.
+    ``hosts``: host of each rank; ``starter``: starts the agents there (``None``: all ranks are on this host). Workers
+    get the launcher's variables and ``environment``; ``python_path`` is put before their ``PYTHONPATH``. Without
+    ``output_dir`` their lines go to the launcher's standard streams, each with its rank. With a ``monitor`` the job is
+    recorded, and may have a web page.
     """
 
     command: list[str]
@@ -70,9 +70,9 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def parse_hosts(text: str, slots_each: int = 1, source: str = "-H") -> tuple[Host, ...]:
-    """``"a:4,b,node[01-04]:2,[fd77::1]:2"`` as ``-H`` takes it; a host without a number has one slot, as in Horovod.
+    """Parse hosts like ``"a:4,b,node[01-04]:2,[fd77::1]:2"``; without a number a host has one slot, as in Horovod.
 
-    ``slots_each`` is another number for these. Errors name the ``source``.
+    ``slots_each``: another default. Errors name the ``source``.
     """
     hosts: list[Host] = []
     for item in hostlist.split(text):
@@ -88,7 +88,7 @@ def parse_hosts(text: str, slots_each: int = 1, source: str = "-H") -> tuple[Hos
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
-    """Lines of ``NAME slots=N``; empty lines and what follows ``#`` do not count."""
+    """Parse lines of ``NAME slots=N``; empty lines and comments after ``#`` are ignored."""
     hosts = parse_host_lines(text)
     if not hosts:
         raise UsageError("the host file names no host; write one a line: NAME slots=N")
@@ -96,7 +96,7 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
 
 
 def parse_host_lines(text: str, slots_each: int = 1, source: str = "the host file") -> tuple[Host, ...]:
-    """Lines as in a host file, of which there may be none, also ``NAME:N``. Errors name the ``source``."""
+    """Parse lines as in a host file, also ``NAME:N``; there may be none. Errors name the ``source``."""
     hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -114,9 +114,9 @@ def parse_host_lines(text: str, slots_each: int = 1, source: str = "the host fil
 
 
 def by_own_name(hosts: Sequence[Host], here: str, is_own: Callable[[str], bool]) -> tuple[Host, ...]:
-    """Name this machine ``here``, however entries call it, and add up several entries of one host.
+    """Rename entries of this machine to ``here``, and add up several entries of one host.
 
-    ``is_own`` looks a name up; it is asked only about addresses, and names that differ from ours by their domain.
+    ``is_own`` resolves a name; it is called only for addresses, and for names that differ from ours by their domain.
     """
     slots: dict[str, int] = {}
     for host in hosts:
@@ -126,7 +126,7 @@ def by_own_name(hosts: Sequence[Host], here: str, is_own: Callable[[str], bool])
 
 
 def within(hosts: Sequence[Host], most: int) -> tuple[Host, ...]:
-    """The first hosts that have ``most`` slots together, the last of them perhaps fewer than it has; all for 0.
+    """The first hosts with ``most`` slots in total, reducing the slots of the last one; 0: all hosts.
 
     >>> within((Host("a", 2), Host("b", 2), Host("c", 2)), 3)
     (Host(name='a', slots=2), Host(name='b', slots=1))
@@ -142,7 +142,7 @@ def within(hosts: Sequence[Host], most: int) -> tuple[Host, ...]:
 
 
 def assign_ranks(np: int | None, hosts: Sequence[Host]) -> tuple[str, ...]:
-    """The host of every rank. Without ``np`` every slot is taken; without hosts all ranks are here."""
+    """Host of each rank. Without ``np`` every slot is used; without hosts all ranks are on this host."""
     if np is None:
         if not hosts:
             raise UsageError("how many workers? Say -np N, for example: farandole run -np 4 python train.py")
@@ -159,7 +159,7 @@ def assign_ranks(np: int | None, hosts: Sequence[Host]) -> tuple[str, ...]:
 
 
 def workers(job: Job, secret: str, inherited: Mapping[str, str]) -> list[WorkerSpec]:
-    """Specs of all workers; what they inherit, and the controller's address, are added where they are started."""
+    """Specs of all workers; their agent adds inherited variables and the controller's address."""
     shared = variables_for_all(job, inherited)
     if job.monitor is not None:
         shared[WATCHED] = "1"
@@ -173,7 +173,7 @@ def workers(job: Job, secret: str, inherited: Mapping[str, str]) -> list[WorkerS
 
 
 def start_workers(job: Job, specs: Sequence[WorkerSpec], size: int, *, inherits: bool) -> StartWorkers:
-    """Order to an agent, which ``inherits`` the launcher's variables or not; ``size`` is that of the job."""
+    """Order for an agent; ``inherits``: whether it has the launcher's variables; ``size``: that of the job."""
     return StartWorkers(
         list(specs),
         environment={} if inherits else for_other_hosts(os.environ),
@@ -188,10 +188,10 @@ def start_workers(job: Job, specs: Sequence[WorkerSpec], size: int, *, inherits:
 
 
 def variables_for_all(job: Job, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables that all workers get besides what they inherit."""
+    """Variables of all workers besides inherited ones."""
     shared = job.settings.to_environment(Settings.resolve(environment=inherited))
     if "PYTHONUNBUFFERED" not in inherited:
-        shared["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed, and none is lost with a killed worker
+        shared["PYTHONUNBUFFERED"] = "1"  # no lost or delayed lines, even of a killed worker
     shared.update(job.environment)
     if job.settings.horovod:
         shared.update(horovod_site.variables({**inherited, **shared}))
@@ -205,7 +205,7 @@ def variables_for_all(job: Job, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """The hosts that one entry stands for."""
+    """Hosts of one entry."""
     if match := _BRACKETED.fullmatch(text):
         return (match[1],)
     names = (text,) if ":" in text else hostlist.expand(text)
@@ -216,7 +216,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _is_here(name: str, here: str, is_own: Callable[[str], bool]) -> bool:
-    name, here = name.lower(), here.lower()  # as names of hosts are compared
+    name, here = name.lower(), here.lower()  # host names are case-insensitive
     if name in (*LOCAL_NAMES, here):
         return True
     is_address = ":" in name or name.replace(".", "").isdecimal()
