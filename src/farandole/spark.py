@@ -109,7 +109,8 @@ class SparkLender(SlotProvider):
             else:
                 tasks.mapPartitions(partial(_hold, ticket)).collect()
         except Exception as error:
-            self._failures |= dict.fromkeys(slots, _words(error))
+            # A barrier stage fails as one: its first slot stands for all.
+            self._failures |= dict.fromkeys(slots[:1] if together else slots, _words(error))
 
 
 def _hold(ticket: Ticket, slots: Iterable[int]) -> Iterator[None]:

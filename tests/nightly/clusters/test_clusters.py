@@ -122,7 +122,9 @@ def test_horovods_names_for_it(played: Played) -> None:
     if played.cluster == "spark":
         assert seen["run"] == [[1, "0", "blue", "0.28.1"], [1, "1", "blue", "0.28.1"]]
         assert seen["one"] == [[2, "0", "red", "0.28.1"]]
-        assert seen["stdout"]["error"] == seen["elastic"]["error"] == "UnsupportedError"
+        assert seen["stdout"]["error"] == "UnsupportedError"
+        assert sorted(seen["elastic"]) == [[3, "0", "green", "0.28.1"], [3, "1", "green", "0.28.1"]]
+        assert "-np 1 is not between --min-np 2" in seen["too_few"]["text"]
         return
     assert seen["counted"] == [[12, 13], [14, 15]]
     assert seen["single"] == 14

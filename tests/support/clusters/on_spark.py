@@ -25,7 +25,8 @@ def horovod_run() -> dict[str, Any]:
         "run": horovod.spark.run(train, (1,), env={"COLOUR": "blue"}, use_gloo=True, start_timeout=60),
         "one": horovod.spark.run(train, kwargs={"one": 2}, num_proc=1, env={"COLOUR": "red"}),
         "stdout": scenarios.raised(lambda: horovod.spark.run(train, stdout=sys.stdout)),
-        "elastic": scenarios.raised(lambda: horovod.spark.run_elastic(train, min_num_proc=1)),
+        "elastic": horovod.spark.run_elastic(train, (3,), num_proc=2, env={"COLOUR": "green"}, start_timeout=60),
+        "too_few": scenarios.raised(lambda: horovod.spark.run_elastic(train, (3,), num_proc=1, min_num_proc=2)),
     }
 
 

@@ -18,6 +18,8 @@ from farandole.launch.clusters.pool import WorkerPool
 from farandole.launch.clusters.slot_function import FunctionCall
 from farandole.ray import RayLender
 
+ELASTIC_CALL = "call farandole.ray.run(train, min_np=2, max_np=8)"
+
 _ELASTIC = (
     "min_workers",
     "max_workers",
@@ -78,7 +80,7 @@ class RayExecutor:
         if unknown := sorted(elastic.keys() - set(_ELASTIC)):
             raise TypeError(f"RayExecutor() got unexpected arguments: {', '.join(unknown)}")
         if given := [name for name in ("min_workers", "max_workers") if elastic.get(name)]:
-            raise UnsupportedError(f"{', '.join(given)}: workers that come and go are not lent by Ray")
+            raise UnsupportedError(f"{', '.join(given)}: RayExecutor is not elastic; {ELASTIC_CALL}")
         if (num_workers is None) == (num_hosts is None):
             raise UsageError("RayExecutor takes either num_workers, or num_hosts with num_workers_per_host")
         if gpus_per_worker and not use_gpu:
@@ -158,4 +160,4 @@ class ElasticRayExecutor:
     """Unsupported: the constructor raises ``UnsupportedError``."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise UnsupportedError("ElasticRayExecutor: workers that come and go are not lent by Ray; use RayExecutor")
+        raise UnsupportedError(f"ElasticRayExecutor is not there; {ELASTIC_CALL}")
