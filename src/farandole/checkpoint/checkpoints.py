@@ -356,7 +356,7 @@ class Checkpoints:
 
     def _read(self, point: RestorePoint, writer: Writer) -> Any:
         """Read the files in each rank's own folder if all ranks have the same files; else rank 0 reads for all."""
-        state, wrong, own = None, "", folder.writer_of(self.root, point.step or 0)
+        state, wrong, own = None, "", folder.folder_of(self.root, point.step or 0)
         try:
             state = restoring.read(self.root, point, self._codec)
         except Unrestorable as reason:

@@ -161,7 +161,7 @@ def finish(folder: Path, manifest: CheckpointManifest, back_to: int | None = Non
     sync_folder(folder)  # before the rename: after a power failure no name may exist without all its files
     if back_to is not None:
         _leave_branch(folder.parent, back_to, manifest.step)
-    writer = writer_of(folder.parent, manifest.step)
+    writer = folder_of(folder.parent, manifest.step)
     if exchange(folder, writer):  # the same step again: the newer checkpoint counts
         former: Path | None = folder
     else:
@@ -191,7 +191,7 @@ def _leave_branch(root: Path, back_to: int, written: int) -> None:
     branch.mkdir(mode=0o700)
     for step in reversed(later):  # the newest last: after a crash before that it is still the newest
         with contextlib.suppress(FileNotFoundError):  # another process has moved it, or removed it
-            os.rename(writer_of(root, step), writer_of(branch, step))
+            os.rename(folder_of(root, step), folder_of(branch, step))
     sync_folder(branch)
     logger.warning(
         "checkpoint: training has gone back to step %d in %s: its checkpoints of steps %d to %d are in %s from now on",
@@ -201,7 +201,7 @@ def _leave_branch(root: Path, back_to: int, written: int) -> None:
 
 def left_in(root: Path, step: int) -> list[Path]:
     """The checkpoints of this step in branches that training has left."""
-    return [writer_of(branch, step) for branch in root.glob(f"{_LEFT}*") if writer_of(branch, step).exists()]
+    return [folder_of(branch, step) for branch in root.glob(f"{_LEFT}*") if folder_of(branch, step).exists()]
 
 
 def _unseen(folder: Path, shard: ShardFile) -> str:
@@ -221,7 +221,7 @@ def steps(root: Path) -> list[int]:
     return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
 
-def writer_of(root: Path, step: int) -> Path:
+def folder_of(root: Path, step: int) -> Path:
     """The folder of a checkpoint."""
     return root / f"{_NAME}{step:0{_DIGITS}}"
 
@@ -323,7 +323,7 @@ def retain(root: Path, keep: int, written: int) -> None:
     counted, the checkpoint that was just written would be removed.
     """
     for step in [step for step in steps(root) if step <= written][keep:] if keep else ():
-        discard(writer_of(root, step))
+        discard(folder_of(root, step))
 
 
 def _write(file: BinaryIO, data: bytes) -> None:

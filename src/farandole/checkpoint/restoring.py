@@ -62,7 +62,7 @@ def choose(root: Path, steps: Sequence[int]) -> RestorePoint:
     """Find the first of ``steps`` whose checkpoint is whole."""
     refused: list[str] = []
     for step in steps:
-        writer = folder.writer_of(root, step)
+        writer = folder.folder_of(root, step)
         try:
             shards = folder.read_manifest(writer).shards
             for shard in shards:
@@ -79,7 +79,7 @@ def choose(root: Path, steps: Sequence[int]) -> RestorePoint:
 def read(root: Path, point: RestorePoint, codec: Codec) -> Any:
     """Read a checkpoint; raises ``Unrestorable`` if ``root`` has other files, or files of another framework."""
     assert point.step is not None
-    writer = folder.writer_of(root, point.step)
+    writer = folder.folder_of(root, point.step)
     tree: Any = None
     tensors: dict[Any, Any] = {}
     for shard in point.shards:

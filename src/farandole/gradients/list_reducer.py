@@ -168,7 +168,7 @@ class ListReducer(GradientReducer[T]):
         return named(self._identity, self.params(), self._weights, self._titles)
 
     def _bound(self, params: Sequence[Param], groups: Sequence[int]) -> Parameters[T]:
-        return HandedParameters(self._tensors, self._verbs, params, groups, self._terms, self._present, self._into)
+        return ListParameters(self._tensors, self._verbs, params, groups, self._terms, self._present, self._into)
 
 
 def named(
@@ -182,7 +182,7 @@ def named(
 
 
 @final
-class HandedParameters(Parameters[T]):
+class ListParameters(Parameters[T]):
     """See ``Parameters``; the gradients are in ``present``, by the ``id`` of their parameter."""
 
     def __init__(
@@ -262,7 +262,7 @@ class HandedParameters(Parameters[T]):
     def buckets(self, layout: BucketLayout, memory: Memory) -> list[GradientBucket[T]]:
         """See ``Parameters``."""
         given = self._present, self._into
-        return [HandedBucket(self.tensors, bucket, self.params, memory, *given) for bucket in layout.buckets]
+        return [ListBucket(self.tensors, bucket, self.params, memory, *given) for bucket in layout.buckets]
 
     def begin_alone(self, index: int, gradient: T | None, kind: int, name: str, weight: float) -> Callable[[], None]:
         """See ``Parameters``."""
@@ -280,9 +280,9 @@ class HandedParameters(Parameters[T]):
 
         return finish
 
-    def shadowed(self) -> HandedParameters[T]:
+    def shadowed(self) -> ListParameters[T]:
         """See ``Parameters``."""
-        return HandedParameters(self.tensors, self._verbs, self.params, self.groups, self._terms, {}, {})
+        return ListParameters(self.tensors, self._verbs, self.params, self.groups, self._terms, {}, {})
 
     def difference(self, shadows: Parameters[T]) -> str | None:
         """See ``Parameters``."""
@@ -294,7 +294,7 @@ class HandedParameters(Parameters[T]):
 
 
 @final
-class HandedBucket(GradientBucket[T]):
+class ListBucket(GradientBucket[T]):
     """See ``GradientBucket``; in engine memory, or for a large gradient in its result tensor or in a copy."""
 
     def __init__(

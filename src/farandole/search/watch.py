@@ -43,7 +43,7 @@ DONE = {
 BY_HAND = "somebody has stopped it"
 
 
-class OrderedTrial(Protocol):
+class OrderTarget(Protocol):
     """Search that carries out orders."""
 
     def size(self, number: int) -> int:
@@ -95,7 +95,7 @@ class SearchWatch:
         """Keep news for a watcher that has read the record and is about to connect."""
         self._watching.expect()
 
-    def turn(self, search: OrderedTrial) -> bool:
+    def turn(self, search: OrderTarget) -> bool:
         """Begin new orders, and report orders that were carried out; true if any order is new."""
         orders, self._new = self._new, []
         for order in orders:
@@ -144,7 +144,7 @@ class SearchWatch:
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, order: WatchOrder, search: OrderedTrial) -> str:
+    def _begin(self, order: WatchOrder, search: OrderTarget) -> str:
         """Begin an order; returns why it is refused, or "" if it is not refused."""
         study, verb = self._study, order.verb
         if verb in WHOLE:
@@ -161,7 +161,7 @@ class SearchWatch:
         self._tell(order, "taken", "every trial, at its next report")
         return ""
 
-    def _begin_trial(self, verb: str, row: StudyTrial, search: OrderedTrial) -> str:
+    def _begin_trial(self, verb: str, row: StudyTrial, search: OrderTarget) -> str:
         if verb == "stop-trial":
             if row.phase not in ("running", "paused") and not row.is_active:
                 return f"trial {row.number} is {row.phase}"

@@ -117,7 +117,7 @@ def test_no_damage_is_restored(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as base:
         root = Path(base)
         written(root, 1, 2)
-        files = sorted(path for path in folder.writer_of(root, 2).iterdir())
+        files = sorted(path for path in folder.folder_of(root, 2).iterdir())
         target = data.draw(st.sampled_from(files))
         content = bytearray(target.read_bytes())
         kind = data.draw(st.sampled_from(["flip", "truncate", "extend", "remove", "foreign"]))
@@ -154,7 +154,7 @@ def test_what_was_refused_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
     written(tmp_path, 1)
-    writer = folder.writer_of(tmp_path, 1)
+    writer = folder.folder_of(tmp_path, 1)
     manifest = folder.read_manifest(writer)
     again = folder.CheckpointManifest(2, manifest.shards, "9.9", format=99)
     folder.finish(writer.rename(tmp_path / ".writing-2"), again)
@@ -315,7 +315,7 @@ def test_a_folder_that_cannot_be_looked_into_is_nobodys_to_remove(tmp_path: Path
 
 def test_what_was_just_written_stays_beside_later_steps_that_are_damaged(tmp_path: Path) -> None:
     written(tmp_path, 1000)
-    (folder.writer_of(tmp_path, 1000) / folder.MANIFEST).write_bytes(b"torn")
+    (folder.folder_of(tmp_path, 1000) / folder.MANIFEST).write_bytes(b"torn")
     with TorchCheckpoints(tmp_path, keep=1) as checkpoints:
         for step in (100, 200):
             checkpoints.save(step, state(step))
@@ -333,7 +333,7 @@ def test_a_step_that_is_saved_again_is_never_without_a_checkpoint(tmp_path: Path
 
     def watch() -> None:
         while not stop.is_set():
-            seen.append((folder.writer_of(tmp_path, 5) / folder.MANIFEST).exists())
+            seen.append((folder.folder_of(tmp_path, 5) / folder.MANIFEST).exists())
 
     watcher = threading.Thread(target=watch)
     watcher.start()

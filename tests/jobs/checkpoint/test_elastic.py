@@ -122,5 +122,5 @@ def test_a_worker_that_is_told_to_end_first_writes_its_share(launch: Launch, tmp
     assert "was not written" not in done.stderr
     steps = folder.steps(tmp_path / "saved")
     assert set(range(1, 13)) <= set(steps), done.stderr
-    assert len(folder.read_manifest(folder.writer_of(tmp_path / "saved", 5)).shards) == 2
+    assert len(folder.read_manifest(folder.folder_of(tmp_path / "saved", 5)).shards) == 2
     assert list(folder.unfinished(tmp_path / "saved")) == []

@@ -13,7 +13,7 @@ from farandole.control.channel import Dealer, Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Leave
 from farandole.errors import UsageError
-from farandole.launch.agents.controller_lookup import ControllerLookup, LeadContact
+from farandole.launch.agents.controller_lookup import ControllerLookup, LeaderContact
 from farandole.launch.agents.forwarder import Forwarder
 from tests.support.patience import PATIENCE_S
 from tests.support.waiting import until
@@ -102,9 +102,9 @@ def test_workers_go_on_with_the_next_lead_at_the_same_address(before: str, after
     secret = new_secret()
     keys = JobKeys.from_secret(secret)
     first = Router(keys, before)
-    contacts = [LeadContact(1, [first.address], secret)]
+    contacts = [LeaderContact(1, [first.address], secret)]
 
-    def read() -> LeadContact:
+    def read() -> LeaderContact:
         reads.append(len(contacts))
         if not contacts:
             raise UsageError("the folder cannot be read")
@@ -122,10 +122,10 @@ def test_workers_go_on_with_the_next_lead_at_the_same_address(before: str, after
             until(lambda: refuses(way.address))
             contacts.clear()
             with Router(keys, after) as second:
-                contacts.append(LeadContact(1, [second.address], secret))
+                contacts.append(LeaderContact(1, [second.address], secret))
                 until(lambda: reads[-2:] == [1, 1], "for two looks at a lead of the same epoch, which is none")
                 assert way.found() == ""
-                contacts.append(LeadContact(2, [second.address], secret))
+                contacts.append(LeaderContact(2, [second.address], secret))
                 found: list[str] = []
 
                 def is_found() -> bool:
@@ -151,7 +151,7 @@ def hears(router: Router) -> list[bytes]:
 
 def test_a_lead_with_another_key_has_begun_anew() -> None:
     secret = new_secret()
-    contact = LeadContact(2, ["tcp://127.0.0.1:9"], new_secret())
+    contact = LeaderContact(2, ["tcp://127.0.0.1:9"], new_secret())
     with contextlib.closing(ControllerLookup(lambda: contact, secret, 1, "tcp://127.0.0.1:9", 60.0)) as way:
         assert not way.over
         way.follow("")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from farandole.control.private_file import write_private
 from farandole.errors import UsageError
-from farandole.launch.hosts.leader_log import LEADS, LeadEntry, LeaderLog, LeadMember, SupersededError
+from farandole.launch.hosts.leader_log import LEADS, LeaderEntry, LeaderLog, LeaderMember, SupersededError
 from farandole.launch.hosts.run_folder import CONTACT, RunContact, RunFolder
 from farandole.launch.job.leader_thread import LeaderThread
 from tests.support.patience import PATIENCE_S
@@ -29,18 +29,18 @@ DEADLINE_S = PATIENCE_S
 
 def test_a_lead_finds_what_was_formed_last_and_the_one_before_is_fenced_off(tmp_path: Path) -> None:
     first = LeaderLog(tmp_path)
-    assert first.last() == LeadEntry(0)
+    assert first.last() == LeaderEntry(0)
     assert first.take(goes_on=True).epoch == 1
-    members = (LeadMember(0, "a", 0), LeadMember(3, "b+8_1", 1))
-    first.append(LeadEntry(1, 7, members, next_worker_id=5))
+    members = (LeaderMember(0, "a", 0), LeaderMember(3, "b+8_1", 1))
+    first.append(LeaderEntry(1, 7, members, next_worker_id=5))
     second = LeaderLog(tmp_path)
     taken = second.take(goes_on=True)
     assert (taken.epoch, taken.generation, taken.members, taken.next_worker_id) == (2, 7, members, 5)
     with pytest.raises(SupersededError, match="this one was number 1, and number 2 has taken over"):
-        first.append(LeadEntry(1, 8))
+        first.append(LeaderEntry(1, 8))
     with pytest.raises(SupersededError):
         first.check(1)
-    second.append(LeadEntry(2, 8))
+    second.append(LeaderEntry(2, 8))
     assert LeaderLog(tmp_path).last().generation == 8
     assert LeaderLog(tmp_path).take(goes_on=False).members == ()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / LEADS).iterdir()} == {0o600}
@@ -59,7 +59,7 @@ def test_epochs_never_go_back_in_the_log(tmp_path: Path, moves: list[str]) -> No
         elif epochs[int(who)]:
             is_last = epochs[int(who)] == max(epochs)
             try:
-                log.append(LeadEntry(epochs[int(who)], serial))
+                log.append(LeaderEntry(epochs[int(who)], serial))
             except SupersededError:
                 assert not is_last
             else:
@@ -90,7 +90,7 @@ def test_a_log_that_does_not_show_this_lead_shows_no_other(away: str, tmp_path: 
     with pytest.raises(UsageError, match="shows no lead after number 0, and this is number 1"):
         log.check(epoch)
     (tmp_path / "away").rename(path)
-    log.append(LeadEntry(epoch, 1))
+    log.append(LeaderEntry(epoch, 1))
 
 
 def test_a_log_that_goes_away_after_a_look_proves_nothing(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def published(folder: RunFolder) -> RunContact | None:
 def test_a_thread_claims_in_order_and_sees_another_lead(folder: RunFolder, lead: Callable[[], LeaderThread]) -> None:
     thread = lead()
     for generation in (1, 2):
-        thread.claim(LeadEntry(1, generation))
+        thread.claim(LeaderEntry(1, generation))
     until_claimed(thread, [1, 2])
     assert LeaderLog(folder.path).last().generation == 2
     assert not thread.superseded
@@ -176,7 +176,7 @@ def test_a_folder_that_cannot_be_written_holds_claims_back_until_it_can(
     leads, away = folder.path / LEADS, folder.path / "away"
     leads.rename(away)
     leads.touch()  # no folder: nothing can be made or read there
-    thread.claim(LeadEntry(1, 1))
+    thread.claim(LeaderEntry(1, 1))
     until(thread, lambda: "training goes on, but the next generation waits until" in caplog.text)
     assert thread.claimed() == []
     leads.unlink()
@@ -195,7 +195,7 @@ def test_a_contact_that_cannot_be_read_holds_no_claim_back_and_is_spoken_of_each
         (folder.path / "new").symlink_to(path)
         (folder.path / "new").rename(path)  # ELOOP, as a file server that fails: it is not known what stands there
         until(thread, lambda times=times: caplog.text.count("contact of this run cannot be published") == times)  # type: ignore[misc]
-        thread.claim(LeadEntry(1, times))
+        thread.claim(LeaderEntry(1, times))
         until_claimed(thread, [times])
         path.unlink()
         until(thread, lambda: published(folder) == contact_of(1))
@@ -228,7 +228,7 @@ def test_an_entry_that_is_none_ends_no_thread(
     path = folder.path / LEADS / "00000002"
     path.write_bytes(found)
     until(thread, lambda: "00000002 is not what a lead writes" in caplog.text)
-    thread.claim(LeadEntry(1, 1))
+    thread.claim(LeaderEntry(1, 1))
     path.unlink()
     until_claimed(thread, [1])
 

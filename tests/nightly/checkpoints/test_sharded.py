@@ -95,7 +95,7 @@ def _whole(member: RankContext, root: str) -> None:
 
 def test_a_shard_that_is_missing_is_named_with_its_rank(tmp_path: Path) -> None:
     run_job(_whole, 2, str(tmp_path))
-    (folder.writer_of(tmp_path, 1) / "shard-1-of-2").unlink()
+    (folder.folder_of(tmp_path, 1) / "shard-1-of-2").unlink()
     with (
         Checkpoints(tmp_path) as checkpoints,
         pytest.raises(CheckpointError, match=r"shard-1-of-2 of rank 1 on .*No such"),
@@ -161,7 +161,7 @@ def _orphaned(member: RankContext, root: str, pipes: str) -> tuple[str, list[str
         checkpoints.wait()
     meet()
     shutdown()
-    return str(caught.value), sorted(path.name for path in folder.writer_of(Path(root), 2).iterdir())
+    return str(caught.value), sorted(path.name for path in folder.folder_of(Path(root), 2).iterdir())
 
 
 def test_a_checkpoint_that_rank_0_is_naming_is_removed_by_no_rank_that_learns_of_a_death(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_torn_one_is_refused(tmp_path: Path) -> None:
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state())
         checkpoints.wait()
-        shard = folder.writer_of(tmp_path, 1) / "shard-0-of-1"
+        shard = folder.folder_of(tmp_path, 1) / "shard-0-of-1"
         shard.write_bytes(shard.read_bytes()[:-1])
         assert checkpoints.restore() is None
         with pytest.raises(CheckpointError, match="bytes instead of"):

@@ -39,7 +39,7 @@ ANSWERS_S = 2.0
 
 
 @final
-class LeadContact(msgspec.Struct, frozen=True):
+class LeaderContact(msgspec.Struct, frozen=True):
     """Contact of the leader with this ``epoch``: its addresses and the job's key."""
 
     epoch: int
@@ -52,7 +52,7 @@ class ControllerLookup:
     """Lookup of one agent, connected to the leader of ``epoch`` at ``address``. ``read`` may raise or block."""
 
     def __init__(
-        self, read: Callable[[], LeadContact], secret: str, epoch: int, address: str, patience_s: float
+        self, read: Callable[[], LeaderContact], secret: str, epoch: int, address: str, patience_s: float
     ) -> None:
         self.patience_s = patience_s
         """Time to wait for the next leader."""

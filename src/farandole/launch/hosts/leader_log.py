@@ -37,7 +37,7 @@ class SupersededError(FarandoleError):
 
 
 @final
-class LeadMember(msgspec.Struct, frozen=True):
+class LeaderMember(msgspec.Struct, frozen=True):
     """Member of a generation: worker id, host, and slot there."""
 
     worker_id: int
@@ -46,7 +46,7 @@ class LeadMember(msgspec.Struct, frozen=True):
 
 
 @final
-class LeadEntry(msgspec.Struct, frozen=True):
+class LeaderEntry(msgspec.Struct, frozen=True):
     """One entry: the ``epoch`` of a leader, and the ``members`` of the last ``generation`` formed (0: none).
 
     Worker ids from ``next_worker_id`` on were unused when it was written; ``nonce`` makes the entry unique.
@@ -54,7 +54,7 @@ class LeadEntry(msgspec.Struct, frozen=True):
 
     epoch: int
     generation: int = 0
-    members: tuple[LeadMember, ...] = ()
+    members: tuple[LeaderMember, ...] = ()
     next_worker_id: int = 0
     nonce: str = ""
 
@@ -66,26 +66,26 @@ class LeaderLog:
     def __init__(self, folder: Path) -> None:
         self._path = folder / LEADS
         self._number = 0
-        self._last = LeadEntry(0)
+        self._last = LeaderEntry(0)
 
-    def last(self) -> LeadEntry:
+    def last(self) -> LeaderEntry:
         """The last entry; an entry of epoch 0 if the log is empty."""
         self._skip()
         while (entry := self._read(self._number + 1)) is not None:
             self._number, self._last = self._number + 1, entry
         return self._last
 
-    def take(self, *, goes_on: bool) -> LeadEntry:
+    def take(self, *, goes_on: bool) -> LeaderEntry:
         """Begin the next epoch; if the run ``goes_on``, its entry contains the last generation."""
         self._path.mkdir(mode=0o700, exist_ok=True)
         while True:
             last = self.last()
-            kept = last if goes_on else LeadEntry(0)
+            kept = last if goes_on else LeaderEntry(0)
             entry = msgspec.structs.replace(kept, epoch=last.epoch + 1, nonce=secrets.token_hex(8))
             if self._link(entry):
                 return entry
 
-    def append(self, entry: LeadEntry) -> None:
+    def append(self, entry: LeaderEntry) -> None:
         """Append an entry; raises as ``check`` unless its epoch is the last one."""
         entry = msgspec.structs.replace(entry, nonce=secrets.token_hex(8))
         while True:
@@ -113,14 +113,14 @@ class LeaderLog:
     def _file(self, number: int) -> Path:
         return self._path / f"{number:08}"
 
-    def _read(self, number: int) -> LeadEntry | None:
+    def _read(self, number: int) -> LeaderEntry | None:
         if self._last.epoch:  # a missing folder says nothing about the leader
             self._open_again()
         with contextlib.suppress(FileNotFoundError):
             self._open_again()
             text = self._file(number).read_bytes()
             try:
-                return msgspec.json.decode(text, type=LeadEntry)
+                return msgspec.json.decode(text, type=LeaderEntry)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise UsageError(f"{self._file(number)} is not what a lead writes: {error}") from error
         return None
@@ -129,7 +129,7 @@ class LeaderLog:
         """Open the folder: until then NFS caches that a name did not exist."""
         os.close(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY))
 
-    def _link(self, entry: LeadEntry) -> bool:
+    def _link(self, entry: LeaderEntry) -> bool:
         """Link an entry to the next number; False if that is taken. The entry is on disk on return."""
         new = self._path / f"{entry.nonce}.new"
         try:

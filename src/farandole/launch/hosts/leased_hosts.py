@@ -1,6 +1,6 @@
 """Hosts of a training with leases: the leader's own hosts, which stay, and leased hosts, which join and leave.
 
-    hosts = LeasedHosts(Fixed([Host("node1", 4)]), guests=True)
+    hosts = LeasedHosts(Fixed([Host("node1", 4)]))
     hosts.admit(terms)                  # "" or why not; then hosts.look(now) includes terms.host
     hosts.release(terms.host)           # its workers leave at the next commit
     hosts.gone(terms.host)

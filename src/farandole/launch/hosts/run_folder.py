@@ -33,7 +33,7 @@ LEAD_ANSWERS_S = 2.0
 
 
 @final
-class NoLeadError(UsageError):
+class NoLeaderError(UsageError):
     """No ``run.json``, and so no leader: the run has not begun, or is over."""
 
 
@@ -131,7 +131,7 @@ class RunFolder:
         found = None
         try:
             found = self.contact()
-        except NoLeadError:
+        except NoLeaderError:
             pass
         except UsageError as error:
             if isinstance(error.__cause__, OSError):  # the contact may be there
@@ -149,7 +149,7 @@ class RunFolder:
         """Raise ``UsageError`` if a leader uses, or may use, this folder: two would release the same leases."""
         try:
             contact = self.contact()
-        except NoLeadError:
+        except NoLeaderError:
             return
         except UsageError as error:
             path = self.path / CONTACT
@@ -172,7 +172,7 @@ class RunFolder:
         try:
             found = msgspec.json.decode(read_private(path), type=RunContact)
         except FileNotFoundError as error:
-            raise NoLeadError(f"there is no {path}: the run has not begun, or is over") from error
+            raise NoLeaderError(f"there is no {path}: the run has not begun, or is over") from error
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         except NotPrivateError as error:

@@ -1,7 +1,7 @@
 """Controller of an elastic job, in a process of its own so that training survives its death.
 
-    controller = ElasticController(elastic, secret, listen="ipc://@...", journal=fd)
-    pid = process.fork(lambda: controller.run(line, Handover(...)), keep=[line.fd, fd], death_signal=SIGKILL)
+    controller = ElasticController(elastic, settings, secret, journal=fd, copy=-1)
+    pid = process.fork(lambda: controller.run(line, listen, Handover()), [line.fd, fd], death_signal=SIGKILL)
 
 The launcher forks the controller, and forks another one if it exits before the job ends. Every decision is in the
 journal before it is carried out; agents and workers report what they have carried out.

@@ -2,7 +2,7 @@
 
     leases = JobLeases(elastic.leases, terms, root, formation, say, stop)
     refusal = leases.admit(terms)                   # the agent of a lease has connected
-    leases.turn(now, busy=hosts_with_workers)       # does what is due; ends agents without workers
+    leases.turn(busy=hosts_with_workers)            # does what is due; ends agents without workers
     leases.deadline_s, leases.fds                   # wake the loop
     leases.attend(); leases.folder_fd               # handles results of the folder thread
     leases.obey_people(now, fence)                  # obeys orders of users

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, final
 
 from farandole.control.addresses import own_endpoints
 from farandole.elastic.membership.actions import Form
-from farandole.launch.hosts.leader_log import LeadEntry, LeadMember
+from farandole.launch.hosts.leader_log import LeaderEntry, LeaderMember
 from farandole.launch.job.leader_thread import UNSURE_S, LeaderThread
 from farandole.launch.job.leadership import Leadership
 from farandole.settings import Settings
@@ -97,6 +97,6 @@ class LeaderFence:
         self._claims_since_s = time.monotonic()
         membership = self._formation.membership
         slots = [(worker_id, membership.workers[worker_id].slot) for worker_id in action.worker_ids]
-        members = tuple(LeadMember(worker_id, slot.host, slot.index) for worker_id, slot in slots)
-        entry = LeadEntry(self._term.epoch, action.generation, members, membership.next_worker_id)
+        members = tuple(LeaderMember(worker_id, slot.host, slot.index) for worker_id, slot in slots)
+        entry = LeaderEntry(self._term.epoch, action.generation, members, membership.next_worker_id)
         self._thread.claim(entry)

@@ -27,7 +27,7 @@ from collections import deque
 from typing import Final, final
 
 from farandole.events import logger
-from farandole.launch.hosts.leader_log import LeadEntry, LeaderLog, SupersededError
+from farandole.launch.hosts.leader_log import LeaderEntry, LeaderLog, SupersededError
 from farandole.launch.hosts.run_folder import RunContact, RunFolder
 
 LOOK_S = 1.0
@@ -36,7 +36,7 @@ LOOK_S = 1.0
 UNSURE_S = 5 * LOOK_S
 """Time without a check after which a leader does not decide about leases: another leader may have them."""
 
-_LOOK: Final = LeadEntry(0)
+_LOOK: Final = LeaderEntry(0)
 """Sentinel that makes the thread check at once."""
 
 
@@ -50,7 +50,7 @@ class LeaderThread:
         self.sure_s = -math.inf
         """Last time (``time.monotonic``) at which this leader was certainly current; ``-inf`` before any check."""
         self._log, self._folder, self._contact, self._every_s = LeaderLog(folder.path), folder, contact, every_s
-        self._entries: queue.Queue[LeadEntry | None] = queue.Queue()
+        self._entries: queue.Queue[LeaderEntry | None] = queue.Queue()
         self._claimed: deque[int] = deque()
         self._told: set[str] = set()
         """Parts of the folder about which a warning was logged."""
@@ -61,7 +61,7 @@ class LeaderThread:
         self._thread = threading.Thread(target=self._serve, name="farandole-lead", daemon=True)
         self._thread.start()
 
-    def claim(self, entry: LeadEntry) -> None:
+    def claim(self, entry: LeaderEntry) -> None:
         """Append an entry, without waiting."""
         self._entries.put(entry)
 
@@ -86,7 +86,7 @@ class LeaderThread:
             os.close(self.fd)
 
     def _serve(self) -> None:
-        waiting: deque[LeadEntry] = deque()
+        waiting: deque[LeaderEntry] = deque()
         self._work(waiting, is_asked=False)
         while not self.superseded:
             is_asked = False
@@ -100,7 +100,7 @@ class LeaderThread:
                 pass
             self._work(waiting, is_asked=is_asked)
 
-    def _work(self, waiting: deque[LeadEntry], *, is_asked: bool) -> None:
+    def _work(self, waiting: deque[LeaderEntry], *, is_asked: bool) -> None:
         """Check for another leader, append waiting claims, publish the contact. The next call retries failures."""
         try:
             self._look(is_asked=is_asked)

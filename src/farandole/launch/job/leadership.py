@@ -17,9 +17,9 @@ import msgspec
 from farandole.control.keys import new_secret
 from farandole.elastic.membership.job_events import LeadReplaced, MemberSlot
 from farandole.errors import UsageError
-from farandole.launch.hosts.leader_log import LeadEntry, LeaderLog
+from farandole.launch.hosts.leader_log import LeaderEntry, LeaderLog
 from farandole.launch.hosts.leased_hosts import is_lent
-from farandole.launch.hosts.run_folder import NoLeadError, RunContact, RunFolder
+from farandole.launch.hosts.run_folder import NoLeaderError, RunContact, RunFolder
 from farandole.launch.job.leader_thread import LOOK_S
 from farandole.launch.leases.job_arrays import LeaseSupply, limits_in, read_supply
 from farandole.launch.leases.limits import LeaseLimits
@@ -33,7 +33,7 @@ IDS_APART = 1000
 
 
 @final
-class LeadTerm(msgspec.Struct, frozen=True):
+class LeaderTerm(msgspec.Struct, frozen=True):
     """Term of one leader: its ``epoch``, the job's ``secret``, and the last generation of its predecessor (``past``).
 
     ``training``: digest of what must not change if the next leader is to adopt the workers. The leader starts no worker
@@ -43,7 +43,7 @@ class LeadTerm(msgspec.Struct, frozen=True):
     epoch: int
     secret: str
     training: str = ""
-    past: LeadEntry = LeadEntry(0)
+    past: LeaderEntry = LeaderEntry(0)
     begins_s: float = 0.0
 
     def adopted(self) -> LeadReplaced:
@@ -63,7 +63,7 @@ class Leadership(msgspec.Struct, frozen=True):
     folder: RunFolder
     supply: LeaseSupply
     limits: LeaseLimits
-    term: LeadTerm = LeadTerm(0, "")
+    term: LeaderTerm = LeaderTerm(0, "")
 
     @classmethod
     def of(cls, folder: RunFolder, settings: Settings) -> Leadership:
@@ -90,10 +90,10 @@ class Leadership(msgspec.Struct, frozen=True):
             raise UsageError(f"the run folder {self.folder.path} cannot be written: {error.strerror}") from error
         # Workers that still run have the secret that they were started with.
         secret = contact.secret if contact is not None and is_patient else new_secret()
-        past = taken if any(is_lent(each.host) for each in taken.members) else LeadEntry(0)
+        past = taken if any(is_lent(each.host) for each in taken.members) else LeaderEntry(0)
         # Even without a contact file: a user who believed the previous leader dead may have removed it.
         begins_s = time.monotonic() + APART_S if taken.epoch > 1 else 0.0
-        return msgspec.structs.replace(self, term=LeadTerm(taken.epoch, secret, training, past, begins_s))
+        return msgspec.structs.replace(self, term=LeaderTerm(taken.epoch, secret, training, past, begins_s))
 
     def contact(self, addresses: list[str], settings: Settings) -> RunContact:
         """Contact of this leader, at these addresses, for the agents of leased hosts."""
@@ -121,7 +121,7 @@ def _contact(folder: RunFolder) -> RunContact | None:
     """Contact file of a leader that died; ``None`` if the last leader withdrew it. Raises as ``contact`` does."""
     try:
         return folder.contact()
-    except NoLeadError:
+    except NoLeaderError:
         return None
 
 

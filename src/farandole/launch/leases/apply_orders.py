@@ -25,7 +25,7 @@ KEPT_WAITS = 50
 RUNS = (LeasePhase.STARTING, LeasePhase.WARMING, LeasePhase.MEMBER)
 
 
-def take_in(turn: PolicyContext) -> None:
+def apply_orders(turn: PolicyContext) -> None:
     """Update the plan from the observation. Orders come first, so that a cancelled lease does not count as failed."""
     for order in turn.seen.orders:
         _obey(turn, order)

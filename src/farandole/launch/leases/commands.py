@@ -30,7 +30,7 @@ from farandole.control.message import Message
 from farandole.control.run_messages import ANSWER_S, PERSON, HostView, RunOrder, RunQuestion, RunReply, RunView
 from farandole.control.search_messages import PoolView
 from farandole.errors import ControlError, FarandoleError, UsageError
-from farandole.launch.hosts.run_folder import CONTACT, LEAD_ANSWERS_S, RUNS, NoLeadError, RunContact, RunFolder
+from farandole.launch.hosts.run_folder import CONTACT, LEAD_ANSWERS_S, RUNS, NoLeaderError, RunContact, RunFolder
 from farandole.launch.leases.ending import arrays_of, cancelled
 from farandole.launch.leases.job_arrays import read_supply
 from farandole.launch.leases.policy_context import count
@@ -129,9 +129,9 @@ def ask(folder: RunFolder, message: Message, *kinds: type[_Answer], patience_s: 
 def _dealer(folder: RunFolder, patience_s: float) -> Iterator[Dealer]:
     try:
         contact = folder.contact()
-    except NoLeadError as error:
+    except NoLeaderError as error:
         if words := _lead_told(folder):
-            raise NoLeadError(f"the run {folder.name} has no lead now: {words}") from error
+            raise NoLeaderError(f"the run {folder.name} has no lead now: {words}") from error
         raise
     keys = JobKeys.from_secret(contact.secret)
     try:
@@ -249,7 +249,7 @@ def _state(folder: RunFolder, jobs: Mapping[str, ClientReply] | None) -> str:
             has_ended = lead not in jobs or jobs[lead].is_of_ended
             return "" if has_ended and not os.path.exists(folder.path / CONTACT) else words
         view = ask(folder, RunQuestion(), RunView, PoolView, patience_s=LEAD_ANSWERS_S)
-    except NoLeadError:
+    except NoLeaderError:
         return f"its job {lead} starts" if lead and jobs is not None else ""
     except FarandoleError as error:
         return str(error)

@@ -20,26 +20,26 @@ from collections.abc import Iterator
 
 from farandole.largebatch.advice import duration
 from farandole.launch.leases.actions import LeaseDecision, LookAtNodes, LookAtQueue, SetNice
-from farandole.launch.leases.apply_orders import take_in
-from farandole.launch.leases.grow import fill
+from farandole.launch.leases.apply_orders import apply_orders
+from farandole.launch.leases.grow import grow
 from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.observation import LeaseObservation
 from farandole.launch.leases.policy_context import PolicyContext, by_number, count
 from farandole.launch.leases.policy_state import LeasePlan
-from farandole.launch.leases.shrink import lead_s, mark_expiring, shed
-from farandole.launch.leases.target_size import set_goal
+from farandole.launch.leases.shrink import lead_s, mark_expiring, shrink
+from farandole.launch.leases.target_size import set_target_size
 
 
 def decide(limits: LeaseLimits, plan: LeasePlan, seen: LeaseObservation) -> tuple[LeasePlan, list[LeaseDecision]]:
     """Decide on the leases of a run; returns the plan for the next call, and the decisions to carry out now."""
     turn = PolicyContext(limits, plan, seen)
-    take_in(turn)
+    apply_orders(turn)
     turn.sort()
     mark_expiring(turn)
-    set_goal(turn)
-    shed(turn)
+    set_target_size(turn)
+    shrink(turn)
     if turn.closes_s > turn.now_s + turn.margin_s:
-        fill(turn)
+        grow(turn)
     _lower_priority(turn)
     _tell_of_waits(turn)
     _look(turn)

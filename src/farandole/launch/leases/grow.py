@@ -29,7 +29,7 @@ class LeaseRoom(NamedTuple):
     wanted_s: float
 
 
-def fill(turn: PolicyContext) -> None:
+def grow(turn: PolicyContext) -> None:
     """Release leases up to the goal, within all bounds."""
     if turn.plan.stopped or not _lacks(turn, turn.limits.lease_workers):
         turn.plan.said.pop("growth", None)

@@ -23,7 +23,7 @@ from farandole.control.agent_messages import LeaseOffer
 from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.agent import dial, serve
 from farandole.launch.agents.agent_config import DIAL_SHARE, LaunchedAgentConfig
-from farandole.launch.agents.controller_lookup import ControllerLookup, LeadContact
+from farandole.launch.agents.controller_lookup import ControllerLookup, LeaderContact
 from farandole.launch.hosts.run_folder import RunContact, RunFolder
 
 CANNOT_JOIN = 3
@@ -84,9 +84,9 @@ def lend(folder: RunFolder, contact: RunContact, terms: LeaseOffer) -> None:
         serve(config, address)
         return
 
-    def read() -> LeadContact:
+    def read() -> LeaderContact:
         found = folder.contact()
-        return LeadContact(found.epoch, found.addresses, found.secret)
+        return LeaderContact(found.epoch, found.addresses, found.secret)
 
     way = ControllerLookup(read, contact.secret, contact.epoch, address, contact.lead_patience_s)
     with contextlib.closing(way):

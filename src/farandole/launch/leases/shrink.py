@@ -14,7 +14,7 @@ from farandole.launch.leases.lease import Lease, LeasePhase
 from farandole.launch.leases.policy_context import PolicyContext, count, newest_first, soonest_first, workers
 
 
-def shed(turn: PolicyContext) -> None:
+def shrink(turn: PolicyContext) -> None:
     """Decide which leases leave or are cancelled."""
     if turn.plan.stopped:
         _shed_all(turn, "the training is over", [*turn.held, *turn.barred])

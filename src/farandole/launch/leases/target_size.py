@@ -14,7 +14,7 @@ from farandole.launch.leases.policy_context import PolicyContext, count
 HOUR_S = 3600.0
 
 
-def set_goal(turn: PolicyContext) -> None:
+def set_target_size(turn: PolicyContext) -> None:
     """Write the goal into the plan, with its reason."""
     plan, limits, lasting = turn.plan, turn.limits, turn.lasting
     if not plan.goal:

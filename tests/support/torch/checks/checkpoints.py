@@ -69,7 +69,7 @@ def check_that_any_number_of_ranks_restores_what_another_wrote() -> None:
             alone = restoring.read(root, restoring.choose(root, [2]), TorchCodec())  # as a job of one rank does
             for each in (found.state, alone):
                 assert all(map(torch.equal, each["layers"], state(2)["layers"]))
-            shards = folder.read_manifest(folder.writer_of(root, 2)).shards
+            shards = folder.read_manifest(folder.folder_of(root, 2)).shards
             assert len(shards) == (hvd.size() if sharded else 1)
 
 
@@ -80,7 +80,7 @@ def check_that_all_take_the_last_good_one() -> None:
         checkpoints.wait()
         hvd.barrier()
         if hvd.rank() == hvd.size() - 1:
-            torn = folder.writer_of(root, 2) / f"shard-{hvd.rank()}-of-{hvd.size()}"
+            torn = folder.folder_of(root, 2) / f"shard-{hvd.rank()}-of-{hvd.size()}"
             torn.write_bytes(torn.read_bytes()[:-1])
         hvd.barrier()
         found = checkpoints.restore()
@@ -130,7 +130,7 @@ def check_that_what_is_damaged_on_one_host_alone_comes_from_rank_0() -> None:
         elsewhere = root / f"of-rank-{hvd.rank()}"
         leave(elsewhere, 5, state(5))
         if hvd.rank() == 1:
-            shard = folder.writer_of(elsewhere, 5) / "shard-0-of-1"
+            shard = folder.folder_of(elsewhere, 5) / "shard-0-of-1"
             content = bytearray(shard.read_bytes())
             at = content.index(torch.full((6,), 11.0).numpy().tobytes())
             content[at + 3] ^= 1  # the sign of a weight
