@@ -41,6 +41,11 @@ def test_the_rank_that_comes_last_is_blamed_with_its_cause() -> None:
         assert text.endswith("Stage it: data = hvd.data.stage(data); or read more at once, threads=32.")
 
 
+def test_a_training_that_does_nothing_but_wait_needs_no_absurd_number_of_samples() -> None:
+    waits = [InputStep((0, k), 8, 0.5, 0.5, 0.0, "decode") for k in range(10)]
+    assert "Needed over 100 times the 16 samples/s that it had." in str(blame([RankInput(0, "a", waits)]))
+
+
 def test_first_batches_are_told_of_apart() -> None:
     steps = [InputStep((epoch, k), 4, 0.1, 0.0, 0.0) for epoch in range(2) for k in range(1, 10)]
     firsts = [InputStep((epoch, 0), 4, 2.0, 2.0, 0.0, "shared storage", is_first=True) for epoch in range(2)]

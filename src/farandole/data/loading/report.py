@@ -27,6 +27,9 @@ from farandole.runtime.session.training import training
 
 KEPT = 20_000
 """Steps that are kept."""
+MOST_NEEDED = 100
+"""Multiple of the samples per second, up to which the number that a training needs is shown."""
+
 NEGLIGIBLE = 0.01
 """Share of the time below which input is negligible."""
 WORTH_SAYING, LONG_ENOUGH_S = 0.05, 5.0
@@ -107,6 +110,8 @@ class InputReport(msgspec.Struct, frozen=True):
             first = f"; the first batches took {self.first_s:.1f} s" if self.first_s else ""
             return f"no step has followed another one yet: ask after some of them{first}"
         rates = f"Needed {self.needed_per_s:,.0f} samples/s, had {self.had_per_s:,.0f}."
+        if self.needed_per_s > MOST_NEEDED * self.had_per_s:  # no step computes long enough to say how many
+            rates = f"Needed over {MOST_NEEDED} times the {self.had_per_s:,.0f} samples/s that it had."
         if self.first_s > max(0.1, NEGLIGIBLE * self.total_s):
             rates += f" First batches took {self.first_s:.1f} s more."
         if self.share < NEGLIGIBLE or not self.blamed:
