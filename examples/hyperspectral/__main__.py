@@ -1,7 +1,5 @@
 """Reproduce the table and the picture: ``python -m examples.hyperspectral --reproduce``."""
 
-from __future__ import annotations
-
 from examples.common.reproduce import Application
 from examples.hyperspectral.experiment import FIGURES, findings, measure
 from examples.hyperspectral.picture import draw

@@ -1,6 +1,6 @@
 """Scenes as files, and the pixels of them that a network is trained on.
 
-write(make(seed=0), Path("out/scene.mat"))              # also scene.tif with scene-labels.tif beside it, or .npy
+write(make(seed=0), Path("out/scene.mat"))              # or scene.tif, with scene-labels.tif beside it
 scene = read(Path("out/scene.mat"), cube="cube", labels="labels")
 train, test = by_region(scene, np.random.default_rng(0))
 patch, answer = Patches(scene, train)[0]                # 5 x 5 x bands x 1, and one-hot
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import tifffile
+from scipy.io import savemat
 from scipy.ndimage import label
 
 from examples.common.training import staged
@@ -29,42 +31,24 @@ UNLABELED = -1
 RASTERS = (".tif", ".tiff")
 
 
-# -- written -----------------------------------------------------------------------------------------------------------
-
-
 def write(scene: Scene, path: Path) -> None:
-    """Write ``.mat`` of version 5, GeoTIFF or ``.npy``, by the suffix; the last two have a file for each part.
+    """Write ``.mat`` of version 5 or GeoTIFF, by the suffix; in files 0 is "no label", as in those of Indian Pines.
 
-    In files 0 is "no label", as in the ground truth of Indian Pines.
+    Pixels of GeoTIFF have 20 m, and lie somewhere in UTM zone 16 north, where Indian Pines is.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = {"cube": scene.cube, "labels": scene.labels + 1, "parcels": scene.parcels + 1}
     if path.suffix == ".mat":
-        from scipy.io import savemat
-
         savemat(path, parts)
         return
-    for part, array in parts.items():
-        if path.suffix == ".npy":
-            np.save(_beside(path, part), array)
-            continue
-        scaled = (array * REFLECTANCE).round() if part == "cube" else array
-        _write_geotiff(_beside(path, part), np.moveaxis(np.atleast_3d(scaled).astype(np.uint16), -1, 0))
-
-
-def _write_geotiff(path: Path, bands: Array) -> None:
-    """Bands x height x width, in pixels of 20 m somewhere in UTM zone 16 north, where Indian Pines is."""
-    import tifffile
-
     scale, corner = (20.0, 20.0, 0.0), (0.0, 0.0, 0.0, 500_000.0, 4_480_000.0, 0.0)
     keys = (1, 1, 0, 3, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32616)
     tags = [(33550, "d", 3, scale, True), (33922, "d", 6, corner, True), (34735, "H", len(keys), keys, True)]
-    planes = "separate" if len(bands) > 1 else None
-    how = {"photometric": "minisblack", "planarconfig": planes, "compression": "zlib", "extratags": tags}
-    tifffile.imwrite(path, bands.squeeze(), **how)
-
-
-# -- read --------------------------------------------------------------------------------------------------------------
+    how: dict[str, Any] = {"photometric": "minisblack", "compression": "zlib", "extratags": tags}
+    bands = np.moveaxis(scene.cube * REFLECTANCE, -1, 0).round().astype(np.uint16)
+    tifffile.imwrite(path, bands, planarconfig="separate", **how)
+    for part in ("labels", "parcels"):
+        tifffile.imwrite(_beside(path, part), parts[part].astype(np.uint16), **how)
 
 
 def read(path: Path, cube: str = "cube", labels: str = "labels", cache: str = "", limit: str | None = None) -> Scene:
@@ -73,15 +57,15 @@ def read(path: Path, cube: str = "cube", labels: str = "labels", cache: str = ""
     ``cache`` and ``limit``: have the cube copied to the disk of each host. Where there are no parcels, regions that
     hang together and are of one class are taken as such. Raises ``DataError`` where the labels do not fit.
     """
-    pixels, classes = cube_of(path, cube, cache, limit), _array(_source(_beside(path, labels), labels))
+    pixels, classes = cube_of(path, cube, cache, limit), np.squeeze(_source(path, labels)[0])
     if classes.shape != pixels.shape[:2]:
         raise DataError(f"{path}: {labels!r} has the shape {classes.shape}, and {pixels.shape[:2]} pixels need labels")
     classes = classes.astype(np.int16) - 1
     try:
-        parcels = _source(_beside(path, "parcels"), "parcels")
+        parcels = _source(path, "parcels")
     except DataError:  # there are none; one that cannot be read must not pass for that
         return Scene(pixels, classes, regions_of(classes))
-    return Scene(pixels, classes, _array(parcels).astype(np.int16) - 1)
+    return Scene(pixels, classes, np.squeeze(parcels[0]).astype(np.int16) - 1)
 
 
 def cube_of(path: Path, key: str = "cube", cache: str = "", limit: str | None = None) -> Array:
@@ -92,15 +76,10 @@ def cube_of(path: Path, key: str = "cube", cache: str = "", limit: str | None = 
     return np.asarray(stored, np.float32)
 
 
-def _array(source: Source) -> Array:
-    found: Array = np.asarray(source[0])
-    return found[0] if found.ndim == 3 else found
-
-
-def _source(path: Path, key: str) -> Source:
+def _source(path: Path, part: str) -> Source:
     if path.suffix in RASTERS:
-        return data.geotiff(path)
-    return data.arrays(path, key if path.suffix == ".mat" else None, per="file", native=True)
+        return data.geotiff(_beside(path, part))
+    return data.arrays(_beside(path, part), part if path.suffix == ".mat" else None, per="file", native=True)
 
 
 def _beside(path: Path, part: str) -> Path:
@@ -116,9 +95,6 @@ def regions_of(labels: Array) -> Array:
         found[regions > 0] = regions[regions > 0] + count - 1
         count += many
     return found
-
-
-# -- pixels ------------------------------------------------------------------------------------------------------------
 
 
 def at_random(scene: Scene, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -156,28 +132,24 @@ SPLITS = {"random": at_random, "region": by_region}
 
 @final
 class Patches:
-    """Pixels with their neighbours, in standard deviations of the scene; and their class, one-hot."""
+    """Pixels with their neighbours, in standard deviations of the scene, and ``answers``: one-hot in samples."""
 
     def __init__(self, scene: Scene, pixels: Array, size: int = 5) -> None:
-        self.pixels, self.classes = pixels, int(scene.labels.max()) + 1
+        self.answers, self.classes = scene.labels.ravel()[pixels], int(scene.labels.max()) + 1
         half, cube = size // 2, (scene.cube - scene.cube.mean()) / scene.cube.std()
         around = np.pad(cube, ((half, half), (half, half), (0, 0)), mode="reflect")
         windows: Any = np.lib.stride_tricks.sliding_window_view(around, (size, size), axis=(0, 1))
         self._windows = windows.transpose(0, 1, 3, 4, 2)[..., None]
-        self.labels = scene.labels
+        self._y, self._x = np.unravel_index(pixels, scene.labels.shape)
         self.shape: tuple[int, ...] = self._windows.shape[2:]
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.answers)
 
     def __getitem__(self, index: int) -> tuple[Array, Array]:
-        place = divmod(int(self.pixels[index]), self.labels.shape[1])
-        return self._windows[place], np.eye(self.classes, dtype=np.float32)[self.labels[place]]
-
-    def answers(self) -> Array:
-        """The class of each pixel."""
-        return self.labels.ravel()[self.pixels]
+        patch = self._windows[self._y[index], self._x[index]]
+        return patch, np.eye(self.classes, dtype=np.float32)[self.answers[index]]
 
     def all(self) -> Array:
         """The patches as one array."""
-        return np.ascontiguousarray(self._windows[np.unravel_index(self.pixels, self.labels.shape)])
+        return np.ascontiguousarray(self._windows[self._y, self._x])

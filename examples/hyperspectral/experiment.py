@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import farandole
 from examples.common.reproduce import ROOT, Figure, Finding, Measured, Results
+from examples.hyperspectral import transfer
 from examples.hyperspectral.data import SPLITS, Patches, by_region, few, permuted, read, write
+from examples.hyperspectral.model import NETWORKS, Network, accuracy, predicted
 from examples.hyperspectral.scene import Scene, make
+from farandole import keras as hvd
 
-SCENES, LABELS = 5, 20
-"""Scenes of a seed, and labels of each class on a new scene."""
+SCENES, LABELS, APART = 5, 20, 100
+"""Scenes of a seed, labels of each class on a new scene, and by how much the scenes of two seeds are numbered apart."""
 FIGURES = (
     Figure("random 5-NN", "accuracy on random pixels, 5-NN", "baseline"),
     Figure("region 5-NN", "accuracy on other regions, 5-NN", "baseline"),
@@ -41,8 +45,8 @@ def measure(seed: int, quick: bool) -> Measured:
     """Train and compare; see ``Application``."""
     with tempfile.TemporaryDirectory() as folder:
         for number in range(1 if quick else SCENES):
-            for name, scene in (("here", seed_of(seed, number)), ("there", seed_of(seed, number) + 50)):
-                write(make(scene), Path(folder) / f"{name}-{number}.mat")
+            for name, further in (("here", 0), ("there", 50)):
+                write(make(APART * seed + number + further), Path(folder) / f"{name}-{number}.mat")
         rows, maps = farandole.run(run_all, args=(folder, seed, quick), np=2, python_path=[str(ROOT)])[0]
     means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
     return Measured(means, {"scenes": rows, "maps": maps})
@@ -50,54 +54,40 @@ def measure(seed: int, quick: bool) -> Measured:
 
 def run_all(folder: str, seed: int, quick: bool) -> tuple[list[dict[str, float]], dict[str, list[str]]]:
     """Figures of each scene, and what is predicted of the first one. Called on every rank."""
-    from examples.hyperspectral import model  # noqa: F401 (it chooses the backend)
-    from farandole import keras as hvd
-
     hvd.init()
     rows, maps = [], dict[str, list[str]]()
+    network = replace(NETWORKS["small"], epochs=1) if quick else NETWORKS["small"]
     for number in range(1 if quick else SCENES):
         scene, there = (read(Path(folder) / f"{name}-{number}.mat") for name in ("here", "there"))
         rng = np.random.default_rng((seed, number, 3))
-        row, models = _chosen(scene, rng, seed, epochs=1 if quick else 0)
+        row, models = _chosen(scene, rng, seed, network)
         rows.append(row | _taken_to(there, rng, models["random"], seed))
         maps = maps or _maps(scene, models)
-    hvd.shutdown()
     return rows, maps
 
 
-def seed_of(seed: int, number: int) -> int:
-    """Seed of a scene; that of the one which a network is taken to is 50 more."""
-    return 100 * seed + number
-
-
-def _chosen(scene: Scene, rng: np.random.Generator, seed: int, epochs: int) -> tuple[dict[str, float], dict[str, Any]]:
+def _chosen(
+    scene: Scene, rng: np.random.Generator, seed: int, network: Network
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Accuracies by how pixels were chosen, and the networks."""
-    from examples.common.keras_fit import fit
-    from examples.hyperspectral.model import NETWORKS, accuracy
-
-    mixed, network = permuted(scene, rng), NETWORKS["small"]
-    truths = {"random": scene, "region": scene, "permuted": mixed}
+    truths = {"random": scene, "region": scene, "permuted": permuted(scene, rng)}
     splits = {name: SPLITS["random" if name == "random" else "region"](truths[name], rng) for name in truths}
     count = min(len(seen) for seen, _ in splits.values()) // network.batch * network.batch
     row, models = dict[str, float](), dict[str, Any]()
     for name, (seen, unseen) in splits.items():
         train, test = Patches(truths[name], seen[:count]), Patches(truths[name], unseen)
-        models[name] = network.built(train, seed)
-        fit(models[name], train, epochs=epochs or network.epochs, global_batch=network.batch, seed=seed)
+        models[name] = network.trained(train, seed)
         row[name], row[f"{name} 5-NN"] = accuracy(models[name], test), nearest(train, test)
-        row["prior"] = float(np.bincount(test.answers()).max() / len(test))  # of the last one
+        row["prior"] = float(np.bincount(test.answers).max() / len(test))  # of the last one
     return row | {"gap": row["random"] - row["region"]}, models
 
 
 def _taken_to(there: Scene, rng: np.random.Generator, donor: Any, seed: int) -> dict[str, float]:
     """Accuracies on regions of another scene, of which a few pixels in other regions have labels."""
-    from examples.hyperspectral import transfer
-    from examples.hyperspectral.model import accuracy
-
     seen, unseen = by_region(there, rng)
     train, test = Patches(there, few(there, seen, LABELS)), Patches(there, unseen)
-    found = {"untouched": accuracy(donor, test)}
-    found["nothing"] = accuracy(transfer.from_nothing(donor, train, seed), test)
+    network = replace(NETWORKS["small"], epochs=transfer.EPOCHS, batch=transfer.BATCH)
+    found = {"untouched": accuracy(donor, test), "nothing": accuracy(network.trained(train, seed), test)}
     model = transfer.frozen(donor, train, seed)
     found["frozen"] = accuracy(model, test)
     found["thawed"] = accuracy(transfer.thawed(model, train, seed), test)
@@ -108,14 +98,12 @@ def nearest(train: Patches, test: Patches) -> float:
     """Accuracy of the five nearest neighbours among 3 x 3 patches, of which 20 principal components are kept."""
     seen, unseen = (each.all()[:, 1:4, 1:4].reshape(len(each), -1) for each in (train, test))
     components = PCA(20, random_state=0).fit(seen)
-    judge = KNeighborsClassifier(5).fit(components.transform(seen), train.answers())
-    return float(judge.score(components.transform(unseen), test.answers()))
+    judge = KNeighborsClassifier(5).fit(components.transform(seen), train.answers)
+    return float(judge.score(components.transform(unseen), test.answers))
 
 
 def _maps(scene: Scene, models: dict[str, Any]) -> dict[str, list[str]]:
     """Predictions of every pixel, a digit each."""
-    from examples.hyperspectral.model import predicted
-
     whole = Patches(scene, np.arange(scene.labels.size))
     lines = {name: predicted(models[name], whole).reshape(scene.labels.shape) for name in SPLITS}
     return {name: ["".join(map(str, line)) for line in found] for name, found in lines.items()}
@@ -128,14 +116,12 @@ def findings(results: Results) -> Sequence[Finding]:
     over = np.mean([row["permuted"] - row["prior"] for row in rows])
     beats = np.mean([row["region"] - row["region 5-NN"] for row in rows])
     told = f"by {np.mean(gaps):.3f} in the mean of {len(rows)} scenes, by {min(gaps):.3f} at least"
+    claim = f"with {LABELS} labels a class a network from elsewhere beats one from nothing"
+    gained = f"by {np.mean(gains):.3f} in the mean, in {sum(gain > 0 for gain in gains)} of {len(gains)} scenes"
     promise = "random pixels promise more than other regions keep"
     return [
         Finding(promise, told, bool(np.mean(gaps) >= 0.15 and min(gaps) > 0)),
         Finding("where classes mean nothing, none is found", f"{over:+.3f} against the prior", bool(over <= 0)),
         Finding("on other regions the network beats 5-NN", f"by {beats:.3f} in the mean", bool(beats > 0)),
-        Finding(
-            f"with {LABELS} labels a class a network from elsewhere beats one from nothing",
-            f"by {np.mean(gains):.3f} in the mean, in {sum(gain > 0 for gain in gains)} of {len(gains)} scenes",
-            bool(np.mean(gains) >= 0.03),
-        ),
+        Finding(claim, gained, bool(np.mean(gains) >= 0.03)),
     ]

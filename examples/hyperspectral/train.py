@@ -10,6 +10,8 @@ Without --data a scene is made, as GeoTIFF in out/. At the end stands the accura
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from examples.common.training import EpochBar, made_once, options
@@ -21,12 +23,8 @@ from farandole import keras as hvd
 
 def main() -> None:
     """Parse, train, and say how it went; rank 0 speaks."""
-    from examples.common.keras_fit import fit  # after the choice of a backend
-
     parser = options(__doc__, epochs=0)
-    parser.add_argument(
-        "--scene", default="scene.tif", help="file in --data: .tif, .mat or .npy (default: %(default)s)"
-    )
+    parser.add_argument("--scene", default="scene.tif", help="file in --data: .tif (the default), .mat or .npy")
     parser.add_argument("--cube", default="cube", help="its name in a .mat")
     parser.add_argument("--labels", default="labels", help="their name in a .mat")
     parser.add_argument("--split", choices=tuple(SPLITS), default="region", help="how pixels are chosen")
@@ -37,15 +35,14 @@ def main() -> None:
     folder = made_once(asked.data, name, hvd, lambda folder: write(make(asked.seed), folder / "scene.tif"))
     scene = read(folder / asked.scene, asked.cube, asked.labels, asked.stage, asked.limit)
     network = NETWORKS[asked.network]
+    network = replace(network, epochs=asked.epochs or (2 if asked.quick else network.epochs))
     seen, unseen = SPLITS[asked.split](scene, np.random.default_rng(asked.seed))
     count = 4 * network.batch if asked.quick else len(seen) // network.batch * network.batch
     train, test = Patches(scene, seen[:count], network.patch), Patches(scene, unseen, network.patch)
-    epochs = asked.epochs or (2 if asked.quick else network.epochs)
-    model = network.built(train, asked.seed)
-    with EpochBar(epochs, shown=hvd.rank() == 0) as bar:
+    with EpochBar(network.epochs, shown=hvd.rank() == 0) as bar:
         bar.print(f"{len(train)} pixels of {train.classes} classes, {len(test)} to test on, {hvd.size()} workers")
         how = {"after_epoch": bar.loss, "checkpoints": asked.checkpoints, "ledger": asked.ledger}
-        fit(model, train, epochs=epochs, global_batch=network.batch, seed=asked.seed, **how)
+        model = network.trained(train, asked.seed, **how)
         bar.print(f"accuracy {accuracy(model, test):.3f}, pixels chosen by {asked.split}")
         bar.print(hvd.data.report())
 

@@ -38,12 +38,6 @@ class AdamByLayer(keras.optimizers.Adam):  # type: ignore[misc]
         super().update_step(gradient, variable, learning_rate * (self._factor if own.path in self._paths else 1.0))
 
 
-def from_nothing(donor: Any, patches: Patches, seed: int = 0) -> Any:
-    """A network of the same form that has seen the new pixels alone."""
-    keras.utils.set_random_seed(seed)
-    return _fit(keras.models.clone_model(donor), keras.optimizers.Adam(HEAD_RATE), patches, seed)
-
-
 def frozen(donor: Any, patches: Patches, seed: int = 0) -> Any:
     """A copy of the donor whose head has learned from the new pixels."""
     model = keras.models.clone_model(donor)

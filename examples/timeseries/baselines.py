@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from examples.timeseries.data import NOISE, Scale, Task, Windows
+from examples.timeseries.data import NOISE, Task, Windows
 from examples.timeseries.lorenz96 import Array, a_day_later
 
 
@@ -21,26 +21,25 @@ def persistence(lags: Array, task: Task) -> Array:
     return np.repeat(lags[:, -1:], len(task.horizons), axis=1)
 
 
-def linear(train: Windows, lags: Array) -> Array:
+def linear(lags: Array, train: Windows) -> Array:
     """Linear autoregression by least squares, of all sites at all lags, fitted on the windows of the network."""
     x, y = train.all()
-    ones = np.ones((len(x), 1))
-    weights = np.linalg.lstsq(np.hstack([x.reshape(len(x), -1), ones]), y.reshape(len(y), -1))[0]
-    found: Array = np.hstack([lags.reshape(len(lags), -1), np.ones((len(lags), 1))]) @ weights
+    known, asked = (np.hstack([each.reshape(len(each), -1), np.ones((len(each), 1))]) for each in (x, lags))
+    found: Array = asked @ np.linalg.lstsq(known, y.reshape(len(y), -1))[0]
     return found.reshape(len(lags), *y.shape[1:])
 
 
-def true_model(lags: Array, task: Task, scale: Scale, noise: float = NOISE, members: int = 16, seed: int = 0) -> Array:
+def true_model(lags: Array, train: Windows, members: int = 16) -> Array:
     """Lorenz-96 itself, from what was observed last: the mean of an ensemble of such states with their noise.
 
     Who knows the equations and not the state can do no better than about that. The mean of an ensemble goes to the
     climate as its members part, which one run does not (Leith 1974, Mon. Wea. Rev. 102, 409).
     """
-    last = lags[:, -1].astype(np.float64)
-    perturbed = last + noise * np.random.default_rng(seed).normal(size=(members, *last.shape))
-    states, found = scale.mean + scale.deviation * perturbed, []
-    for day in range(1, max(task.horizons) + 1):
+    last, horizons = lags[:, -1].astype(np.float64), train.task.horizons
+    perturbed = last + NOISE * np.random.default_rng(0).normal(size=(members, *last.shape))
+    states, found = train.mean + train.deviation * perturbed, []
+    for day in range(1, max(horizons) + 1):
         states = a_day_later(states)
-        if day in task.horizons:
-            found.append((states.mean(axis=0) - scale.mean) / scale.deviation)
+        if day in horizons:
+            found.append((states.mean(axis=0) - train.mean) / train.deviation)
     return np.stack(found, axis=1)

@@ -1,8 +1,7 @@
 """Time series as Zarr stores, and the windows that a forecast is learned from.
 
 write_lorenz96("out/lorenz96", seed=0)
-train, test = (read("out/lorenz96", part) for part in ("train", "test"))
-windows = Windows(train, Scale.of(train), LORENZ96)
+windows, test = loaded("out/lorenz96", LORENZ96)
 lags, targets = windows[0]                # 12 x 8, and what follows after each of the horizons: 8 x 8
 
 An array ``x`` has the axes member, time and site: members are independent runs of one model, or stretches of one record
@@ -25,14 +24,11 @@ import numpy as np
 from examples.common.training import staged
 from examples.timeseries.lorenz96 import Array, trajectories
 from farandole import data
-from farandole.errors import DataError
+from farandole.errors import DataError, UsageError
 
-TRAINED, TESTED, DAYS = 60, 10, 1000
-"""Trajectories of Lorenz-96 to train on and to test on, and the days of each."""
 NOISE = 0.05
-"""Standard deviation of the error of an observation, in standard deviations of the climate."""
-STRETCH = 480
-"""Half hours of a stretch of the buoy's record."""
+"""Standard deviation of the error of an observation of Lorenz-96, in standard deviations of the climate."""
+HAS_BUOY = find_spec("bokeh_sampledata") is not None
 WITHOUT_BUOY = "no buoy: pip install bokeh-sampledata"
 
 
@@ -50,50 +46,41 @@ BUOY = Task(12, (1, 4, 12, 24, 48))
 """Of half hours: twelve hours are 24."""
 
 
-# -- written -----------------------------------------------------------------------------------------------------------
-
-
-def write_lorenz96(folder: Path, seed: int, *, quick: bool = False, zarr_format: int = 3) -> None:
+def write_lorenz96(folder: Path, seed: int, *, quick: bool = False) -> None:
     """Write noisy observations of trajectories, ``train.zarr`` and ``test.zarr``; no trajectory is in both."""
-    sizes = (6, 2, 200) if quick else (TRAINED, TESTED, DAYS)
-    true = trajectories(sizes[0] + sizes[1], sizes[2], seed)
+    trained, tested, days = (6, 2, 200) if quick else (60, 10, 1000)
+    true = trajectories(trained + tested, days, seed)
     seen = true + NOISE * true.std() * np.random.default_rng((seed, 1)).normal(size=true.shape)
-    for part, members in (("train", seen[: sizes[0]]), ("test", seen[sizes[0] :])):
-        write(folder / f"{part}.zarr", members, zarr_format)
+    write(folder / "train.zarr", seen[:trained])
+    write(folder / "test.zarr", seen[trained:])
 
 
-def write_buoy(folder: Path, *, zarr_format: int = 3) -> None:
+def write_buoy(folder: Path) -> None:
     """Write the half-hourly temperature of the sea at a buoy, 2016-17: the first 70 % to train on, the rest to test on.
 
-    NERACOOS station B01, as the package ``bokeh-sampledata`` has it, in stretches of ten days without a gap.
+    NERACOOS station B01, as the package ``bokeh-sampledata`` has it, in stretches of ten days without a gap. Raises
+    ``UsageError`` where that is not installed.
     """
+    if not HAS_BUOY:
+        raise UsageError(WITHOUT_BUOY)
     path = files("bokeh_sampledata") / "_data" / "sea_surface_temperature.csv.gz"
     rows = list(csv.reader(gzip.decompress(path.read_bytes()).decode().splitlines()))[1:]
     times = np.array([datetime.fromisoformat(time[:19]) for time, _ in rows], "M8[m]")
     celsius = np.array([float(each) for _, each in rows])
     runs = np.split(celsius, np.flatnonzero(np.diff(times) != np.timedelta64(30, "m")) + 1)
-    stretches = np.stack([run[i : i + STRETCH] for run in runs for i in range(0, len(run) - STRETCH + 1, STRETCH)])
+    days = 480  # half hours of a stretch
+    stretches = np.stack([run[i : i + days] for run in runs for i in range(0, len(run) - days + 1, days)])
     cut = round(0.7 * len(stretches))
-    for part, members in (("train", stretches[:cut]), ("test", stretches[cut:])):
-        write(folder / f"{part}.zarr", members[..., None], zarr_format)
+    write(folder / "train.zarr", stretches[:cut, :, None])
+    write(folder / "test.zarr", stretches[cut:, :, None])
 
 
-def write(path: Path, x: Array, zarr_format: int = 3) -> None:
+def write(path: Path, x: Array) -> None:
     """Write a store with one array ``x``, of chunks that are a member each."""
     import zarr
 
-    group = zarr.open_group(path, mode="w", zarr_format=zarr_format)
-    names = {"dimension_names": ("member", "time", "site")} if zarr_format == 3 else {}
-    array = group.create_array("x", shape=x.shape, chunks=(1, *x.shape[1:]), dtype="float32", **names)
-    array[:] = x.astype(np.float32)
-
-
-def has_buoy() -> bool:
-    """Whether the package with the record of the buoy is installed."""
-    return find_spec("bokeh_sampledata") is not None
-
-
-# -- read --------------------------------------------------------------------------------------------------------------
+    names, chunks = ("member", "time", "site"), (1, *x.shape[1:])
+    zarr.open_group(path, mode="w").create_array("x", data=x.astype(np.float32), chunks=chunks, dimension_names=names)
 
 
 def read(folder: Path, part: str, cache: str = "", limit: str | None = None) -> Array:
@@ -103,36 +90,20 @@ def read(folder: Path, part: str, cache: str = "", limit: str | None = None) -> 
 
 
 @final
-@dataclass(frozen=True)
-class Scale:
-    """Mean and standard deviation of the climate, which the training data are: errors are in units of it."""
-
-    mean: float
-    deviation: float
-
-    @classmethod
-    def of(cls, x: Array) -> Scale:
-        """Those of a record."""
-        return cls(float(x.mean(dtype=np.float64)), float(x.std(dtype=np.float64)))
-
-    def scaled(self, x: Array) -> Array:
-        """In standard deviations from the mean."""
-        found: Array = ((x - self.mean) / self.deviation).astype(np.float32)
-        return found
-
-
-@final
 class Windows:
-    """Pairs of what a forecast sees and what comes: lags x sites, and horizons x sites."""
+    """Pairs of what a forecast sees and what comes, lags x sites and horizons x sites, in units of the climate.
 
-    def __init__(self, x: Array, scale: Scale, task: Task) -> None:
-        self.x, self.task = scale.scaled(x), task
-        self._ahead = task.lags - 1 + np.array(task.horizons)
+    That has a mean and a standard deviation, those of the windows to train on, which are given to those to test on.
+    """
+
+    def __init__(self, x: Array, task: Task, train: Windows | None = None) -> None:
+        self.task, self._ahead = task, task.lags - 1 + np.array(task.horizons)
+        self.mean: float = train.mean if train else float(x.mean(dtype=np.float64))
+        self.deviation: float = train.deviation if train else float(x.std(dtype=np.float64))
+        self.x: Array = ((x - self.mean) / self.deviation).astype(np.float32)
         self._each = x.shape[1] - int(self._ahead[-1])
         if self._each < 1:
-            raise DataError(
-                f"{x.shape[1]} steps are fewer than a window's {int(self._ahead[-1]) + 1}: give longer runs"
-            )
+            raise DataError(f"{x.shape[1]} steps are fewer than a window's {self._ahead[-1] + 1}: give longer runs")
 
     def __len__(self) -> int:
         return int(len(self.x) * self._each)
@@ -145,3 +116,9 @@ class Windows:
         """All windows, as two arrays."""
         lags, targets = zip(*(self[index] for index in range(len(self))), strict=True)
         return np.stack(lags), np.stack(targets)
+
+
+def loaded(folder: Path, task: Task, cache: str = "", limit: str | None = None) -> tuple[Windows, Windows]:
+    """Windows to train on and to test on."""
+    windows = Windows(read(folder, "train", cache, limit), task)
+    return windows, Windows(read(folder, "test", cache, limit), task, windows)

@@ -44,10 +44,8 @@ def a_day_later(x: Array) -> Array:
 def trajectories(members: int, steps: int, seed: int) -> Array:
     """Daily states of independent trajectories on the attractor: members x steps x sites."""
     x = FORCING + np.random.default_rng(seed).normal(size=(members, SITES))
-    for _ in range(SPIN_UP):
+    found = []
+    for _ in range(SPIN_UP + steps):
+        found.append(x)
         x = a_day_later(x)
-    found = np.empty((members, steps, SITES))
-    for step in range(steps):
-        found[:, step] = x
-        x = a_day_later(x)
-    return found
+    return np.stack(found[SPIN_UP:], axis=1)

@@ -46,8 +46,7 @@ def forecast(params: Params, lags: jax.Array) -> jax.Array:
         return (jax.nn.sigmoid(show) * jnp.tanh(kept), kept), None
 
     (shown, _), _ = jax.lax.scan(cell, (nothing, nothing), given)
-    sites = lags.shape[-1]
-    added = (shown @ params["output"] + params["offset"]).reshape(lags.shape[0], -1, sites)
+    added = (shown @ params["output"] + params["offset"]).reshape(lags.shape[0], -1, lags.shape[-1])
     return lags[:, -1:] * (1.0 + params["keeps"])[:, None] + added
 
 

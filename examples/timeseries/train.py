@@ -15,8 +15,8 @@ from dataclasses import replace
 import farandole.jax as hvd
 from examples.common.training import EpochBar, made_once, options
 from examples.timeseries.baselines import errors, persistence
-from examples.timeseries.data import WITHOUT_BUOY, has_buoy
-from examples.timeseries.experiment import PLANS, TASKS, loaded, make
+from examples.timeseries.data import loaded
+from examples.timeseries.experiment import PLANS, TASKS, make
 from examples.timeseries.training import forecasts, train
 
 
@@ -25,12 +25,10 @@ def main() -> None:
     parser = options(__doc__, epochs=0)
     parser.add_argument("--task", choices=tuple(TASKS), default="lorenz96")
     asked = parser.parse_args()
-    if asked.task == "buoy" and asked.data is None and not has_buoy():
-        raise SystemExit(WITHOUT_BUOY)
     hvd.init()
     name = f"{asked.task}-{asked.seed}" + ("-quick" if asked.quick else "")
     folder = made_once(asked.data, name, hvd, lambda folder: make(asked.task, folder, asked.seed, asked.quick))
-    _, windows, test = loaded(folder, TASKS[asked.task], asked.stage, asked.limit)
+    windows, test = loaded(folder, TASKS[asked.task], asked.stage, asked.limit)
     plan = PLANS[asked.task]
     plan = replace(plan, epochs=asked.epochs or (2 if asked.quick else plan.epochs), seed=asked.seed)
     with EpochBar(plan.epochs, shown=hvd.rank() == 0) as bar:

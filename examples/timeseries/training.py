@@ -27,9 +27,6 @@ COMMIT_EVERY = 20
 """Steps; what a fault costs is at most so many."""
 TESTED_AT_ONCE = 1000
 
-AfterEpoch = Callable[[int, float], object]
-"""Is told, on every rank: how many epochs have passed, and the mean loss of the last one."""
-
 
 @final
 @dataclass(frozen=True)
@@ -44,19 +41,25 @@ class Plan:
 
 
 def train(
-    windows: Windows, plan: Plan, after_epoch: AfterEpoch | None = None, *, checkpoints: str = "", ledger: str = ""
+    windows: Windows,
+    plan: Plan,
+    after_epoch: Callable[[int, float], object] = lambda epoch, loss: None,  # noqa: ARG005 (who has nothing to say)
+    *,
+    checkpoints: str = "",
+    ledger: str = "",
 ) -> Params:
     """Parameters after ``plan.epochs``. All ranks call it together, after ``hvd.init()``.
 
+    ``after_epoch`` is told, on every rank, how many epochs have passed, and the mean loss of the last one.
     ``checkpoints``: a folder to write one into after each epoch, and to go on from; ``ledger``: a folder in which each
     worker writes down what it has computed.
     """
-    optimizer = hvd.DistributedOptimizer(optax.adam(_rate(plan, len(windows))))
+    rate = optax.cosine_decay_schedule(plan.rate, plan.epochs * -(-len(windows) // plan.global_batch))
+    optimizer = hvd.DistributedOptimizer(optax.adam(rate))
     params = initial(jax.random.PRNGKey(plan.seed), windows.x.shape[-1], plan.hidden, len(windows.task.horizons))
     sampler = ElasticSampler(windows, seed=SEED_STRIDE * plan.seed)
     batches = hvd.data.Batches(windows, global_batch_size=plan.global_batch, sampler=sampler, threads=1)
     state: Any = JaxState(params=params, opt_state=optimizer.init(params), sampler=sampler, epoch=0, losses=[])
-
     step = _compiled(optimizer)
     with kept(Checkpoints, state, checkpoints, ledger) as (saving, writing):
 
@@ -75,8 +78,7 @@ def train(
                         state.commit()
                 state.epoch += 1
                 loss, state.losses = hvd.allreduce(np.float32(np.mean(state.losses)), name="loss"), []
-                if after_epoch is not None:
-                    after_epoch(state.epoch, float(loss))
+                after_epoch(state.epoch, float(loss))
                 state.commit()
                 if saving is not None:
                     saving.save(state.epoch, state.state_dict())
@@ -91,15 +93,10 @@ def _compiled(optimizer: Any) -> Any:
     @jax.jit
     def step(params: Params, opt_state: Any, lags: Any, targets: Any, weight: Any) -> tuple[Params, Any, Any]:
         loss, gradients = jax.value_and_grad(loss_of)(params, lags, targets)
-        weighted = jax.tree.map(lambda gradient: weight * gradient, gradients)
-        updates, opt_state = optimizer.update(weighted, opt_state, params)
+        updates, opt_state = optimizer.update(jax.tree.map(lambda each: weight * each, gradients), opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
     return step
-
-
-def _rate(plan: Plan, samples: int) -> Any:
-    return optax.cosine_decay_schedule(plan.rate, plan.epochs * -(-samples // plan.global_batch))
 
 
 def forecasts(params: Params, lags: Array) -> Array:

@@ -11,10 +11,12 @@ import h5py
 import hdf5plugin
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from examples.jets.collisions import ETA, GLUINOS, JETS, Process, begun, collide, toy
 from examples.jets.experiment import best_cut, counts, matched
 from examples.jets.images import SYMMETRIES, Plan, columns, images, make
+from farandole import models
 from tests.support.examples.continued import continues
 from tests.support.examples.killed import trained_with_a_kill
 from tests.support.frameworks import without_compiler
@@ -189,15 +191,34 @@ def test_each_event_counts_once_when_a_worker_is_killed(data: Path, tmp_path: Pa
     assert {record.size for records in history.begun.values() for record in records} >= {1, 2}
 
 
-def test_a_training_goes_on_from_its_checkpoint_and_from_a_stage(data: Path, tmp_path: Path) -> None:
+def test_a_training_goes_on_from_its_checkpoint_and_from_a_stage_and_its_model_has_a_fact_sheet(
+    data: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("safetensors")
     continues(
         "examples.jets.train",
-        ["--data", str(data)],
+        ["--data", str(data), "--seed", "3"],
         tmp_path,
         says="loss",
         ends="accuracy 0.",
+        first=["--model", "published"],
         environment={**LEAN, **WITH_ROOT},
     )
+    published = tmp_path / "published"
+    assert models.verify(published) == []
+    facts = models.facts(published)
+    source = images(data, "train")
+    assert [(each.name, each.digest, each.samples) for each in facts.data] == [
+        (data.name, source.manifest.digest, 1800)
+    ]
+    assert (facts.recipe.workers, facts.recipe.seeds["seed"]) == (2, "3")
+    assert "examples.jets.train" in facts.recipe.command
+    (accuracy,) = facts.figures
+    right = 600 * accuracy.value  # of 600 events
+    assert right == pytest.approx(round(right))
+    low, high = binomtest(round(right), 600).proportion_ci()
+    assert accuracy.interval == pytest.approx((high - low) / 2, abs=0.005)
+    assert sum(array.size for array in models.load(published).values()) == facts.weights.parameters > 30_000
 
 
 def test_the_table_is_made_and_says_that_its_events_are_those_of_the_toy(tmp_path: Path) -> None:
