@@ -1,7 +1,6 @@
 """Make the table and the picture: ``python -m examples.climate --reproduce``."""
 
-from examples.climate.experiment import FIGURES, findings, measure
-from examples.climate.picture import draw
+from examples.climate.experiment import FIGURES, draw, findings, measure
 from examples.common.reproduce import Application
 
 if __name__ == "__main__":

@@ -1,111 +1,72 @@
 """States of the atmosphere in files: HDF5 as DeepCAM has it, or NetCDF; written by the generator, read by the training.
 
-write(folder, train=200, validation=40, seed=0)             # or form="netcdf"
-states = load(folder, "train")                              # hvd.data.Source; a folder of the real DeepCAM as well
-image, labels = states[0]                                   # (8, 96, 144) float32, (96, 144) int64
+write(folder, sizes=(200, 40))                              # or form="netcdf"
+image, labels = load(folder, "train")[0]                    # (8, 96, 144) float32, (96, 144) int64
 
+folder/train/data-00000.h5          climate/data (rows, columns, channels), climate/labels_0 (rows, columns)
+folder/train.nc                     or this: a variable for each channel, and labels, over (time, lat, lon)
 folder/stats.h5                     climate/minval, climate/maxval: of each channel
-folder/train/data-00000.h5          climate/data (rows, columns, channels) float32, climate/labels_0 (rows, columns)
-folder/validation/...               or train.nc, validation.nc: a variable per channel over (time, lat, lon)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import final
 
+import h5netcdf  # not netCDF4, which crashes on threads together with h5py
+import h5py
 import numpy as np
 
-from examples.climate.fields import CHANNELS, COLUMNS, LAT, LON, ROWS, Array, weather
-from examples.climate.labels import label
+from examples.climate.weather import CHANNELS, Array, label, weather
+from examples.common.training import staged
 from farandole import data
 
-DATA, LABELS = "climate/data", "climate/labels_0"
+STRENGTHS = {"train": 1.0, "validation": 1.0, "weak": 0.5}
+"""Parts of a data set, and how strong cyclones are there."""
+DATA, LABELS, LOWEST, HIGHEST = (f"climate/{name}" for name in ("data", "labels_0", "minval", "maxval"))
 
 
-def write(folder: Path, *, train: int = 200, validation: int = 40, seed: int = 0, form: str = "hdf5") -> None:
-    """Make states and labels, and write them; every state has random numbers of its own."""
-    lowest, highest = np.full(len(CHANNELS), np.inf), np.full(len(CHANNELS), -np.inf)
-    for part, (name, number) in enumerate((("train", train), ("validation", validation))):
-        states = made(seed, part, number)
-        (write_netcdf if form == "netcdf" else write_hdf5)(folder, name, states)
-        if name == "train":
-            lowest, highest = np.min(states, (0, 1, 2)), np.max(states, (0, 1, 2))
-    write_h5(folder / "stats.h5", {"climate/minval": lowest, "climate/maxval": highest})
+def made(seed: int, part: str, number: int) -> Array:
+    """States of a part of a data set; each has random numbers of its own."""
+    key = [seed, list(STRENGTHS).index(part)]
+    return np.stack([weather(np.random.default_rng([*key, each]), STRENGTHS[part]) for each in range(number)])
 
 
-def made(seed: int, part: int, number: int, strength: float = 1.0) -> list[Array]:
-    """States of a part of a data set: 0 to train on, 1 to validate with, 2 and so on for whatever is to be new."""
-    return [weather(np.random.default_rng([seed, part, each]), strength) for each in range(number)]
-
-
-def write_hdf5(folder: Path, name: str, states: list[Array]) -> None:
-    """A file for each state."""
-    (folder / name).mkdir(parents=True)
-    for number, state in enumerate(states):
-        write_h5(folder / name / f"data-{number:05}.h5", {DATA: state, LABELS: label(state).astype(np.uint8)})
-
-
-def write_h5(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Data sets by name."""
-    import h5py
-
-    with h5py.File(path, "w") as file:
-        for name, array in arrays.items():
-            file[name] = array
-
-
-def write_netcdf(folder: Path, name: str, states: list[Array]) -> None:
-    """One NetCDF-4 file; by h5netcdf, as the library netCDF4 and h5py crash together on threads."""
-    import h5netcdf
-
+def write(folder: Path, sizes: Sequence[int], seed: int = 0, form: str = "hdf5") -> None:
+    """Make so many states of each part, label them, and write a file for each, or one of NetCDF for all of a part."""
     folder.mkdir(parents=True, exist_ok=True)
-    with h5netcdf.File(folder / f"{name}.nc", "w") as file:
-        file.dimensions = {"time": len(states), "lat": ROWS, "lon": COLUMNS}
-        file.create_variable("lat", ("lat",), data=LAT).attrs["units"] = "degrees_north"
-        file.create_variable("lon", ("lon",), data=LON).attrs["units"] = "degrees_east"
-        for number, channel in enumerate(CHANNELS):
-            values = np.stack([state[..., number] for state in states])
-            file.create_variable(channel, ("time", "lat", "lon"), data=values)
-        file.create_variable("labels", ("time", "lat", "lon"), data=np.stack([*map(label, states)]).astype(np.uint8))
+    for part, size in zip(STRENGTHS, sizes, strict=False):
+        states = made(seed, part, size)
+        labels = np.stack([*map(label, states)]).astype(np.uint8)
+        if part == "train":
+            with h5py.File(folder / "stats.h5", "w") as file:
+                file[LOWEST], file[HIGHEST] = states.min((0, 1, 2)), states.max((0, 1, 2))
+        if form == "netcdf":
+            with h5netcdf.File(folder / f"{part}.nc", "w") as whole:
+                whole.dimensions = dict(zip(("time", "lat", "lon"), labels.shape, strict=True))
+                for name, values in zip((*CHANNELS, "labels"), (*np.moveaxis(states, -1, 0), labels), strict=True):
+                    whole.create_variable(name, ("time", "lat", "lon"), data=values)
+            continue
+        (folder / part).mkdir()
+        for number, state in enumerate(states):
+            with h5py.File(folder / part / f"data-{number:05}.h5", "w") as file:
+                file[DATA], file[LABELS] = state, labels[number]
 
 
 def load(folder: Path, part: str, cache: str = "", limit: str | None = None) -> data.Source:
-    """States of a part, scaled to 0..1 by ``stats.h5``; with a ``cache``, out of that folder of each host.
-
-    In a job all ranks call this together. Raises ``DataError`` for files that are not there or have no such data.
-    """
+    """States of a part, scaled to 0..1 by ``stats.h5``; with a ``cache``, all ranks together stage them there."""
     if (folder / part).is_dir():
         states = data.hdf5(folder / part, keys=[DATA, LABELS], per="file")
     else:
         states = data.netcdf(folder / f"{part}.nc", variables=[*CHANNELS, "labels"], along="time")
-    if cache:
-        states = data.stage(states, cache=cache, limit=limit)
-    stats = data.hdf5(folder / "stats.h5", keys=["climate/minval", "climate/maxval"], per="file")[0]
-    states.decode = Decoder(stats["climate/minval"].astype(np.float32), stats["climate/maxval"].astype(np.float32))
-    return states
+    stats = data.hdf5(folder / "stats.h5", keys=[LOWEST, HIGHEST], per="file")[0]
+    lowest, highest = (stats[name].astype(np.float32) for name in (LOWEST, HIGHEST))
 
-
-@final
-@dataclass(frozen=True)
-class Decoder:
-    """Image and labels of what a file holds; threads and processes may call it."""
-
-    lowest: Array
-    highest: Array
-
-    def __call__(self, state: Mapping[str, Array]) -> tuple[Array, Array]:
-        """Channels first, each from 0 to 1 over the training set; labels as int64."""
+    def decode(state: Mapping[str, Array]) -> tuple[Array, Array]:
         fields = state[DATA] if DATA in state else np.stack([state[name] for name in CHANNELS], -1)
-        scaled = (fields - self.lowest) / (self.highest - self.lowest)
-        image = np.ascontiguousarray(scaled.transpose(2, 0, 1), np.float32)
-        return image, state[LABELS if LABELS in state else "labels"].astype(np.int64)
+        image = ((fields - lowest) / (highest - lowest)).transpose(2, 0, 1)
+        return np.ascontiguousarray(image, np.float32), state[LABELS if LABELS in state else "labels"].astype(np.int64)
 
-
-def frequencies(states: data.Source, some: int = 64) -> list[float]:
-    """Share of the pixels of each class, in some of the states. Of a class that is in none of them, that of a pixel."""
-    chosen = range(0, len(states), max(1, len(states) // some))
-    labels = np.stack([states[number][1] for number in chosen])
-    return [max(1.0, float((labels == number).sum())) / labels.size for number in range(3)]
+    states = staged(states, cache, limit)
+    states.decode = decode
+    return states

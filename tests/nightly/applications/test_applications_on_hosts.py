@@ -36,7 +36,7 @@ class Application(NamedTuple):
 
 APPLICATIONS = {
     "climate": Application(
-        lambda folder: files.write(folder, train=SAMPLES, validation=4, seed=2),
+        lambda folder: files.write(folder, (SAMPLES, 4), seed=2),
         "data-*.h5",
         1,
         ("--model", "deeplab"),

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import h5py
 import numpy as np
 import pytest
 import torch
 
-from examples.climate.deeplab import DeepLab
-from examples.climate.fields import CHANNELS, COLUMNS, DENSITY, EARTH_KM, LAT, ROTATION, ROWS, cyclone, holland, weather
-from examples.climate.files import DATA, LABELS, frequencies, load, made, write
-from examples.climate.labels import CYCLONE, RIVER, cyclones, label, rivers, threshold, transport, vorticity
-from examples.climate.metrics import counts, iou
-from examples.climate.training import TURNED
+import farandole.torch as hvd
+from examples.climate.files import DATA, LABELS, STRENGTHS, load, made, write
+from examples.climate.networks import deeplab
+from examples.climate.train import evaluated
+from examples.climate.weather import (
+    CHANNELS,
+    COLUMNS,
+    CYCLONE,
+    DENSITY,
+    EARTH_KM,
+    LAT,
+    RIVER,
+    ROTATION,
+    ROWS,
+    TRANSPORT,
+    cyclone,
+    cyclones,
+    holland,
+    label,
+    rivers,
+    transport,
+    vorticity,
+    weather,
+)
 from farandole import data
 from farandole.errors import DataError
 
@@ -65,7 +83,7 @@ def test_vorticity_of_a_globe_that_turns_as_one() -> None:
 
 
 def test_weaker_cyclones_blow_less_and_nothing_else_changes() -> None:
-    strong, weak = made(5, 0, 20), made(5, 0, 20, strength=0.5)
+    strong, weak = ([weather(np.random.default_rng(seed), each) for seed in range(20)] for each in (1.0, 0.5))
     pixels = [sum(int((label(state) == CYCLONE).sum()) for state in each) for each in (strong, weak)]
     assert 0 < pixels[1] < 0.7 * pixels[0]
     far = np.abs(LAT) > 65
@@ -146,25 +164,31 @@ def places(mask: Array) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize("number", range(4))
 def test_labels_are_those_of_the_criteria_by_loops(number: int) -> None:
-    state = made(11, 0, number + 1)[-1]
+    state = made(11, "train", number + 1)[-1]
     assert places(cyclones(state)) == dull_cyclones(state)
-    moist = transport(state) > threshold()
+    moist = transport(state) > TRANSPORT
     assert places(rivers(moist)) == dull_rivers(moist)
     labels = label(state)
     assert places(labels == CYCLONE) == dull_cyclones(state)
     assert places(labels == RIVER) == dull_rivers(moist) - dull_cyclones(state)
 
 
+def test_the_threshold_of_rivers_is_a_percentile_of_the_climate() -> None:
+    states = [transport(weather(np.random.default_rng([2018, number]))) for number in range(20)]
+    assert pytest.approx(float(np.percentile(states, 98)), rel=1e-12) == TRANSPORT
+
+
 def test_iou_is_that_of_sets_of_pixels() -> None:
+    hvd.init()
     random = np.random.default_rng(0)
     said, true = random.integers(0, 3, (2, 5, 9, 7))
-    expected = []
+    expected, states = [], cast("Any", [*enumerate(true)])
     for number in range(3):
         ours, theirs = ({*map(tuple, np.argwhere(each == number).tolist())} for each in (said, true))
         expected.append(len(ours & theirs) / len(ours | theirs))
-    parts = [counts(torch.from_numpy(said[i]), torch.from_numpy(true[i])) for i in range(5)]
-    assert iou(torch.stack(parts).sum(0).tolist()) == pytest.approx(expected)
-    assert iou([[4, 0, 0], [0, 0, 0], [1, 0, 0]]) == [0.8, 1.0, 0.0]
+    assert evaluated(lambda image: said[image], states) == pytest.approx(expected)
+    states = cast("Any", [(only := np.array([[0, 0, 0, 0, 2]]), only)])
+    assert evaluated(lambda image: 0 * image, states) == pytest.approx([0.8, 1.0, 0.0])
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -172,8 +196,8 @@ def test_iou_is_that_of_sets_of_pixels() -> None:
 
 def test_both_formats_hold_the_same_states(tmp_path: Path) -> None:
     for form in ("hdf5", "netcdf"):
-        write(tmp_path / form, train=3, validation=2, seed=1, form=form)
-    state = made(1, 0, 2)[1].astype(np.float64)
+        write(tmp_path / form, (3, 2), seed=1, form=form)
+    states = made(1, "train", 3)
     for part, number in (("train", 3), ("validation", 2)):
         ours, theirs = (load(tmp_path / form, part) for form in ("hdf5", "netcdf"))
         assert len(ours) == len(theirs) == number
@@ -181,19 +205,11 @@ def test_both_formats_hold_the_same_states(tmp_path: Path) -> None:
             np.testing.assert_array_equal(one[0], other[0])
             np.testing.assert_array_equal(one[1], other[1])
     train = load(tmp_path / "hdf5", "train")
-    low, high = (f(np.stack([*made(1, 0, 3)]), axis=(0, 1, 2)) for f in (np.min, np.max))
-    np.testing.assert_allclose(train[1][0], ((state - low) / (high - low)).transpose(2, 0, 1), atol=2e-6)
-    np.testing.assert_array_equal(train[1][1], label(made(1, 0, 2)[1]))
-    assert frequencies(train)[0] == pytest.approx(np.mean([labels == 0 for _, labels in train]))
-
-
-def test_a_turned_state_is_the_same_from_another_longitude() -> None:
-    image, labels = np.random.default_rng(0).random((8, 4, 144)), np.arange(4 * 144).reshape(4, 144)
-    other, moved = TURNED((image, labels), np.random.default_rng(1))
-    shift = int(moved[0].tolist().index(0))
-    assert shift
-    np.testing.assert_array_equal(np.roll(other, -shift, -1), image)
-    np.testing.assert_array_equal(np.roll(moved, -shift, -1), labels)
+    low, high = (f(states, axis=(0, 1, 2)) for f in (np.min, np.max))
+    scaled = (states[1].astype(np.float64) - low) / (high - low)
+    np.testing.assert_allclose(train[1][0], scaled.transpose(2, 0, 1), atol=2e-6)
+    np.testing.assert_array_equal(train[1][1], label(states[1]))
+    assert len({float(made(1, part, 1).sum()) for part in STRENGTHS}) == len(STRENGTHS)
 
 
 def test_files_of_deepcam_are_read_as_they_are(tmp_path: Path) -> None:
@@ -211,7 +227,7 @@ def test_files_of_deepcam_are_read_as_they_are(tmp_path: Path) -> None:
     assert (image.min(axis=(1, 2)).tolist(), image.max(axis=(1, 2)).tolist()) == ([0.0] * 16, [1.0] * 16)
     np.testing.assert_array_equal(read, labels)
     with torch.no_grad():
-        assert DeepLab(16, 3)(torch.from_numpy(image)[None]).shape == (1, 3, 768, 1152)
+        assert deeplab(16, 3)(torch.from_numpy(image)[None]).shape == (1, 3, 768, 1152)
 
 
 def test_a_folder_without_states_is_refused_by_name(tmp_path: Path) -> None:
