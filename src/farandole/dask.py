@@ -61,6 +61,7 @@ class DaskLender(SlotProvider):
         self._client = client
         self._tasks: list[distributed.Future] = []
         self._places: list[str] = []
+        self._failed: dict[int, str] = {}
 
     def lend(self, slots: range, ticket: Ticket, *, together: bool) -> None:
         """See ``SlotProvider``. Tasks that need not start together run on the Dask workers present at their start."""
@@ -77,11 +78,11 @@ class DaskLender(SlotProvider):
 
     def failures(self) -> Mapping[int, str]:
         """See ``SlotProvider``."""
-        return {
-            slot: last_line(task.exception(timeout=1)) if task.status == "error" else f"its task is {task.status}"
-            for slot, task in enumerate(self._tasks)
-            if task.status not in ("pending", "finished")
-        }
+        for slot, task in enumerate(self._tasks):
+            if slot not in self._failed and task.status not in ("pending", "finished"):
+                is_error = task.status == "error"
+                self._failed[slot] = last_line(task.exception(timeout=1)) if is_error else f"its task is {task.status}"
+        return dict(self._failed)
 
     def shortage(self) -> str:
         """See ``SlotProvider``."""

@@ -15,6 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from farandole.errors import UsageError
 from farandole.launch.clusters.slot import Ticket, hold
 from farandole.launch.clusters.slot_function import FunctionCall, run_on
 from farandole.launch.clusters.slot_provider import SlotProvider, last_line
@@ -66,9 +67,15 @@ class RayLender(SlotProvider):
         self._bundle, self._strategy, self._each = dict(bundle), strategy, slots_per_bundle
         self._group: PlacementGroup | None = None
         self._tasks: list[ray.ObjectRef[None]] = []
+        self._outcomes: dict[int, str] = {}
+        """Why each task failed that has ended, "" if it has not, by its slot."""
 
     def lend(self, slots: range, ticket: Ticket, *, together: bool) -> None:
         """See ``SlotProvider``: Ray starts all tasks at once, or, without ``together``, each when it has resources."""
+        if not together and self._strategy.startswith("STRICT"):
+            raise UsageError(
+                f"strategy={self._strategy!r} places all workers at once: elastic jobs take PACK or SPREAD"
+            )
         if together:
             whole = {name: amount * self._each for name, amount in self._bundle.items()}
             self._group = placement_group([whole] * (-(-len(slots) // self._each)), strategy=self._strategy)
@@ -90,10 +97,11 @@ class RayLender(SlotProvider):
 
     def failures(self) -> Mapping[int, str]:
         """See ``SlotProvider``."""
-        if not self._tasks:
-            return {}
-        ended, _ = ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0, fetch_local=False)
-        return {self._tasks.index(each): why for each in ended if (why := _failure(each))}
+        running = {task: slot for slot, task in enumerate(self._tasks) if slot not in self._outcomes}
+        if running:
+            ended, _ = ray.wait(list(running), num_returns=len(running), timeout=0, fetch_local=False)
+            self._outcomes |= {running[task]: _failure(task) for task in ended}
+        return {slot: why for slot, why in self._outcomes.items() if why}
 
     def shortage(self) -> str:
         """See ``SlotProvider``."""

@@ -58,8 +58,10 @@ def run(
     if found is None:
         raise UsageError("there is no SparkContext here: type spark = SparkSession.builder.getOrCreate() first")
     call, provider = FunctionCall(func, args, kwargs), SparkLender(found)
-    np = found.defaultParallelism if np is None else np
-    return run_on(provider, call, np, output_filename=output_filename, verbose=verbose, env=env, knobs=knobs)
+    return run_on(
+        provider, call, np, output_filename=output_filename, verbose=verbose, env=env,
+        default_np=found.defaultParallelism, knobs=knobs,
+    )  # fmt: skip
 
 
 @final
@@ -70,14 +72,17 @@ class SparkLender(SlotProvider):
 
     def __init__(self, context: SparkContext) -> None:
         self._context, self._group = context, f"farandole-{secrets.token_hex(4)}"
-        self._jobs: list[threading.Thread] = []
+        self._jobs: dict[int, threading.Thread] = {}
+        """Threads with a job of Spark each, by the first of its slots."""
         self._failures: dict[int, str] = {}
 
     def lend(self, slots: range, ticket: Ticket, *, together: bool) -> None:
-        """See ``SlotProvider``."""
-        job = InheritableThread(target=self._serve, args=(slots, ticket, together), name=self._group, daemon=True)
-        self._jobs.append(job)
-        job.start()
+        """See ``SlotProvider``. Slots that need not start together have a job each, so that none fails with another."""
+        for own in [slots] if together else [range(slot, slot + 1) for slot in slots]:
+            arguments = own, ticket, together
+            job = InheritableThread(target=self._serve, args=arguments, name=self._group, daemon=True)
+            self._jobs[own.start] = job
+            job.start()
 
     def failures(self) -> Mapping[int, str]:
         """See ``SlotProvider``: a Spark job fails as a whole."""
@@ -93,11 +98,11 @@ class SparkLender(SlotProvider):
 
     def close(self, told: Collection[int], until_s: float) -> None:
         """See ``SlotProvider``."""
-        for job in self._jobs:
-            job.join(max(0.0, until_s - time.monotonic()) if told else 0.0)
-        if any(job.is_alive() for job in self._jobs):
+        for first, job in self._jobs.items():
+            job.join(max(0.0, until_s - time.monotonic()) if first in told else 0.0)
+        if any(job.is_alive() for job in self._jobs.values()):
             self._context.cancelJobGroup(self._group)
-            for job in self._jobs:
+            for job in self._jobs.values():
                 job.join(KILLED_S)
 
     def _serve(self, slots: range, ticket: Ticket, together: bool) -> None:
@@ -109,8 +114,7 @@ class SparkLender(SlotProvider):
             else:
                 tasks.mapPartitions(partial(_hold, ticket)).collect()
         except Exception as error:
-            # A barrier stage fails as one: its first slot stands for all.
-            self._failures |= dict.fromkeys(slots[:1] if together else slots, _words(error))
+            self._failures[slots.start] = _words(error)  # of a barrier stage, which fails as one, too
 
 
 def _hold(ticket: Ticket, slots: Iterable[int]) -> Iterator[None]:

@@ -20,6 +20,7 @@ ends the cell on all ranks after the same step. A task of a load-balanced view i
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -218,7 +219,10 @@ class CellGuard:
             return
         if self._mark is None and not session.broken:
             # Between cells without a mark, no sender waits until all ranks know of the failure of the last cell.
-            session.sync_with_controller(SETTLE_S)
+            try:
+                session.sync_with_controller(SETTLE_S)
+            except KeyboardInterrupt:  # IPython would only print it, and run the cell without a gate
+                self._refusal = f"{cell.name} was interrupted before it began"
         is_partial = self._mark is not None and not self._mark.is_whole
         if self._joined_in is not seat or (session.broken and not is_partial):
             if session.broken and self._joined_in is seat:
@@ -275,7 +279,8 @@ class CellGuard:
         if not session.broken and not is_voted:
             session.abort(f"{_named(self._last)} raised {traceback.format_exception_only(error)[-1].strip()}")
             # Now the controller has notified the others, which may begin the next cell when this cell has ended.
-            session.sync_with_controller(SETTLE_S)
+            with contextlib.suppress(KeyboardInterrupt):  # the cell has ended already
+                session.sync_with_controller(SETTLE_S)
         session.cells.interrupted = False
         if not is_voted:
             self.settle()

@@ -86,8 +86,9 @@ def test_a_slot_that_is_killed_ends_the_run(played: Played) -> None:
     assert seen["raised_s"] < 60
 
 
-def test_ctrl_c_ends_all_workers(played: Played) -> None:
-    seen = played.seen["is_interrupted"]
+@pytest.mark.parametrize("scenario", ["is_interrupted", "is_interrupted_elastic"])
+def test_ctrl_c_ends_all_workers(played: Played, scenario: str) -> None:
+    seen = played.seen[scenario]
     assert seen["interrupted"]
     assert seen["left"] == []
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import msgspec
 import numpy as np
+import psutil
 import pytest
 
 import farandole.numpy as hvd
@@ -19,6 +23,8 @@ from farandole.control.slot_messages import AgentOver, RunAgent, SlotHello, Slot
 from farandole.elastic.worker import run as elastic
 from farandole.elastic.worker.state import ObjectState
 from farandole.errors import ControlError
+from farandole.launch.agents.agent_config import LaunchedAgentConfig
+from farandole.launch.clusters import elastic_slots
 from farandole.launch.clusters.elastic_slots import ElasticSlots
 from farandole.launch.clusters.slot_function import FunctionCall, run_on
 from tests.support.clusters.process_lender import ProcessLender
@@ -80,6 +86,44 @@ def test_too_few_slots_are_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
 
 
+def test_a_slot_that_stands_still_is_given_up_and_asked_for_again(tmp_path: Path) -> None:
+    lender, stopped = ProcessLender(["a", "b"]), list[int]()
+    failures = lender.failures
+
+    def stop_once() -> Mapping[int, str]:
+        if (tmp_path / "size-2").exists() and not stopped:
+            stopped.extend([lender.tasks[1].pid, *below(lender.tasks[1].pid)])
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+        return failures()
+
+    lender.failures = stop_once  # type: ignore[method-assign]
+    knobs = {"min_np": 1, "max_np": 2, "host_timeout_s": 2.0}
+    try:
+        results = run_on(lender, FunctionCall(train, (tmp_path, [2, 1, 2])), None, knobs=knobs)
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert [sizes[-3:] for sizes in results] == [[2, 1, 2]] * 2
+
+
+def below(pid: int) -> list[int]:
+    """Processes below a process."""
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def test_slots_with_gpus_are_hosts_of_their_own() -> None:
+    """A worker that joins later sees its own device, and not those that were there when an agent started."""
+
+    def place() -> list[str]:
+        return [os.environ["FARANDOLE_LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"]]
+
+    lender = ProcessLender(["a", "a"], devices=["0", "1"])
+    found = run_on(lender, FunctionCall(place), None, knobs={"min_np": 2, "max_np": 2})
+    assert sorted(found) == [["0", "0"], ["0", "1"]]
+
+
 class Told:
     """Router and slots of one job, which only note what they are told."""
 
@@ -88,9 +132,14 @@ class Told:
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, Any]] = []
         self.held: dict[int, bytes] = {}
+        self.gone: dict[int, str] = {}
+        self.asked: list[range] = []
 
     def send(self, identity: bytes, message: Any) -> bool:
         self.sent.append((identity, message))
+        return True
+
+    def reaches(self, _identity: bytes) -> bool:
         return True
 
     @property
@@ -100,9 +149,32 @@ class Told:
     def take(self, identity: bytes, hello: SlotHello) -> bool:
         return self.held.setdefault(hello.slot, identity) is identity
 
+    def run_agent(self, host: str, _config: Any, busy: set[int]) -> int:
+        return next((slot for slot in self.held if host == "a" and slot not in busy), -1)
 
-def test_a_task_that_a_cluster_runs_again_is_sent_home(tmp_path: Path) -> None:
-    told: Any = Told()
+    def has(self, slot: int) -> bool:
+        return slot in self.held
+
+    def drop(self, slot: int) -> None:
+        self.held.pop(slot, None)
+
+    def lost(self) -> dict[int, str]:
+        return self.gone
+
+    def ask(self, slots: range) -> None:
+        self.asked.append(slots)
+
+
+@pytest.fixture
+def told() -> Any:
+    """What stands for a router and for slots."""
+    return Told()
+
+
+CONFIG = msgspec.json.encode(LaunchedAgentConfig(["tcp://127.0.0.1:1"], "aa" * 32))
+
+
+def test_a_task_that_a_cluster_runs_again_is_sent_home(told: Any, tmp_path: Path) -> None:
     slots = ElasticSlots(told, told, tmp_path / "hosts", 1)
     for identity, slot in ((b"first", 0), (b"again", 0), (b"unknown", 5)):
         slots.take(identity, SlotHello(slot, "a", "a", []))
@@ -110,7 +182,35 @@ def test_a_task_that_a_cluster_runs_again_is_sent_home(tmp_path: Path) -> None:
     assert (tmp_path / "hosts").read_text() == "a slots=1\n"
 
 
-def test_an_agent_on_a_host_without_slots_is_refused(tmp_path: Path) -> None:
-    told: Any = Told()
-    ElasticSlots(told, told, tmp_path / "hosts", 1).take(b"start", RunAgent("b", b"{}"))
-    assert told.sent == [(b"start", AgentOver("no slot of host b is left"))]
+def test_a_host_runs_no_more_agents_than_it_has_slots(told: Any, tmp_path: Path) -> None:
+    slots = ElasticSlots(told, told, tmp_path / "hosts", 1)
+    slots.take(b"slot", SlotHello(0, "a", "a", []))
+    for start, host in ((b"one", "a"), (b"two", "a"), (b"three", "b")):
+        slots.take(start, RunAgent(host, CONFIG))
+    assert [identity for identity, _ in told.sent] == [b"two", b"three"]
+    assert all(isinstance(message, AgentOver) for _, message in told.sent)
+
+
+def test_slots_are_asked_for_again_later_where_they_fail_at_once(
+    told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(elastic_slots, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    slots = ElasticSlots(told, told, tmp_path / "hosts", 2)
+    slots.take(b"slot", SlotHello(0, "a", "a", []))
+    asked_s = []
+    for number in range(1, 5):
+        told.gone = {number: "no such module"}
+        slots.turn()
+        told.gone, before = {}, len(told.asked)
+        while len(told.asked) == before:
+            now[0] += 0.5
+            slots.turn()
+        asked_s.append(now[0])
+    assert [later - earlier for earlier, later in zip([100.0, *asked_s], asked_s, strict=False)] == [
+        4.0,
+        8.0,
+        16.0,
+        32.0,
+    ]
+    assert told.asked == [range(n, n + 1) for n in range(2, 6)]

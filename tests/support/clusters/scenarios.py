@@ -36,6 +36,8 @@ def play(run: Run, slots: int, ready: Callable[[], object] = lambda: None, *, no
             begin_s = time.monotonic()
             name = scenario.func.__name__ if isinstance(scenario, partial) else scenario.__name__
             show(name, **scenario(patient, Path(folder)), seconds=time.monotonic() - begin_s)
+        ready()
+        show("is_interrupted_elastic", **is_interrupted(patient, Path(folder), min_np=2, max_np=2))
     ready()
     show("lacks_slots", **raised(lambda: run(len, ("",), np=slots + 1, start_timeout_s=2)))
     show("is_none", **raised(lambda: run(len, ("",), np=0)))
@@ -103,8 +105,8 @@ def loses_a_slot(run: Run, folder: Path) -> dict[str, Any]:
     return {**raised(lambda: run(kills_its_slot, np=2)), "left": _left(folder)}
 
 
-def is_interrupted(run: Run, folder: Path) -> dict[str, Any]:
-    """Ctrl-C ends all workers before it goes on."""
+def is_interrupted(run: Run, folder: Path, **size: int) -> dict[str, Any]:
+    """Ctrl-C ends all workers before it goes on; ``size`` is that of the job, by default two workers."""
     caller = os.getpid()
 
     def waits() -> None:
@@ -118,7 +120,7 @@ def is_interrupted(run: Run, folder: Path) -> dict[str, Any]:
         signal.pause()
 
     try:
-        run(waits, np=2)
+        run(waits, **(size or {"np": 2}))
     except KeyboardInterrupt:
         return {"interrupted": True, "left": _left(folder)}
     return {"interrupted": False}

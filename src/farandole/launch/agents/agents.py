@@ -44,6 +44,9 @@ class AgentStarter(ABC):
     passes_environment = True
     """True if agents inherit the launcher's environment variables."""
 
+    is_foreign = False
+    """True if workers have the variables of processes of another system, and none of the launcher's."""
+
     @abstractmethod
     def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
         """Split the hosts into groups, each served by one child of the launcher; ``here`` is the name of this host."""

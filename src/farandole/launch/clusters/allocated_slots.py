@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, final
 
 import msgspec
@@ -87,19 +87,26 @@ class AllocatedSlots:
             if now >= told_s:
                 told_s = begin_s + start_timeout_s
                 print(f"farandole: {self._count()}; waiting for the others", file=sys.stderr, flush=True)
-            for slot, why in self._failures().items():
+            failures = self._failures()
+            if len(failures) > self._most - self._fewest or self._provider.is_over:
+                slot, why = next(iter(failures.items()))
                 raise ControlError(f"{self._provider.name} could not lend slot {slot}: {why}{self._remedy(why)}")
             self._router.wait(min(LOOK_S, begin_s + start_timeout_s - now))
             self._take_in()
-        self._host_of = hosts_of({slot: hello for slot, (_, hello) in self._held.items()}, self._names)
+        self._host_of = hosts_of({slot: self._placed(hello) for slot, (_, hello) in self._held.items()}, self._names)
 
     def take(self, identity: bytes, hello: SlotHello) -> bool:
         """Add a slot that connected after ``gather``; False if another task holds it."""
         if hello.slot in self._held:
             return False
         self._held[hello.slot] = identity, hello
-        self._host_of |= hosts_of({hello.slot: hello}, self._names)
+        self._host_of |= hosts_of({hello.slot: self._placed(hello)}, self._names)
         return True
+
+    def _placed(self, hello: SlotHello) -> SlotHello:
+        """The slot as its host is named by: a slot with GPUs that comes and goes alone is a host of its own."""
+        is_alone = self._is_elastic and hello.devices
+        return msgspec.structs.replace(hello, node=f"{hello.node} {hello.slot}") if is_alone else hello
 
     def _take_in(self) -> None:
         while (got := self._router.recv()) is not None:
@@ -141,12 +148,14 @@ class AllocatedSlots:
         given = (self._held[slot][1].devices for slot in self._slots_of(host))
         return ",".join(dict.fromkeys(each for text in given for each in text.split(",") if each))
 
-    def run_agent(self, host: str, config: LaunchedAgentConfig) -> int:
-        """Make the first slot of ``host`` run the agent there; return the number of that slot."""
-        slot = self._slots_of(host)[0]
-        own = {DEVICES: devices} if (devices := self.devices(host)) else {}
-        config = msgspec.structs.replace(config, host=host, command=tuple(self._held[slot][1].command), variables=own)
-        self._router.send(self._held[slot][0], HostAgent(pack(msgspec.json.encode, config, exact=True)))
+    def run_agent(self, host: str, config: LaunchedAgentConfig, busy: Collection[int] = ()) -> int:
+        """Run the agent of ``host`` in its first slot that is not ``busy``; returns its number, -1 if there is none."""
+        slot = next((slot for slot in self._slots_of(host) if slot not in busy), -1)
+        if slot >= 0:
+            own = {DEVICES: devices} if (devices := self.devices(host)) else {}
+            command = tuple(self._held[slot][1].command)
+            config = msgspec.structs.replace(config, host=host, command=command, variables=own)
+            self._router.send(self._held[slot][0], HostAgent(pack(msgspec.json.encode, config, exact=True)))
         return slot
 
     def look(self) -> Mapping[str, str]:
@@ -170,6 +179,10 @@ class AllocatedSlots:
 
     def _failures(self) -> Mapping[int, str]:
         return {0: "the run was told to end"} if self._provider.is_over else self._provider.failures()
+
+    def has(self, slot: int) -> bool:
+        """True if the slot has connected."""
+        return slot in self._held
 
     def holds(self, identity: bytes, slot: int) -> bool:
         """True if the task with this ``identity`` holds the slot."""

@@ -100,12 +100,18 @@ class ElasticSlots:
             self._drop(self._agents.pop(identity)[1], "its agent was given up")
 
     def turn(self) -> None:
-        """Drop lost slots, and request replacements."""
-        for slot, why in self._slots.lost().items():
-            if slot in self._asked:
-                logger.warning("slot %d is gone: %s", slot, why)
-                self._drop(slot, why)
+        """Drop the slots that are gone, and ask for others in their place."""
+        gone = {slot: why for slot, why in self._slots.lost().items() if slot in self._asked}
         now = time.monotonic()
+        if gone:
+            has_failed = any(not self._slots.has(slot) for slot in gone)
+            self._pause_s = min(2 * self._pause_s, LONGEST_S) if has_failed else ASK_AGAIN_S
+            self._ask_s = now + self._pause_s
+        for slot, why in gone.items():
+            logger.warning("slot %d is gone: %s", slot, why)
+            self._drop(slot, why)
+        for start in [start for start in self._agents if not self._router.reaches(start)]:
+            self._drop(self._agents.pop(start)[1], "the launcher has given its agent up")
         if len(self._asked) < self._most and now >= self._ask_s:
             more = range(self._next, self._next + self._most - len(self._asked))
             self._next = more.stop
@@ -113,17 +119,17 @@ class ElasticSlots:
             self._slots.ask(more)
 
     def _run_agent(self, identity: bytes, message: RunAgent) -> None:
-        if message.host not in self._slots.counts:
-            self._router.send(identity, AgentOver(f"no slot of host {message.host} is left"))
-            return
         config = unpack(msgspec.json.Decoder(LaunchedAgentConfig).decode, message.config)
-        self._agents[identity] = message.host, self._slots.run_agent(message.host, config)
+        busy = {slot for _, slot in self._agents.values()}
+        slot = self._slots.run_agent(message.host, config, busy)
+        if slot < 0:
+            self._router.send(identity, AgentOver(f"no slot of host {message.host} is free to run its agent"))
+        else:
+            self._agents[identity] = message.host, slot
 
     def _drop(self, slot: int, why: str) -> None:
         self._asked.discard(slot)
         self._slots.drop(slot)
-        self._ask_s = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, LONGEST_S)
         for identity, (host, own) in list(self._agents.items()):
             if own == slot:
                 del self._agents[identity]

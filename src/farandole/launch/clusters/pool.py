@@ -31,7 +31,7 @@ from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
 from farandole.control.task_pieces import ResultPieces, fetch, piece_of, send_result
-from farandole.errors import ControlError
+from farandole.errors import ControlError, UsageError
 from farandole.launch.clusters.slot_function import FunctionCall, run_on
 from farandole.launch.clusters.slot_provider import SlotProvider
 from farandole.launch.function.results import Results, values_of
@@ -58,6 +58,8 @@ class WorkerPool:
         self._last: Future[list[Any]] | None = None
         secret, addresses = new_secret(), Future[list[str]]()
         self._settings = Settings.resolve(arguments=knobs)
+        if self._settings.is_elastic:
+            raise UsageError("workers that stay for several calls are not elastic: leave min_np and max_np out")
         self._run: Future[Any] = Future()
         self._calls = _in_thread(self._serve, secret, addresses)
         task = FunctionCall(serve, (addresses.result(), secret, self._settings.start_timeout_s))

@@ -30,7 +30,7 @@ from farandole.launch.clusters.slot_agents import SlotAgents
 from farandole.launch.clusters.slot_provider import SlotProvider
 from farandole.launch.function.results import Results, values_of
 from farandole.launch.function.task import Task
-from farandole.launch.hosts.plan import Job, start_workers
+from farandole.launch.hosts.plan import Job, start_workers, variables_elsewhere
 from farandole.launch.job.loop import NO_SIGNALS
 from farandole.launch.job.static_loop import StaticLoop
 from farandole.runtime.controller.root import Root
@@ -56,6 +56,7 @@ def run_on(
     verbose: bool = False,
     env: Mapping[str, str] | None = None,
     timestamps: bool = False,
+    default_np: int = 1,
     knobs: Mapping[str, Any],
 ) -> list[Any]:
     """Make the call on ``np`` workers in slots of ``provider``; return their return values in rank order.
@@ -72,7 +73,7 @@ def run_on(
     job = Job([], (), settings, None, output_filename, timestamps, verbose, environment=dict(env or {}))
     if settings.is_elastic:
         return run_elastic_on(provider, job, np, task)
-    np = 1 if np is None else np
+    np = default_np if np is None else np
     # Without relays: results are sent directly to this process, so none arrives after its worker's exit report.
     settings = msgspec.structs.replace(settings, tree_radix=max(settings.tree_radix, np))
     job = msgspec.structs.replace(job, settings=settings)
@@ -102,8 +103,7 @@ def _run(provider: SlotProvider, job: Job, np: int, task: bytes) -> list[Any]:
 
 def _start(job: Job, secret: str, host: str) -> StartWorkers:
     """Order for the agent of ``host``. Its workers inherit the variables and the folder of the cluster's task there."""
-    shared = {"PYTHONUNBUFFERED": "1", **job.settings.to_environment(Settings.resolve(environment={}))}
-    shared |= job.environment
+    shared = variables_elsewhere(job)
     specs = [
         WorkerSpec(rank, [], {**shared, **variables_for(Topology.of(rank, job.hosts, 0), "", secret)})
         for rank in range(job.size)

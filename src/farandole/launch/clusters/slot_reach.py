@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import final
 
 from farandole.cluster.contact import Contact
 from farandole.cluster.environment import CALLER
+from farandole.control import process
 from farandole.control.channel import Dealer
 from farandole.control.dial import first_answering
 from farandole.control.entry import entry_command
@@ -37,6 +39,8 @@ DIAL_S = 30.0
 @dataclass(frozen=True)
 class SlotStarter(AgentStarter):
     """Starter of agents in slots of a cluster. Their workers inherit variables and folder of the cluster's tasks."""
+
+    is_foreign = True
 
     def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
         """One group for each host; ``here`` is no name known to the cluster."""
@@ -62,17 +66,18 @@ def reach(host: str, contact: Contact) -> str:
     address = first_answering(contact.addresses, keys, DIAL_S, STDIN)
     with Dealer(address, b"reach-" + secrets.token_hex(8).encode(), keys, DIAL_S) as dealer:
         dealer.send(RunAgent(host, config.strip()))
-        poll = select.poll()
-        for fd in (STDIN, *dealer.fds):
-            poll.register(fd, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poll.poll()}
-            if STDIN in ready and not os.read(STDIN, 2**12):
-                dealer.send(EndAgent())
-                return ""
-            while (message := dealer.recv(0.0)) is not None:
-                if isinstance(message, AgentOver):
-                    return message.reason
+        with process.signals_as_bytes((signal.SIGTERM,)) as told:  # by which the launcher gives an agent up
+            poll = select.poll()
+            for fd in (STDIN, told, *dealer.fds):
+                poll.register(fd, select.POLLIN)
+            while True:
+                ready = {fd for fd, _ in poll.poll()}
+                if told in ready or (STDIN in ready and not os.read(STDIN, 2**12)):
+                    dealer.send(EndAgent())
+                    return ""
+                while (message := dealer.recv(0.0)) is not None:
+                    if isinstance(message, AgentOver):
+                        return message.reason
 
 
 def main() -> None:

@@ -111,7 +111,13 @@ def run_elastic(
             lent = held.enter_context(slots(router, addresses, secret)) if slots is not None else None
             launcher = held.enter_context(_Child(msgspec.structs.replace(request, job=job)))
             held.enter_context(attended(launcher.pid))
-            outcome = _serve(router, launcher, task, results, lent)
+            take = _taker(router, task, results, lent)
+            try:
+                outcome = _serve(router, launcher, take, lent)
+            except BaseException:
+                if lent is not None:  # the launcher's agents end by messages that pass through this process
+                    _see_out(router, launcher, take)
+                raise
     if outcome.status:
         if results.has_origin:  # else the job's own text is better
             raise_again(results.failures[::-1])
@@ -121,23 +127,35 @@ def run_elastic(
     return results.values()
 
 
-def _serve(router: Router, launcher: _Child, task: bytes, results: Results, slots: SlotSource | None) -> JobResult:
-    """Send the function to workers and collect its results until the launcher has exited."""
-    take = _taker(router, task, results, slots)
+Take: TypeAlias = Callable[[bytes, object], None]
+
+
+def _serve(router: Router, launcher: _Child, take: Take, slots: SlotSource | None) -> JobResult:
+    """Hand out the function and collect its results until the launcher has exited."""
     fds = [launcher.fd, *([] if slots is None else [slots.fd])]
-    for fd in fds:
-        router.watch(fd)
-    while launcher.outcome is None:
-        ready = router.wait()
-        if slots is not None and slots.fd in ready:
-            slots.turn()
-        if launcher.fd in ready:
-            launcher.attend()  # before the messages, so that all messages sent before its exit are handled
-        while (got := router.recv()) is not None:
-            take(*got)
-    for fd in fds:
-        router.unwatch(fd)
+    try:
+        for fd in fds:
+            router.watch(fd)
+        while launcher.outcome is None:
+            ready = router.wait()
+            if slots is not None and slots.fd in ready:
+                slots.turn()
+            if launcher.fd in ready:
+                launcher.attend()  # before the messages: all that workers sent before its exit is then read below
+            while (got := router.recv()) is not None:
+                take(*got)
+    finally:
+        for fd in fds:
+            router.unwatch(fd)
     return launcher.outcome
+
+
+def _see_out(router: Router, launcher: _Child, take: Take) -> None:
+    """End the job, and pass messages on until its launcher has exited; each further interrupt presses it."""
+    while launcher.outcome is None:
+        with contextlib.suppress(KeyboardInterrupt):
+            launcher.end()
+            _serve(router, launcher, take, None)
 
 
 def _taker(router: Router, task: bytes, results: Results, slots: SlotSource | None) -> Callable[[bytes, object], None]:
@@ -183,6 +201,11 @@ class _Child:
             code = self._reap()
             died = JobResult(process.exit_status(code) or 1, f"the launcher {process.describe(code)}")
             self.outcome = msgspec.json.decode(self._said, type=JobResult) if self._said else died
+
+    def end(self) -> None:
+        """Ask the launcher to end the job; the second time, to kill its workers."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGTERM)
 
     def __enter__(self) -> _Child:
         return self

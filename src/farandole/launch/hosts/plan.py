@@ -187,6 +187,12 @@ def start_workers(job: Job, specs: Sequence[WorkerSpec], size: int, *, inherits:
     )
 
 
+def variables_elsewhere(job: Job) -> dict[str, str]:
+    """Variables of all workers that have none of the launcher's: every setting that differs from its default."""
+    shared = {"PYTHONUNBUFFERED": "1", **job.settings.to_environment(Settings.resolve(environment={}))}
+    return {**shared, **job.environment}
+
+
 def variables_for_all(job: Job, inherited: Mapping[str, str]) -> dict[str, str]:
     """Variables of all workers besides inherited ones."""
     shared = job.settings.to_environment(Settings.resolve(environment=inherited))

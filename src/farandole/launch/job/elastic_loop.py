@@ -28,7 +28,7 @@ from farandole.elastic.membership.workers import Worker, WorkerPhase
 from farandole.launch.agents.agents import END_S
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.leased_hosts import is_lent
-from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all, within
+from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_elsewhere, variables_for_all, within
 from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.job_leases import JobLeases
 from farandole.launch.job.launcher_agents import LauncherAgents
@@ -101,7 +101,8 @@ class ElasticLoop(Loop):
         self._discovery.say = self._say
         self._formation.on_decision = self._note
         self._formation.on_generation_ended = self._on_generation_ended
-        self._shared = variables_for_all(elastic.job, os.environ)
+        is_foreign = elastic.starter.is_foreign
+        self._shared = variables_elsewhere(elastic.job) if is_foreign else variables_for_all(elastic.job, os.environ)
         self._leases: JobLeases | None = None
         if elastic.leases is not None and terms is not None:
             self._leases = JobLeases(elastic.leases, terms, root, formation, self._say, self._end_for_people)
@@ -271,7 +272,8 @@ class ElasticLoop(Loop):
 
     def _find(self, hosts: tuple[Host, ...]) -> None:
         self._found = hosts
-        own = within(by_own_name(hosts, self._elastic.here, is_own), self._most)
+        named = by_own_name(hosts, self._elastic.here, is_own) if self._elastic.here else hosts
+        own = within(named, self._most)
         self._formation.tell(HostsFound({host.name: host.slots for host in own}))
 
     def _obey_watcher(self, order: WatchOrder) -> tuple[bool, str]:

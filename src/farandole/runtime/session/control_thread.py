@@ -235,6 +235,9 @@ class ControlThread:
                     continue
                 if not self._control.interrupted:
                     self._over(Failure(AbortError, f"this rank lost the controller: {error}", error))
+                with self._came:
+                    self._is_aborted = True  # no answer will come
+                    self._came.notify_all()
                 return
 
     def _outlive(self, stay: ControllerLost) -> None:

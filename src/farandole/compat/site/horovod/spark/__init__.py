@@ -79,17 +79,17 @@ def run_elastic(
     A task that Spark loses is asked for again, and the other workers go on. See ``farandole.spark.run`` for errors.
     """
     context = _context(stdout, stderr)
-    np = num_proc or context.defaultParallelism
+    fewest = min_num_proc or num_proc or min(context.defaultParallelism, max_num_proc or context.defaultParallelism)
     knobs = {
         **_knobs(start_timeout, nics),
-        "min_np": min_num_proc or np,
-        "max_np": max_num_proc or np,
+        "min_np": fewest,
+        "max_np": max_num_proc or num_proc or max(fewest, context.defaultParallelism),
         "elastic_timeout_s": elastic_timeout,
         "reset_limit": reset_limit,
     }
     knobs = {name: value for name, value in knobs.items() if value is not None}
     return run_on(
-        SparkLender(context), FunctionCall(fn, args, kwargs), np, env=env, verbose=verbose > 1,
+        SparkLender(context), FunctionCall(fn, args, kwargs), num_proc, env=env, verbose=verbose > 1,
         timestamps=prefix_output_with_timestamp, knobs=knobs,
     )  # fmt: skip
 
