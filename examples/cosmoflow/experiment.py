@@ -1,12 +1,13 @@
 """What the table and the picture are made of: the network and ridge, on the same files, by two processes.
 
 python -m examples.cosmoflow --reproduce
-python -m examples.cosmoflow.experiment --size 32 --volumes 400 800 1600 --epochs 20    # error against volumes
+python -m examples.cosmoflow.experiment --volumes 750 1500 3000 6000        # the curve of error against volumes
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from examples.common.reproduce import ROOT, Figure, Finding, Measured, Results
 from examples.common.volumes import RANGES, Array, Box
 from examples.cosmoflow.baselines import ridge, summaries
 from examples.cosmoflow.data import QUICK, Sizes, in_memory, volumes, write
+from examples.cosmoflow.picture import draw_curve
 from examples.cosmoflow.training import Plan, predicted, train
 
 NAMES = {"omega_m": "Ω_m", "sigma_8": "σ_8", "n_s": "n_s"}
@@ -80,47 +82,42 @@ def compare(sizes: Sizes, box: Box, plan: Plan) -> Errors:
     inside = np.abs(said[: len(validated), :3] - validated[:, :3])
     bars, half = np.quantile(inside, COVERED, axis=0), np.quantile(inside, 0.68, axis=0)
     found = said[len(validated) :, :3]
-    drawn = {"truth": rounded(truth), "network": rounded(found), "half": half.tolist()}
+    drawn = {"truth": truth[:200].tolist(), "network": found[:200].tolist(), "half": half.tolist()}
     covered = float((np.abs(found - truth) <= bars).mean())
     differences = found - truth, ridge(known, labels, asked) - truth, truth
     network, by_ridge, middle = (np.abs(each).mean(axis=0) for each in differences)
     return Errors(network, by_ridge, middle, float(np.abs(shuffled - truth).mean()), drawn, covered)
 
 
-def rounded(labels: Array) -> list[list[float]]:
-    """Labels of the first volumes, for a picture."""
-    return np.round(labels[:200].astype(float), 3).tolist()  # type: ignore[no-any-return]
+def figures(errors: Errors) -> dict[str, float]:
+    """Errors by name."""
+    found = {"shuffled": errors.shuffled, "covered": errors.covered}
+    for who, each in (("mean", errors.middle), ("ridge", errors.ridge), ("network", errors.network)):
+        found |= {f"{who} {name}": float(each[i]) for i, name in enumerate(RANGES)}
+        found[who] = float(each.mean())
+    return found
 
 
 def measure(seed: int, quick: bool) -> Measured:
     """Train and compare; see ``Application``."""
     plan = Plan(seed=seed, epochs=2 if quick else Plan().epochs)
     errors = compare(QUICK if quick else Sizes(), Box(), plan)
-    figures = {f"mean {name}": float(errors.middle[i]) for i, name in enumerate(RANGES)}
-    for who, found in (("ridge", errors.ridge), ("network", errors.network)):
-        figures |= {f"{who} {name}": float(found[i]) for i, name in enumerate(RANGES)}
-        figures[who] = float(found.mean())
-    figures |= {"shuffled": errors.shuffled, "covered": errors.covered}
-    return Measured(figures, errors.drawn)
+    return Measured(figures(errors), errors.drawn)
 
 
 def findings(results: Results) -> Sequence[Finding]:
     """What the issue asks for, of the mean over the seeds."""
-    every = [each.figures for each in results.values()]
 
     def mean(name: str) -> float:
-        return float(np.mean([figures[name] for figures in every]))
+        return float(np.mean([each.figures[name] for each in results.values()]))
 
     def beside(name: str) -> str:
         return f"{mean(f'network{name}'):.4f} against {mean(f'ridge{name}'):.4f}"
 
+    share = mean("network omega_m") / mean("ridge omega_m")
     return [
         Finding("the mean error is not above that of ridge", beside(""), mean("network") <= mean("ridge")),
-        Finding(
-            "that of Ω_m is at most .9 of it",
-            beside(" omega_m"),
-            mean("network omega_m") <= 0.9 * mean("ridge omega_m"),
-        ),
+        Finding("that of Ω_m is at most .9 of it", beside(" omega_m"), share <= 0.9),
         Finding("that of σ_8 is below it", beside(" sigma_8"), mean("network sigma_8") < mean("ridge sigma_8")),
         Finding("that of n_s is below it", beside(" n_s"), mean("network n_s") < mean("ridge n_s")),
         Finding("shuffled labels tell nothing", f"{mean('shuffled'):.3f}", mean("shuffled") > 0.47),
@@ -129,19 +126,26 @@ def findings(results: Results) -> Sequence[Finding]:
 
 
 def main() -> None:
-    """Print the errors against the number of volumes, at any size."""
+    """Make the curve of error against the number of volumes: a table, ``curve.json`` and ``curve.png``."""
     parser = argparse.ArgumentParser(description="Errors of the network and of ridge against the number of volumes.")
-    parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--volumes", type=int, nargs="+", default=[400, 800, 1600])
-    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--size", type=int, default=16, help="cells along each side")
+    parser.add_argument("--volumes", type=int, nargs="+", default=[750, 1500, 3000])
+    parser.add_argument("--epochs", type=int, default=Plan().epochs, help="of 3,000 volumes: all get as many steps")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("out/cosmoflow"), help="folder (default: %(default)s)")
     asked = parser.parse_args()
+    points: dict[int, dict[str, float]] = {}
     for count in asked.volumes:
-        sizes = replace(Sizes(), train=count)
-        errors = compare(sizes, Box(cells=asked.size), Plan(epochs=asked.epochs, seed=asked.seed))
-        for who, found in (("ridge", errors.ridge), ("network", errors.network)):
-            said = "  ".join(f"{NAMES[name]} {found[i]:.4f}" for i, name in enumerate(RANGES))
-            print(f"{count} volumes of {asked.size}³, {who:7}: {said}  mean {found.mean():.4f}", flush=True)
+        plan = Plan(epochs=round(asked.epochs * Sizes().train / count), seed=asked.seed)
+        points[count] = figures(compare(replace(Sizes(), train=count), Box(cells=asked.size), plan))
+        for who in ("ridge", "network"):
+            said = "  ".join(f"{NAMES[name]} {points[count][f'{who} {name}']:.4f}" for name in RANGES)
+            print(f"{count} volumes of {asked.size}³, {who:7}: {said}  mean {points[count][who]:.4f}", flush=True)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    (asked.out / "curve.json").write_text(
+        json.dumps({"size": asked.size, "seed": asked.seed, "volumes": points}) + "\n"
+    )
+    draw_curve(points, asked.out / "curve.png")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Sizes:
     """Number of volumes for each file, eight maps of each; and their cells along a side."""
 
     train: int = 500
-    test: int = 125
+    test: int = 500
     cells: int = 32
 
 
@@ -59,12 +59,6 @@ def scaled(density: Array) -> Array:
     Rodríguez et al. 2018 (arXiv 1801.09070, section 3.2) with a = 1.
     """
     return (density - 1) / (density + 1)  # type: ignore[no-any-return]
-
-
-def density(values: Array) -> Array:
-    """The inverse of ``scaled``, for values up to .99."""
-    clipped = np.minimum(values, 0.99)
-    return (1 + clipped) / (1 - clipped)  # type: ignore[no-any-return]
 
 
 def decoded(density: Array) -> Array:

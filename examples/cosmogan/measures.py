@@ -1,18 +1,15 @@
 """How like real maps made ones are: spectra, pixels, how much they vary, and whether they are copies.
 
 found = compared(made, real)                    # maps x rows x columns, -1 to 1
-found.error, found.ks, found.spread
+found["error"], found["ks"], found["spread"]
 likeness(made, train)                           # of each made map, to the training map that it is most like
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
-
 import numpy as np
 import torch
-from scipy.stats import ks_2samp
+from scipy.stats import ks_2samp, norm
 
 from examples.common.volumes import Array
 
@@ -23,68 +20,53 @@ def log_spectra(maps: Array) -> Array:
     modes = np.fft.fft2(maps - maps.mean(axis=(1, 2), keepdims=True)) / cells**2
     wave = np.fft.fftfreq(cells, 1 / cells)
     ring = np.rint(np.hypot(wave[:, None], wave[None, :])).astype(int).ravel()
-    rings = range(1, cells // 2)
     powers = (np.abs(modes) ** 2).reshape(len(maps), -1)
-    return np.log(np.stack([powers[:, ring == each].mean(axis=1) for each in rings], axis=1) + 1e-12)
+    return np.log(np.stack([powers[:, ring == each].mean(axis=1) for each in range(1, cells // 2)], axis=1) + 1e-12)
 
 
-@final
-@dataclass(frozen=True)
-class Likeness:
-    """Made maps beside real ones, ring by ring; ``off``: difference of mean log P, ``sigma``: of one real map."""
+def compared(made: Array, real: Array) -> dict[str, float]:
+    """Made maps beside real ones.
 
-    off: Array
-    sigma: Array
-    spreads: Array
-    """Standard deviation of log P over made maps, in units of that over real ones."""
-    ks: float
-    """Kolmogorov and Smirnov's largest difference of the distributions of pixels."""
-
-    @property
-    def error(self) -> float:
-        """Mean difference of log P, without its sign."""
-        return float(np.abs(self.off).mean())
-
-    @property
-    def inside(self) -> float:
-        """Share of the rings at which the difference is less than what one real map differs from the mean by."""
-        return float((np.abs(self.off) <= self.sigma).mean())
-
-    @property
-    def spread(self) -> float:
-        """Mean over the rings."""
-        return float(self.spreads.mean())
-
-
-def compared(made: Array, real: Array) -> Likeness:
-    """Compare two sets of maps."""
+    ``error``: difference of mean log P without its sign, mean over the rings; ``inside``: share of the rings at which
+    that is less than what one real map differs from the mean by; ``spread``: standard deviation of log P over made
+    maps, in units of that over real ones; ``ks``: Kolmogorov and Smirnov's largest difference of the distributions of
+    pixels.
+    """
     ours, theirs = log_spectra(made), log_spectra(real)
-    sigma = theirs.std(axis=0)
-    ks = float(ks_2samp(made.ravel(), real.ravel(), method="asymp").statistic)
-    return Likeness(ours.mean(axis=0) - theirs.mean(axis=0), sigma, ours.std(axis=0) / sigma, ks)
+    off, sigma = np.abs(ours.mean(axis=0) - theirs.mean(axis=0)), theirs.std(axis=0)
+    return {
+        "error": float(off.mean()),
+        "inside": float((off <= sigma).mean()),
+        "spread": float((ours.std(axis=0) / sigma).mean()),
+        "ks": float(ks_2samp(made.ravel(), real.ravel(), method="asymp").statistic),
+    }
 
 
-def likeness(maps: Array, train: Array) -> Array:
-    """Highest correlation of each map with any of the training maps, shifted, turned and reflected in any way.
+def likeness(maps: Array, others: Array) -> Array:
+    """Highest correlation of each map with any of the others, shifted, turned and reflected in any way.
 
     Correlations at all shifts come from one Fourier transform (the correlation theorem); 1 is a copy.
     """
-    known = _unit(train)
+    own, known = _unit(maps), _unit(others)
     conjugate = torch.fft.rfft2(known).conj()
-    return np.array([_highest(_unit(one[None])[0], conjugate, known.shape[-2:]) for one in maps])
+    views = [torch.rot90(each, turns, (1, 2)) for each in (own, own.flip(1)) for turns in range(4)]
+
+    def highest(one: torch.Tensor) -> float:
+        return float(torch.fft.irfft2(torch.fft.rfft2(one) * conjugate, s=one.shape).amax())
+
+    return np.max([[highest(one) for one in view] for view in views], axis=0)  # type: ignore[no-any-return]
 
 
-def _highest(one: torch.Tensor, conjugate: torch.Tensor, shape: torch.Size) -> float:
-    best = -1.0
-    for reflected in (one, one.flip(0)):
-        for turns in range(4):
-            turned = torch.fft.rfft2(torch.rot90(reflected, turns))
-            best = max(best, float(torch.fft.irfft2(turned * conjugate, s=shape).amax()))
-    return best
+def chance(likenesses: Array, level: float) -> float:
+    """What the highest of so many likenesses is below with a probability of ``level``, where no map is a copy.
+
+    Logarithms of likenesses are taken for normal, as those of 200 real maps are: skewness -.02. Gumbel's distribution,
+    that of a maximum of many, has a tail that they do not have.
+    """
+    logs = np.log(likenesses)
+    return float(np.exp(norm.ppf(level ** (1 / len(logs)), logs.mean(), logs.std(ddof=1))))
 
 
 def _unit(maps: Array) -> torch.Tensor:
-    found: torch.Tensor = torch.from_numpy(np.asarray(maps, np.float32))
-    found = found - found.mean(dim=(1, 2), keepdim=True)
-    found /= found.norm(dim=(1, 2), keepdim=True)
-    return found
+    found = torch.from_numpy(maps - maps.mean(axis=(1, 2), keepdims=True)).float()
+    return found / found.norm(dim=(1, 2), keepdim=True)  # type: ignore[no-any-return]

@@ -77,12 +77,9 @@ def spread(x: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def average(mean: nn.Module, model: nn.Module, keep: float) -> None:
-    """Let ``mean`` be ``keep`` parts of itself and the rest of ``model``, with its running statistics."""
-    for old, new in zip(mean.state_dict().values(), model.state_dict().values(), strict=True):
-        if old.is_floating_point():
-            old.lerp_(new, 1 - keep)
-        else:
-            old.copy_(new)
+    """Let the weights of ``mean`` be ``keep`` parts of themselves and the rest of those of ``model``."""
+    for old, new in zip(mean.parameters(), model.parameters(), strict=True):
+        old.lerp_(new, 1 - keep)
 
 
 def untrained(seed: int, norm: Callable[[int], nn.Module], width: int) -> tuple[Generator, Generator, Discriminator]:

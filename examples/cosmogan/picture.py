@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from examples.common.reproduce import Results
 from examples.cosmogan.experiment import EDGES
@@ -15,15 +16,9 @@ COLOURS = {"real": "#1f4e79", "made": "#c0504d"}
 
 def draw(results: Results, path: Path) -> None:
     """Six maps of each kind, spectra with the spread over real maps, and histograms; of the first seed."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     drawn = next(iter(results.values())).drawn
-    figure = plt.figure(figsize=(12, 4.6), layout="constrained")
-    parts: Any = figure.subfigures(1, 2, width_ratios=(1.25, 1))
-    pictures, curves = parts
+    figure = Figure(figsize=(12, 4.6), layout="constrained")
+    pictures, curves = cast("Any", figure.subfigures(1, 2, width_ratios=(1.25, 1)))
     grid = pictures.subplots(2, 6)
     for row, kind in zip(grid, COLOURS, strict=True):
         for axis, values in zip(row, drawn[kind]["maps"], strict=True):
@@ -42,4 +37,3 @@ def draw(results: Results, path: Path) -> None:
     pixels.set(xlabel="pixel, (d - 1) / (d + 1)", title="share of pixels")
     spectra.legend(frameon=False)
     figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -22,9 +22,7 @@ from examples.cosmogan.training import Plan, generated, train
 def main() -> None:
     """Parse, train, and say how it went; rank 0 speaks."""
     parser = options(__doc__, epochs=Plan().epochs)
-    parser.add_argument(
-        "--global-batch", type=int, default=Plan().global_batch, help="8 times the workers, or a multiple"
-    )
+    parser.add_argument("--global-batch", type=int, default=Plan().global_batch, help="multiple of 8 times workers")
     asked = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
@@ -42,7 +40,7 @@ def main() -> None:
         if hvd.rank() == 0:
             real = in_memory(unseen)
             found = compared(generated(generator, len(real), asked.seed), real)
-            bar.print(f"spectrum off by {found.error:.3f} in log P, pixels by {found.ks:.4f} (Kolmogorov-Smirnov)")
+            bar.print(f"off by {found['error']:.3f} in log P, {found['ks']:.4f} in pixels (Kolmogorov-Smirnov)")
         bar.print(hvd.data.report())  # of all ranks, which make it together
     hvd.shutdown()
 

@@ -1,6 +1,6 @@
 """One elastic training of generator and discriminator: two distributed optimizers, in one loop.
 
-generator = train(Plan(epochs=52), source, after_epoch=print)
+generator = train(Plan(epochs=78), source, after_epoch=print)
 maps = generated(generator, 1000, seed=0)
 
 The noise of a map follows from the seed, the epoch and its place in the global batch, so any number of workers trains
@@ -16,7 +16,8 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import softplus
+from torch.optim.swa_utils import update_bn
 
 import farandole.torch as hvd
 from examples.common.training import SEED_STRIDE, kept
@@ -26,7 +27,6 @@ from examples.cosmogan.model import LATENT, Discriminator, Generator, average, u
 from farandole.elastic.worker.sampler import GlobalBatch
 
 AfterEpoch = Callable[[int, float, float], object]
-"""Is told, on every rank: how many epochs have passed, and the mean losses of discriminator and generator."""
 
 
 @final
@@ -37,7 +37,7 @@ class Plan:
     ``keep``: part of the mean weights that a step leaves; before the hundredth they are the mean of all steps.
     """
 
-    epochs: int = 52
+    epochs: int = 78
     global_batch: int = 64
     generator_rate: float = 4e-4
     discriminator_rate: float = 8e-4
@@ -54,28 +54,12 @@ def noises(plan: Plan, epoch: int, batch: GlobalBatch) -> list[torch.Tensor]:
     return [each[[row - batch.start for row in batch.computed(hvd.rank(), hvd.size())]] for each in both]
 
 
-def discriminator_loss(
-    generator: nn.Module, discriminator: nn.Module, real: torch.Tensor, noise: torch.Tensor
-) -> torch.Tensor:
-    """Real maps are to be told from made ones; nothing flows back into the generator."""
-    with torch.no_grad():
-        made = generator(noise)
-    yes, no = discriminator(real), discriminator(made)
-    right = binary_cross_entropy_with_logits(yes, torch.ones_like(yes))
-    return right + binary_cross_entropy_with_logits(no, torch.zeros_like(no))
-
-
-def generator_loss(generator: nn.Module, discriminator: nn.Module, noise: torch.Tensor) -> torch.Tensor:
-    """Made maps are to be taken for real ones."""
-    said = discriminator(generator(noise))
-    return binary_cross_entropy_with_logits(said, torch.ones_like(said))
-
-
 def train(
     plan: Plan, source: hvd.data.Source, after_epoch: AfterEpoch, *, checkpoints: str = "", ledger: str = ""
 ) -> Generator:
     """The generator with averaged weights. All ranks call it together, after ``hvd.init()``.
 
+    ``after_epoch`` is told, on every rank: how many epochs have passed, mean losses of discriminator and generator.
     ``checkpoints``: a folder to write one into after each epoch, and to go on from; ``ledger``: a folder in which each
     worker writes down what it has computed.
     """
@@ -110,6 +94,8 @@ def train(
                 after_epoch(state.epoch, *said.tolist())
                 if saving is not None:
                     saving.save(state.epoch, state.state_dict())
+            drawn = np.random.default_rng([plan.seed, 4]).standard_normal((40, 100, LATENT), np.float32)
+            update_bn(torch.from_numpy(drawn), mean)  # mean weights have statistics of their own
 
         elastic(state)
     return mean
@@ -118,24 +104,25 @@ def train(
 def adam(model: nn.Module, rate: float, plan: Plan, name: str) -> Any:
     """Distributed optimizer of one of the two networks."""
     named = [(f"{name}.{each}", parameter) for each, parameter in model.named_parameters()]
-    return hvd.DistributedOptimizer(
-        torch.optim.Adam(model.parameters(), rate, betas=plan.betas), named_parameters=named
-    )
+    own = torch.optim.Adam(model.parameters(), rate, betas=plan.betas)
+    return hvd.DistributedOptimizer(own, named_parameters=named)
 
 
 def two_steps(
     generator: Generator, discriminator: Discriminator, adams: tuple[Any, Any], real: torch.Tensor, noise: Any
 ) -> tuple[float, float]:
-    """A step of the discriminator, and one of the generator; their losses."""
+    """A step of the discriminator, and one of the generator; their losses, cross entropies of logits."""
     adam_g, adam_d = adams
     discriminator.requires_grad_(True)  # here: a step of the generator may have ended by an error
     adam_d.zero_grad()
-    loss_d = discriminator_loss(generator, discriminator, real, noise[0])
+    with torch.no_grad():
+        made = generator(noise[0])
+    loss_d = softplus(-discriminator(real)).mean() + softplus(discriminator(made)).mean()
     loss_d.backward()
     adam_d.step()
     discriminator.requires_grad_(False)  # the generator's loss goes through it, and must not be reduced into it
     adam_g.zero_grad()
-    loss_g = generator_loss(generator, discriminator, noise[1])
+    loss_g = softplus(-discriminator(generator(noise[1]))).mean()
     loss_g.backward()
     adam_g.step()
     return float(loss_d.detach()), float(loss_g.detach())

@@ -26,7 +26,7 @@ PLAN = Plan(epochs=2, global_batch=32, width=4, seed=3)  # of 80 maps: the last 
 
 
 def alone(source: hvd.data.Source) -> dict[str, torch.Tensor]:
-    """One process that knows nothing of ranks; mean weights of the generator."""
+    """One process that knows nothing of ranks; mean weights of the generator, and a statistic of it with these."""
     generator, _, discriminator = untrained(PLAN.seed, nn.BatchNorm2d, PLAN.width)
     adam_g = torch.optim.Adam(generator.parameters(), PLAN.generator_rate, betas=PLAN.betas)
     adam_d = torch.optim.Adam(discriminator.parameters(), PLAN.discriminator_rate, betas=PLAN.betas)
@@ -49,7 +49,9 @@ def alone(source: hvd.data.Source) -> dict[str, torch.Tensor]:
             step += 1
             for name, value in generator.named_parameters():  # fewer than a hundred steps: their mean
                 means[name] = means[name] + (value.detach() - means[name]) / step
-    return means
+    drawn = np.random.default_rng([PLAN.seed, 4]).standard_normal((4000, LATENT), np.float32)
+    first = (torch.from_numpy(drawn) @ means["first.weight"].T).view(4000, -1, 16)
+    return {**means, "norms.0.running_mean": first.mean(dim=(0, 2))}
 
 
 def main(folder: str, result: str) -> None:
