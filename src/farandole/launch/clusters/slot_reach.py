@@ -3,8 +3,9 @@
     python -m farandole.launch.clusters.slot_reach node1    # the agent's config, a line of JSON, on standard input
 
 The program sends the config to the process that requested slots from the cluster (``elastic_slots``), which runs the
-agent in a slot of ``node1``. It exits with 0 when its input closes: the agent is no longer needed; and with 1 when the
-agent has exited, or no address answers, with the reason on standard error. It connects to ``FARANDOLE_CALLER``.
+agent in a slot of ``node1``. It exits with 0 when its input closes or it gets SIGTERM: the agent is no longer needed;
+and with 1 when the agent has exited, or no address answers, with the reason on standard error. It connects to
+``FARANDOLE_CALLER``.
 """
 
 from __future__ import annotations
