@@ -1,4 +1,4 @@
-"""Attacks that take long or need hosts: numbers on any engine, strangers, killed controllers, bad networks, clocks.
+"""Attacks that take long or need hosts: numbers on any engine, strangers, failing controllers, bad networks, clocks.
 
     python -m workbench.attacks numbers --engine hybrid+tcp --hosts aabb
     python -m workbench.attacks network

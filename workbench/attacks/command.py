@@ -34,7 +34,7 @@ BASELINE = (
 """Engines and lanes of ``numbers`` if no engine is named."""
 
 CONDITIONS = {
-    "controllers": "an elastic job whose controller is killed, and the next one while it takes over",
+    "controllers": "an elastic job whose controller fails, and the next one while it takes over",
     "network": "an elastic job on two hosts with 50 ms of lag and one packet in fifty lost",
     "neighbour": "an elastic job on a host where another user takes every name of Farandole's that he sees",
     "clock": "an elastic job while the wall clock jumps by an hour to and fro",

@@ -1,6 +1,6 @@
 """Elastic jobs with faults while their surroundings are bad: networks, clocks, controllers, other users.
 
-    controllers(folder)          # the second is killed while it takes over from the first
+    controllers(folder)          # the second fails while it takes over from the first
     network(folder)              # 50 ms of lag to each host, and one packet in fifty lost
     clock(folder)                # the wall clock jumps an hour to and fro all the time
     neighbour(folder)            # another user takes every name that is seen, and calls who has one
@@ -42,24 +42,23 @@ LAG_MS, LOSS = 25.0, 0.02
 PATIENCE = ("--host-timeout", "10")
 JUMP_S, EVERY_S = 3600, 0.3
 DELAYS_S = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4)
-"""Delays after which a controller is killed that has just replaced a killed one."""
+"""Delays after which a controller fails that has just replaced a failed one."""
 
 Tell = Callable[[CaseResult], object]
 
 
 def _takeover(delay_s: float) -> FaultCase:
     def do(job: TraineeJob, _number: int) -> None:
-        job.kill_controller()
-        job.until_controller()
+        job.fail_controller()
         time.sleep(delay_s)  # a takeover shows no progress: the delays try its phases one after the other
-        job.kill_controller()
+        job.fail_controller()
 
-    name = f"SIGKILL of the controller, and of the next one after {1000 * delay_s:g} ms"
+    name = f"an error in the controller, and in the next one after {1000 * delay_s:g} ms"
     return FaultCase(name, "reduce", [ScheduledFault("reduce", 0, "call")], do)
 
 
 def controllers(folder: Path, tell: Tell, delays_s: Sequence[float] = DELAYS_S) -> list[CaseResult]:
-    """Play a job for each pair of kills: the fifth controller that dies within a minute ends a job."""
+    """Play a job for each pair of failures: the fifth controller that fails within a minute ends a job."""
     found = []
     for number, delay_s in enumerate(delays_s):
         own = folder / str(number)
@@ -69,7 +68,7 @@ def controllers(folder: Path, tell: Tell, delays_s: Sequence[float] = DELAYS_S) 
 
 
 def network(folder: Path, tell: Tell, lag_ms: float = LAG_MS, loss: float = LOSS) -> list[CaseResult]:
-    """Play a kill, a newcomer, a swap of slots and a killed controller on a bad network."""
+    """Play a kill, a newcomer, a swap of slots and a failed controller on a bad network."""
     swap = next(case for case in TWO_HOSTS if case.fault == "one joins where another one leaves")
     cases = (kill("reduce", 3), kill("voted", 0), swap, controller("vote"), kill("vote", 2, 3))
     with bad_network(lag_ms, loss) as cluster:

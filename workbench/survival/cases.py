@@ -54,26 +54,26 @@ def again(phase: str, rank: int, quick: bool = False) -> FaultCase:
 
 
 def controller(phase: str, quick: bool = False) -> FaultCase:
-    """The controller is killed when rank 0 reaches a phase, in which rank 0 waits for that."""
-    return FaultCase("SIGKILL of the controller", phase, [ScheduledFault(phase, 0, "call")], _controller, quick=quick)
+    """The controller fails when rank 0 reaches a phase, in which rank 0 waits for that."""
+    return FaultCase("an error in the controller", phase, [ScheduledFault(phase, 0, "call")], _controller, quick=quick)
 
 
 def controller_again(phase: str, quick: bool = False) -> FaultCase:
-    """The controller is killed while the others re-form without rank 3, and its successor at once."""
+    """The controller fails while the others re-form without rank 3, and so does its successor at once."""
     faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, 0, "call", later=True)]
     return FaultCase(
-        "SIGKILL of rank 3, then of two controllers", f"reduce, then {phase}", faults, _controllers, quick=quick
+        "SIGKILL of rank 3, then errors in two controllers", f"reduce, then {phase}", faults, _controllers, quick=quick
     )
 
 
 def _controller(job: TraineeJob, _number: int) -> None:
-    job.kill_controller()
+    job.fail_controller()
 
 
 def _controllers(job: TraineeJob, number: int) -> None:
     job.until(lambda: len(injected(job.folder, number)) == 2, "its phase")
-    job.kill_controller()
-    job.kill_controller()  # waits for another one
+    job.fail_controller()
+    job.fail_controller()  # waits for another one
 
 
 def other(action: str, phase: str, rank: int, name: str, quick: bool = False) -> FaultCase:
@@ -110,7 +110,7 @@ def _wrong_key(job: TraineeJob, _number: int) -> None:
 
 def _noise(job: TraineeJob, _number: int) -> None:
     """Random bytes, many of them, for every port on which the job listens."""
-    ports = listening({job.process.pid, job.controller(), *(each.pid for each in job.generation())})
+    ports = listening({job.launcher(), *(each.pid for each in job.generation())})
     assert ports, "the job listens nowhere"
     for port, size in itertools.product(ports, (1, 100, 100_000)):
         with socket.create_connection(("127.0.0.1", port), 5) as peer, contextlib.suppress(OSError):
@@ -147,7 +147,7 @@ ONE_HOST = (
     other("loader", "loading", 2, "a killed data-loading process"),
     other("stop", "backward", 1, "SIGSTOP"),
     other("hang", "forward", 0, "a hang with the GIL held", quick=True),
-    controller_again("connect"),  # not beside the rows above: five controllers that die within a minute end a job
+    controller_again("connect"),  # not beside the rows above: five controllers that fail within a minute end a job
     controller_again("agree", quick=True),
     FaultCase("a process with a wrong key", "any", done=_wrong_key, harmless=True),
     FaultCase("random bytes at every port", "any", done=_noise, harmless=True, quick=True),

@@ -5,7 +5,7 @@ with TraineeJob(folder, {"localhost": 4}, TrainingPlan()) as job:
     ...
     assert job.finish() == 0
 
-Processes: the test, with one thread; its child, the launcher; and the controller and workers below it, perhaps on
+Processes: the test, with one thread; its child, the launcher with the controller; and workers below it, perhaps on
 other hosts. The test gets its information from files in one folder that all share, and from the launcher's exit. So all
 of it is of the past: between two reads workers may exit, and the next generation begin.
 """
@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, final
 import msgspec
 
 from workbench.cluster import HEAD, Cluster
-from workbench.controllers import controller_of, kill_controller_of
+from workbench.controllers import FAILED, fail_controller, launcher_below
 from workbench.survival.records import SCRIPTS, Applied, GenerationRecord, Point, Skipped, TrainingPlan
 
 DEADLINE_S = 120.0
@@ -59,7 +59,7 @@ class TraineeJob:
         self.folder, self.cluster = folder, cluster
         self.hosts = dict(hosts)
         self.offer(hosts)
-        command = [*inside, sys.executable, "-m", "farandole", "run", *OPTIONS]
+        command = [*inside, sys.executable, "-m", "workbench.controllers", "run", *OPTIONS]
         command += [] if inside else ["--hostfile", str(folder / "hosts")]
         command += ["--elastic-journal", str(folder / "journal"), *options]
         command += [sys.executable, "-m", SCRIPTS[plan.framework], str(folder)]
@@ -72,8 +72,6 @@ class TraineeJob:
             else:
                 environment = {**os.environ, **environment}
             self.process = start(command, env=environment, cwd=folder, stdout=out, stderr=err)
-        self._killed = 0
-        """Process number of the controller that was killed last."""
         self._generations = _Tail(folder, "generations", GenerationRecord)
         self._skipped = _Tail(folder, "skipped", Skipped)
 
@@ -116,25 +114,15 @@ class TraineeJob:
         """Number of decisions of the membership for this action, by its journal."""
         return (self.folder / "journal").read_text().count(f'"type":"{action}"')
 
-    def controller(self) -> int:
-        """The process number of the controller; 0 while there is none."""
-        return controller_of(self.process.pid)
+    def fail_controller(self) -> None:
+        """Let the controller fail, and wait until another one takes over."""
+        failures = self.errors.count(FAILED)
+        fail_controller(self.launcher())
+        self.until(lambda: self.errors.count(FAILED) > failures, "another controller")
 
-    def kill_controller(self) -> None:
-        """Kill the controller, but not one that was killed before; another one takes over."""
-        self.until(self._killed_another, "a controller")
-
-    def until_controller(self) -> None:
-        """Wait for a controller that has not been killed by ``kill_controller``."""
-        self.until(lambda: self.controller() not in (0, self._killed), "another controller")
-
-    def _killed_another(self) -> bool:
-        """True if a controller existed, and was killed: there is none while the launcher replaces one."""
-        pid = self.controller()
-        if pid in (0, self._killed) or not kill_controller_of(self.process.pid, pid):
-            return False  # the one killed last is found until the kernel has removed it
-        self._killed = pid
-        return True
+    def launcher(self) -> int:
+        """The process number of the launcher."""
+        return launcher_below(self.process.pid)
 
     @property
     def errors(self) -> str:

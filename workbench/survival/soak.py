@@ -103,7 +103,7 @@ class _Chaos:
             "SIGKILL of two": (2, lambda: self._signal(signal.SIGKILL, 2)),
             "SIGSEGV": (1, lambda: self._signal(signal.SIGSEGV, 1)),
             "SIGSTOP": (1, lambda: self._signal(signal.SIGSTOP, 1)),
-            "SIGKILL of the controller": (1, job.kill_controller),
+            "an error in the controller": (1, job.fail_controller),
             "leave": (2, lambda: self._resize(-1)),
             "join": (2, lambda: self._resize(1)),
             "cable": (1, lambda: self._host(cluster.cut, cluster.heal)),

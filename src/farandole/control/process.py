@@ -12,9 +12,9 @@ This module starts no threads, but other processes and signals run between any t
 - A parent may die between ``fork`` and the ``prctl`` by which its child requests a parent-death signal. So after
   ``prctl`` the child checks that its parent is still the process that forked it (``_bound_to``, ``_BOUND``).
 - The kernel sends that signal when the *thread* that forked ends, not its process: only a thread that lives as long as
-  the process may ``spawn`` with a ``death_signal``, ``fork``, or start a ``bound`` command.
+  the process may ``spawn`` with a ``death_signal``, or start a ``bound`` command.
 - After ``fork`` a child has one thread, and every lock in its old state: a lock that another thread held is never
-  released. So Python code runs in a child (``preexec_fn``, ``fork``) only if the parent has no other threads; otherwise
+  released. So Python code runs in a child (``preexec_fn``) only if the parent has no other threads; otherwise
   ``bound`` starts a separate interpreter for it.
 - ``/proc`` is read name by name while processes fork and exit. A process found there may have exited, and a process
   forked meanwhile is missing: a caller that must get all of them repeats the search until nothing is left.
@@ -32,7 +32,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -177,36 +176,6 @@ def spawn(
     # So that the caller may reap it: subprocess, when it starts a process, reaps children without a return code.
     child.returncode = 0
     return child.pid
-
-
-def fork(run: Callable[[], object], keep: Collection[int], death_signal: int) -> int:
-    """Fork a child that calls ``run``, in a session of its own; returns its process ID, for ``os.waitpid``.
-
-    The child keeps the standard streams and the descriptors in ``keep``; all others are already closed there. It exits
-    with status 0, or with 1 after printing the traceback of what ``run`` raised (for ``SystemExit`` only its text).
-    Call it only where no other threads run.
-    """
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        _bound_to(parent, death_signal)()
-        os.setsid()
-        signal.set_wakeup_fd(-1)  # the pipe is the parent's; it would mistake our signals for its own
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd > STDERR and fd not in keep:
-                with contextlib.suppress(OSError):  # the descriptor that listdir used
-                    os.close(fd)
-        run()
-        status = 0
-    except SystemExit as error:  # caught like all others: it must not unwind into the copied frames of the parent
-        print(error, file=sys.stderr, flush=True)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)  # no exit handlers and no flushing: handlers and buffers are copies of the parent's
 
 
 def bound(command: Sequence[str], death_signal: int, environment: Mapping[str, str], cwd: str = "") -> list[str]:

@@ -25,7 +25,6 @@ from farandole.launch.hosts.run_folder import CONTACT, RunContact, RunFolder
 from farandole.launch.leases.folder_thread import JOURNAL
 from farandole.launch.leases.join import CANNOT_JOIN, terms_of
 from farandole.launch.leases.journal import LeaseRecord, read_records
-from tests.nightly.faults.test_controller_dies import kill_controller
 from tests.nightly.launcher.test_elastic_jobs import Train, end, generation, train
 from tests.support.launch.running import MARKER, RunningJob
 from tests.support.patience import PATIENCE_S
@@ -99,7 +98,7 @@ def test_a_lease_that_dies_costs_a_step_and_its_successor_is_another_one(train: 
     again = lend(running, "812", 0)  # as if Slurm had queued the same job again, and not said so
     assert again.wait(PATIENCE_S) == 0
     running.until(lambda: "refused: node1+812_0 has been here before" in running.stderr)
-    kill_controller(running)
+    running.fail_controller()
     again = lend(running, "812", 0)
     assert again.wait(PATIENCE_S) == 0
     running.until(lambda: running.stderr.count("refused: node1+812_0 has been here before") == 2, "by the next one")
@@ -109,11 +108,11 @@ def test_a_lease_that_dies_costs_a_step_and_its_successor_is_another_one(train: 
     assert "node1+812_0.1 is lent" in running.stderr
 
 
-def test_leases_stay_when_the_controller_dies(train: Train, lend: Lend) -> None:
+def test_leases_stay_when_the_controller_fails(train: Train, lend: Lend) -> None:
     running = lead(train)
     agent = lend(running, "812", 0)
     first = generation(running, lambda _, size: size == 2)
-    kill_controller(running)
+    running.fail_controller()
     second = generation(running, lambda number, size: size == 2 and number > first[0].generation)
     assert [each.process for each in second] == [each.process for each in first]
     agent.send_signal(signal.SIGTERM)
@@ -128,10 +127,9 @@ def test_a_notice_that_comes_while_the_controller_is_replaced_is_heard_by_the_ne
     running = lead(train)
     agent = lend(running, "812", 0)
     first = generation(running, lambda _, size: size == 2)
-    os.kill(running.await_controller(), signal.SIGSTOP)  # so that it never hears of the notice
-    agent.send_signal(signal.SIGTERM)
-    running.until(lambda: not is_pending(agent.pid, signal.SIGTERM), "for the agent to hear it")
-    kill_controller(running)
+    with running.failing():
+        agent.send_signal(signal.SIGTERM)
+        running.until(lambda: not is_pending(agent.pid, signal.SIGTERM), "for the agent to hear it")
     generation(running, lambda number, size: size == 1 and number > first[0].generation)
     assert agent.wait(PATIENCE_S) == 0
     assert end(running) == 0
@@ -196,7 +194,7 @@ def test_a_run_that_was_stopped_is_so_for_the_next_controller_too(train: Train) 
     running = lead(train, "--grace-seconds", "60", faults=("0:20:wait",))  # its worker is in the middle of a step
     generation(running, lambda number, _: number == 1)
     ordered(running, "stop")
-    kill_controller(running)
+    running.fail_controller()
     running.until(lambda: running.stderr.count("farandole stop: ending") >= 2, "for the next one to stop it")
     (running.folder / "go").touch()
     assert running.end() == 0
@@ -218,7 +216,7 @@ def test_an_order_is_answered_when_the_next_controller_will_know_it(train: Train
         away.rename(path)
         os.close(reader)
     ordered(running, "scale", "3")
-    kill_controller(running)
+    running.fail_controller()
     running.until(lambda: "another one takes over" in running.stderr, "for the next one")
     running.until(lambda: any(each.after.ordered == 3 for each in records(path)), "for the order to count")
     assert end(running) == 0
@@ -230,21 +228,17 @@ def records(path: Path) -> list[LeaseRecord]:
 
 
 def test_a_journal_that_cannot_be_read_now_stops_no_controller(train: Train) -> None:
-    running = lead(train, "--hang-timeout", "4")
+    running = lead(train)
     generation(running, lambda number, _: number == 1)
     path = folder(running) / JOURNAL
     running.until(path.exists, "for the first decision")
     kept = path.read_bytes()
     path.unlink()
     os.mkfifo(path)  # to open it waits for somebody who writes, as a file server that is away
-    first = running.await_controller()
-    kill_controller(running)
+    running.fail_controller()
     generation(running, lambda number, _: number == 2)
-    now = running.await_controller()
-    assert now != first
     for _ in range(8):  # each takes about a second
         assert "run run: 1 worker" in ordered(running, "ps")
-    assert running.controller() == now, "it was not killed as hung"
     fifo = os.open(path, os.O_WRONLY)
     path.unlink()
     path.write_bytes(kept)
@@ -261,7 +255,7 @@ def test_a_run_is_stopped_though_its_journal_cannot_be_read_and_orders_are_refus
     running.until(path.exists, "for the first decision")
     path.unlink()
     os.mkfifo(path)  # to open it waits for somebody who writes, as a file server that is away
-    kill_controller(running)
+    running.fail_controller()
     generation(running, lambda number, _: number == 2)
     refused = person("scale", str(folder(running)), "2")
     assert refused.returncode != 0
@@ -278,12 +272,12 @@ def test_a_lead_that_wakes_as_another_one_leads_obeys_nothing_that_came_meanwhil
     generation(running, lambda number, _: number == 1)
     path = folder(running) / JOURNAL
     running.until(path.exists, "for the first decision")
-    controller, contact = running.await_controller(), RunFolder(folder(running)).contact()
+    launcher, contact = running.process.pid, RunFolder(folder(running)).contact()
     with Dealer(contact.addresses[0], PERSON + b"late", JobKeys.from_secret(contact.secret)) as dealer:
-        os.kill(controller, signal.SIGSTOP)
+        os.kill(launcher, signal.SIGSTOP)
         dealer.send(RunOrder("scale", 3))
         LeaderLog(folder(running)).take(goes_on=True)
-        os.kill(controller, signal.SIGCONT)
+        os.kill(launcher, signal.SIGCONT)
         reply = dealer.recv(60.0)
     assert isinstance(reply, RunReply)
     assert not reply.accepted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from tests.support.frameworks import without_compiler
 from tests.support.patience import PATIENCE_S
-from workbench.controllers import controller_of
+from workbench.controllers import FAILED, fail_controller
 
 DEADLINE_S = 2 * PATIENCE_S
 MARKER = "LAUNCH_TEST_MARKER"
@@ -40,7 +41,7 @@ class RunningJob:
         self._out, self._err = folder / "out.txt", folder / "err.txt"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*before, sys.executable, "-m", "farandole", "run", *options, *command],
+                [*before, sys.executable, "-m", "workbench.controllers", "run", *options, *command],
                 cwd=folder,
                 env={**os.environ, **without_compiler(), **environment, MARKER: self.marker},
                 stdin=subprocess.DEVNULL,
@@ -89,20 +90,21 @@ class RunningJob:
         (pid,) = [pid for pid in self.left() if b"farandole.launch.agents.agent" in _read(pid, "cmdline")]
         return pid
 
-    def controller(self) -> int:
-        """The process number of the controller of an elastic job; 0 while there is none."""
-        return controller_of(self.process.pid)
+    def fail_controller(self) -> None:
+        """Let the controller of an elastic job fail, and wait until another one takes over."""
+        failures = self.stderr.count(FAILED)
+        fail_controller(self.process.pid)
+        self.until(lambda: self.stderr.count(FAILED) > failures, "for another controller")
 
-    def await_controller(self) -> int:
-        """The process number of the controller, once there is one: none for a moment where another takes over."""
-        found: list[int] = []
-
-        def is_there() -> bool:
-            found[:] = [self.controller()]
-            return bool(found[0])
-
-        self.until(is_there, "for a controller")
-        return found[0]
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Stop the launcher, and let its controller fail before it reads what happens in the block."""
+        failures = self.stderr.count(FAILED)
+        os.kill(self.process.pid, signal.SIGSTOP)
+        yield
+        fail_controller(self.process.pid)
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.until(lambda: self.stderr.count(FAILED) > failures, "for another controller")
 
     def close(self) -> None:
         """End whatever a failed test has left."""

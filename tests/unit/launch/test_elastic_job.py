@@ -93,7 +93,8 @@ def test_hosts_that_come_later_are_reached_by_what_can() -> None:
     found = asked(script="true", slurm=True)
     groups = [group for host in ("n2", "x") for group in found.starter.groups([host], found.here)]
     assert [(type(group.starter), group.hosts) for group in groups] == [(Srun, ("n2",)), (Ssh, ("x",))]
-    assert [found.inherits(host) for host in ("n2", "x")] == [True, False]
+    groups = [found.starter.groups([host], found.here)[0] for host in ("n2", "x")]
+    assert [group.starter.passes_environment for group in groups] == [True, False]
 
 
 def test_srun_needs_an_allocation(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -76,4 +77,4 @@ def _write_to(output: JobOutput) -> None:
         ("b", Written(STDOUT, 17)),
         ("b", Written(STDERR, 34)),
     ]
-    receipts.close()
+    os.close(receipts.fd)

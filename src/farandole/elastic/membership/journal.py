@@ -65,10 +65,6 @@ class Recorded:
         else:
             self._add(Opening(policy))
 
-    def follow(self, lines: Iterable[str]) -> None:
-        """Apply further lines of the journal, which another process wrote after the lines known here."""
-        self._repeat(turn for turn in map(_decoder.decode, lines) if isinstance(turn, DecisionRecord))
-
     def _repeat(self, turns: Iterable[DecisionRecord]) -> None:
         for turn in turns:
             for heard in turn.heard:

@@ -72,11 +72,17 @@ class AgentProcess:
     """A child of the launcher that is, or starts, the agents of some hosts.
 
     Its output is ``captured`` (it contains no worker's output), or goes to the launcher's streams. The kernel sends it
-    ``death_signal`` when the launcher dies, see ``process.spawn``.
+    ``death_signal`` when the launcher dies: by ``process.spawn``, or by ``process.bound`` where ``threads`` run.
     """
 
     def __init__(
-        self, group: StarterGroup, settings: Settings, *, captured: bool, death_signal: int | None = None
+        self,
+        group: StarterGroup,
+        settings: Settings,
+        *,
+        captured: bool,
+        death_signal: int | None = None,
+        threads: bool = False,
     ) -> None:
         self.hosts = group.hosts
         self.code: int | None = None
@@ -94,6 +100,8 @@ class AgentProcess:
             os.set_blocking(self._output, False)  # our end only: the child's writes may block
         try:
             command = self._starter.command(self.hosts, settings)
+            if death_signal and threads:
+                command, death_signal = process.bound(command, death_signal, os.environ), None
             self._pid = process.spawn(command, death_signal=death_signal, stdin=reader, stdout=writer, stderr=writer)
         except OSError as error:
             os.close(self._input)
@@ -215,8 +223,8 @@ class Agents:
         return next(each for each in self._processes if host in each.hosts)
 
     def add(self, group: StarterGroup) -> AgentProcess:
-        """Start another child while the job runs."""
-        one = AgentProcess(group, self._settings, captured=True, death_signal=self._death_signal)
+        """Start another child while the job runs, whose router has threads."""
+        one = AgentProcess(group, self._settings, captured=True, death_signal=self._death_signal, threads=True)
         self._processes.append(one)
         return one
 

@@ -164,29 +164,37 @@ class Wire:
 
 @final
 class Receipts:
-    """Receipts for output written by the launcher's pumps, until the main thread sends them to the hosts.
+    """Receipts for ``output`` written by the launcher's pumps, until the main thread sends them to the hosts.
 
     ``fd`` is readable when there is something to ``collect``.
     """
 
     def __init__(self, output: JobOutput) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._output = output
+        self.output = output
         self._done: deque[tuple[str, Written]] = deque()
+
+    @classmethod
+    def own(cls) -> Receipts:
+        """Receipts for output to the streams of this process, with its pumps started."""
+        output = JobOutput.own()
+        output.start()
+        return cls(output)
 
     def take(self, host: str, message: Output) -> None:
         """Queue lines of a host, and store a receipt after they are written."""
         receipt = Written(message.stream, len(message.text))
-        self._output.say(message.stream, message.text, partial(self._note, host, receipt))
+        self.output.say(message.stream, message.text, partial(self._note, host, receipt))
 
     def collect(self) -> list[tuple[str, Written]]:
         """Receipts since the last call, each with its host."""
         os.eventfd_read(self.fd)  # before the receipts: a later one signals again
         return [self._done.popleft() for _ in range(len(self._done))]
 
-    def close(self) -> None:
-        """Free the descriptor; the pumps must have ended."""
-        os.close(self.fd)
+    def close(self, timeout_s: float) -> None:
+        """Finish the output, and free everything, unless a pump still writes after ``timeout_s``."""
+        if self.output.close(timeout_s):  # else the pump would use the closed descriptor
+            os.close(self.fd)
 
     def _note(self, host: str, receipt: Written) -> None:
         self._done.append((host, receipt))  # before the signal, after which it is read

@@ -47,11 +47,6 @@ class ElasticJob(msgspec.Struct, frozen=True):
         """False if all workers always run on this host."""
         return self.folder is not None or not isinstance(self.starter, Local)
 
-    def inherits(self, host: str) -> bool:
-        """True if the agent on ``host`` inherits the launcher's environment variables."""
-        [group] = self.starter.groups([host], self.here)
-        return group.starter.passes_environment
-
 
 def elastic_job(
     job: Job,

@@ -1,7 +1,7 @@
 """Event loop of the controller of an elastic job: the membership decides which workers and hosts join and leave.
 
 An agent starts when its host is first needed, and again when a lost host has returned. Agents run until the job ends,
-with workers or without. They also outlive a controller: the next controller learns from them what happened to the
+with workers or without. They also outlive a controller that fails: the next one learns from them what happened to the
 workers meanwhile.
 """
 
@@ -12,6 +12,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 import msgspec
@@ -26,26 +27,16 @@ from farandole.elastic.membership import actions
 from farandole.elastic.membership.job_events import ControllerReplaced, HostLost, HostsFound
 from farandole.elastic.membership.workers import Worker, WorkerPhase
 from farandole.launch.agents.agents import END_S
+from farandole.launch.agents.output import Receipts
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.leased_hosts import is_lent
 from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_elsewhere, variables_for_all, within
+from farandole.launch.job.elastic_agents import ElasticAgents
 from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.job_leases import JobLeases
-from farandole.launch.job.launcher_agents import LauncherAgents
-from farandole.launch.job.launcher_pipe import (
-    LIMIT_BYTES,
-    AgentEnded,
-    AgentSaid,
-    Decided,
-    LauncherPipe,
-    LentHostGone,
-    Ping,
-    PipeClosed,
-    Signal,
-)
 from farandole.launch.job.leader_fence import LeaderFence
 from farandole.launch.job.leadership import Leadership
-from farandole.launch.job.loop import NO_SIGNALS, JobResult, Loop
+from farandole.launch.job.loop import JobResult, Loop
 from farandole.topology import Topology
 
 if TYPE_CHECKING:
@@ -61,7 +52,7 @@ MOST_WORDS = 3
 UNTIL_KILLED_S = 86400.0
 """Grace for workers that a scheduler told to end: the scheduler itself kills those that take too long."""
 
-LONGEST_WORDS = LIMIT_BYTES // 5
+LONGEST_WORDS = 2**15
 """Limit in characters for the description of a failed job, which contains output of workers."""
 
 SAID = (actions.AbortGeneration, actions.Announce, actions.Kill, actions.Form, actions.RefuseWorkers)
@@ -69,32 +60,48 @@ SAID = (actions.AbortGeneration, actions.Announce, actions.Kill, actions.Form, a
 
 
 @final
+@dataclass
+class Handover:
+    """State of a job that its controllers share: if one fails, the next one continues with it.
+
+    ``decided``: the result of the job, once a controller has decided to end it. ``gone``: leased hosts that were given
+    up and are no longer used. ``signals``: signals received that end the job. ``unpassed``: signals for workers that
+    some agents have not received yet. ``output``: the writer of the job's output.
+    """
+
+    output: Receipts
+    decided: JobResult | None = None
+    gone: list[str] = field(default_factory=list)
+    signals: list[int] = field(default_factory=list)
+    unpassed: list[int] = field(default_factory=list)
+
+
+@final
 class ElasticLoop(Loop):
-    """Carries out the actions of ``formation``; ``line`` is the pipe to the launcher."""
+    """Carries out the actions of ``formation``; ``handover`` is what earlier controllers left."""
 
     TITLE = "worker"
 
     _found: tuple[Host, ...] = ()
     _most = 0
     """Number of workers ordered in the live view; 0: as many as there are slots."""
-    _given_up: frozenset[str] = frozenset()
-    """Leased hosts that previous controllers gave up, though the membership may still have workers there."""
     _is_stopped = _adopts = False
     """``_is_stopped``: a user ordered the end. ``_adopts``: this leader adopts the workers of the previous one."""
 
     def __init__(
         self,
         elastic: ElasticJob,
-        agents: LauncherAgents,
+        agents: ElasticAgents,
         root: Root,
-        line: LauncherPipe,
+        interrupts: int,
+        handover: Handover,
         formation: ElasticFormation,
         secret: str,
         terms: Leadership | None = None,
     ) -> None:
-        super().__init__(elastic.job, agents, root, NO_SIGNALS)
+        super().__init__(elastic.job, agents, root, interrupts)
         self._elastic, self._formation, self._secret = elastic, formation, secret
-        self._far, self._line, self._said = agents, line, ""
+        self._far, self._handover, self._said = agents, handover, ""
         self._inherited: set[str] = set()
         """Hosts whose agents had another controller or connection before, and have not yet reported their workers."""
         self._discovery = elastic.discovery
@@ -111,21 +118,20 @@ class ElasticLoop(Loop):
         self._told: set[str] = set()
         """Hosts other than leased ones whose agents were told to end (SIGTERM) and are not replaced yet."""
         self._failures: list[WorkerExited] = []
-        self._signals: list[int] = []
         self._passing: list[tuple[int, set[str]]] = []
         """Signals for workers, each with the hosts whose agents have not connected since."""
-        self._decided: JobResult | None = None
         self._result = JobResult(0, "")
-        self._open_output()
+        self._write_to(handover.output)
+        if self._leases is not None:
+            self._leases.refuse(handover.gone)
 
-    def take_over(self, names: Mapping[str, str], decided: JobResult | None, *, adopts: bool = False) -> None:
-        """Continue a job as its next controller, from the membership and the names of the agents by host.
+    def take_over(self, *, adopts: bool = False) -> None:
+        """Continue a job as its next controller, from the membership, the agents and what was handed over.
 
-        ``decided``: the result of the job, if the previous controller decided to end it. A leader that ``adopts`` the
-        workers of another leader has only those of its agents that run on leased hosts.
+        A leader that ``adopts`` the workers of another leader has only those of its agents that run on leased hosts.
         """
-        self._decided, self._adopts = decided, adopts
-        is_stopped = decided is not None and not self._formation.orders
+        self._adopts = adopts
+        is_stopped = self._handover.decided is not None and not self._formation.orders
         self._formation.tell(ControllerReplaced())
         settings = self._job.settings
         # Agents look for the next leader after the heartbeat timeout; until then workers may train without one.
@@ -137,28 +143,26 @@ class ElasticLoop(Loop):
         # Agents of leases reconnect by themselves, unless they were given up; the launcher has no record of them.
         lent = {}
         if self._leases is not None:
-            lent = {host: host for host in counts if is_lent(host) and host not in self._given_up}
+            lent = {host: host for host in counts if is_lent(host) and host not in self._handover.gone}
             self._leases.take_over({host: counts[host] for host in lent})
         for host in lent:
             self._far.admit(host)
         self._inherited = {host for agent in self._far for host in agent.hosts}
         self._open |= self._inherited
         self._coming |= self._inherited
-        for host, name in {**names, **lent}.items():
+        for host, name in {**self._far.names, **lent}.items():
             self._root.adopt(host, name, until_s if host in self._inherited else None)
         for host in counts:
             if host not in self._inherited:
                 when = "went with the lead before" if adopts else "ended while no controller was there"
-                when = "was given up before the controller was replaced" if host in self._given_up else when
+                when = "was given up before the controller was replaced" if host in self._handover.gone else when
                 self._lost(host, f"the agent of {host} {when}")
         if is_stopped:
             self._end_for_people()
-
-    def refuse(self, gone: Collection[str]) -> None:
-        """Admit none of the leased hosts that previous controllers gave up; call it before ``take_over``."""
-        self._given_up = frozenset(gone)
-        if self._leases is not None:
-            self._leases.refuse(gone)
+        signals, self._handover.signals = self._handover.signals, []
+        unpassed, self._handover.unpassed = self._handover.unpassed, []
+        for number in (*signals, *unpassed):
+            self._hear(number)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
@@ -202,25 +206,7 @@ class ElasticLoop(Loop):
         fence = {self._fence.fd} if self._fence is not None and not self._fence.superseded else set()
         folder = {self._leases.folder_fd} if self._leases is not None else set()
         others = () if self._orders is not None else (*self._discovery.fds, *leases)
-        return super()._fds | {self._line.fd, *others} | fence | folder
-
-    def _on_descriptors(self, ready: set[int]) -> None:
-        super()._on_descriptors(ready)
-        if self._line.fd in ready:
-            for message in self._line.receive():
-                self._on_launcher(message)
-
-    def _on_launcher(self, message: object) -> None:
-        if isinstance(message, Ping):
-            self._line.send(message)
-        elif isinstance(message, Signal):
-            self._hear(message.number)
-        elif isinstance(message, AgentSaid | AgentEnded):
-            agent = self._far.take(message)
-            if agent is not None:
-                self._note_end(agent)
-        elif isinstance(message, PipeClosed):
-            raise SystemExit("farandole: the launcher is gone, and the job ends")
+        return super()._fds | set(others) | fence | folder
 
     def _pass_on(self, number: int, hosts: Collection[str]) -> list[str]:
         have_workers = set(hosts) - (self._coming - self._inherited)
@@ -229,15 +215,15 @@ class ElasticLoop(Loop):
         return []
 
     def _confirm(self, host: str = "") -> None:
-        """Tell the launcher which signals all agents have received; ``host`` has received its signals, or is closed."""
+        """Forget signals that all agents have received; ``host`` has received its signals, or is closed."""
         for _, hosts in self._passing:
             hosts.discard(host)
-        for number in [number for number, hosts in self._passing if not hosts]:
-            self._line.send(Signal(number))
         self._passing = [each for each in self._passing if each[1]]
+        self._handover.unpassed = [number for number, _ in self._passing]
 
     def _on_turn(self, now: float) -> None:
         super()._on_turn(now)
+        self._far.drop_exited()
         if self._leases is not None:
             self._leases.attend()
         if self._fence is not None and (words := self._fence.turn(now)):
@@ -329,10 +315,12 @@ class ElasticLoop(Loop):
                 self._leases.give_back(action.host, "the workers there fail, again and again")
         elif isinstance(action, actions.Finish):
             words = self._words(decision.reason) if action.status else ""
-            self._result = self._decided or JobResult(action.status, words)
-            # Before the workers are told to end: if this controller dies in between, the next one has the same result.
-            self._line.send(Decided(self._result.status, self._result.words))
+            self._decide(self._handover.decided or JobResult(action.status, words))
             self._stop(self._job.settings.grace_s)
+
+    def _decide(self, result: JobResult) -> None:
+        """Set the result of the job before the workers are told to end: the next controller keeps it."""
+        self._result = self._handover.decided = result
 
     def _start(self, start: actions.Start) -> None:
         if start.worker_id not in self._workers:
@@ -343,10 +331,11 @@ class ElasticLoop(Loop):
             self._tell_to_start(start.host, [self._spec(start)])
 
     def _send_for(self, host: str) -> None:
-        """Request an agent on ``host`` from the launcher."""
+        """Start an agent on ``host``."""
         self._far.add(host, self._root.name(host, time.monotonic() + self._job.settings.start_timeout_s))
         self._open.add(host)
         self._coming.add(host)
+        self._note_end(self._far.of(host))  # if it could not be started
 
     def _spec(self, start: actions.Start) -> WorkerSpec:
         """Spec of a worker, with the rank and size it has if no worker joins or leaves before it calls ``init``."""
@@ -489,7 +478,7 @@ class ElasticLoop(Loop):
         if self._leases is not None and is_lent(host):
             self._far.forget(host)
             self._leases.closed(host)
-            self._line.send(LentHostGone(host))
+            self._handover.gone.append(host)
             self._look(time.monotonic())  # before ``HostLost``, or a worker would start there
         self._confirm(host)
         if self._orders is not None and not self._open:
@@ -500,16 +489,15 @@ class ElasticLoop(Loop):
     def _end_for_people(self) -> None:
         """End the job with status 0, as a user ordered: with another status a batch script would requeue it."""
         self._say(f"farandole stop: ending {len(self._workers)} workers")
-        self._is_stopped, self._decided = True, JobResult(0, "")
-        self._line.send(Decided(0, ""))  # first: if this controller dies, the next one stops the job, too
+        self._is_stopped = True
+        self._decide(JobResult(0, ""))
         self._stop(self._job.settings.grace_s)
 
     def _give_way(self, words: str, is_superseded: bool) -> None:
         """End, because another leader has taken over, or the run folder no longer answers."""
         if not is_superseded:
             if self._orders is None:
-                self._result = self._decided or JobResult(1, words)
-                self._line.send(Decided(self._result.status, self._result.words))
+                self._decide(self._handover.decided or JobResult(1, words))
                 self._stop(self._job.settings.grace_s)
             return
         self._result = JobResult(1, words)
@@ -520,11 +508,12 @@ class ElasticLoop(Loop):
         self._give_up_at = time.monotonic()
 
     def _on_signal(self, number: int) -> None:
-        self._signals.append(number)
-        again = len(self._signals) > 1
+        signals = self._handover.signals
+        signals.append(number)
+        again = len(signals) > 1
         what = "again: killing the workers" if again else f"ending {len(self._workers)} workers (again: kill at once)"
         self._say(f"{signal_name(number)}{' ' if again else ': '}{what}")
-        first = self._signals[0]
+        first = signals[0]
         if not self._is_stopped:
             self._result = JobResult(128 + first, f"the job was ended by {signal_name(first)}")
         if again:

@@ -28,7 +28,7 @@ from farandole.control.os_text import printed
 from farandole.control.process import INTERRUPTS, PASSED_ON, exit_status
 from farandole.control.watch_messages import Printed, WatchOrder
 from farandole.launch.agents.agents import print_now
-from farandole.launch.agents.output import STDERR, JobOutput, Receipts
+from farandole.launch.agents.output import STDERR, Receipts
 from farandole.launch.hosts.plan import Job
 from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.exit_wording import ExitWording
@@ -50,7 +50,7 @@ GIVE_UP_S = 1.0
 
 
 class AnyAgent(Protocol):
-    """An agent, however it was started: as a child (``AgentProcess``), by the launcher, or by a cluster."""
+    """An agent, however it was started: as a child (``AgentProcess``), by a lease, or by a cluster."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -124,8 +124,8 @@ class Loop(ControllerHost):
         self._due: dict[str, float] = {}
         """Deadline for the ``Goodbye`` of an agent whose process has exited, by host."""
         self._give_up_at: float | None = None
-        self._output: JobOutput | None = None
         self._receipts: Receipts | None = None
+        """Writer of the workers' output; ``None`` if they write to the terminal themselves."""
         self._writing: set[int] = set()
         self._orders: StopWorkers | None = None
         """Order to all agents after the end of the job was decided."""
@@ -136,12 +136,6 @@ class Loop(ControllerHost):
         """Serve until all agents have exited and all output is written."""
         self.serve()
         return self._outcome()
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        # A pump thread that still writes would use the eventfd of the receipts, which then stays open.
-        if self._output is not None and self._receipts is not None and self._output.close(GIVE_UP_S):
-            self._receipts.close()
 
     # -- decisions of subclasses --------------------------------------------------------------------------------------
 
@@ -273,7 +267,7 @@ class Loop(ControllerHost):
         """Handle the early exit of an agent's process, or of the process that started the agent."""
         agent = self._agents.of(host)
         assert agent.code is not None
-        self._lose(host, Loss(agent.explain(), 1 if self._output is not None else exit_status(agent.code) or 1))
+        self._lose(host, Loss(agent.explain(), 1 if self._receipts is not None else exit_status(agent.code) or 1))
 
     def _on_lost(self, host: str, reason: str) -> None:
         said = self._agents.of(host).said if host in self._coming else ""
@@ -311,26 +305,23 @@ class Loop(ControllerHost):
 
     def _finish(self) -> None:
         """Finish the output: no agent is left to send any."""
-        if self._output is not None:
-            self._output.finish()
+        if self._receipts is not None:
+            self._receipts.output.finish()
             if self._give_up_at is not None:
                 self._give_up_at = min(self._give_up_at, time.monotonic() + GIVE_UP_S)
 
     # -- output -------------------------------------------------------------------------------------------------------
 
-    def _open_output(self) -> None:
-        """Start to write the workers' output that agents send."""
-        self._output = JobOutput.own()
-        self._receipts = Receipts(self._output)
-        self._writing = set(self._output.ended)
-        self._output.start()
+    def _write_to(self, receipts: Receipts) -> None:
+        """Write the workers' output that agents send to the streams of ``receipts``."""
+        self._receipts, self._writing = receipts, set(receipts.output.ended)
 
     def _say(self, text: str) -> None:
         """Print between the lines of workers, so that no line is split."""
         line = printed(f"farandole: {text}\n")
         self._watching.said(text)
-        if self._output is not None:
-            self._output.say(STDERR, line)
+        if self._receipts is not None:
+            self._receipts.output.say(STDERR, line)
             return
         agent = self._agents.of(self._job.hosts[0])
         print_now(agent.tell(line) if agent.code is None and not self._coming else line)

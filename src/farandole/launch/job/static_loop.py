@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Protocol, final
 from farandole.control.agent_messages import AgentHello, StartWorkers
 from farandole.control.exits import WorkerExited
 from farandole.launch.agents.agents import END_S
+from farandole.launch.agents.output import Receipts
 from farandole.launch.hosts.places import with_places
 from farandole.launch.hosts.plan import Job
 from farandole.launch.job.exit_policy import ExitAction, ExitDecision, ExitPolicy, Loss
-from farandole.launch.job.loop import AnyAgent, JobResult, Loop
+from farandole.launch.job.loop import GIVE_UP_S, AnyAgent, JobResult, Loop
 
 if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
@@ -65,7 +66,12 @@ class StaticLoop(Loop):
         until_s = time.monotonic() + self._job.settings.start_timeout_s
         for host in starts:
             self._root.hosts.expect(host, until_s)
-        self._open_output()
+        self._write_to(Receipts.own())
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        if self._receipts is not None:
+            self._receipts.close(GIVE_UP_S)
 
     @property
     def _deadline_s(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Elastic jobs whose controller dies: the workers keep their processes, and lose nothing that was committed."""
+"""Elastic jobs whose controller fails: the workers keep their processes, and lose nothing that was committed."""
 
 from __future__ import annotations
 
@@ -9,23 +9,13 @@ import select
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.nightly.launcher.test_elastic_jobs import Train, Trains, end, generation, train
 from tests.support.launch.running import RunningJob, StartJob
+from workbench.controllers import FAILED, fail_controller
 
 __all__ = ["train"]
 
-HANG_S = "3"
 STAY = "cannot be read: No such file or directory; the hosts stay what they were"
-
-
-def kill_controller(running: RunningJob) -> int:
-    """Returns the process number that it had."""
-    controller = running.await_controller()
-    os.kill(controller, signal.SIGKILL)
-    running.until(lambda: running.controller() not in (0, controller), "for another controller")
-    return controller
 
 
 def processes(found: list[Trains]) -> list[int]:
@@ -36,36 +26,30 @@ def test_workers_outlive_controllers(train: Train) -> None:
     """The ranks re-form, with what they had; and what happened while no controller was there is told by the agent."""
     running = train("-np", "2", "--min-np", "1")
     first = generation(running, lambda number, _: number == 1)
-    kill_controller(running)
+    running.fail_controller()
     second = generation(running, lambda number, _: number == 2)
     assert processes(second) == processes(first)
     assert second[0].step == second[1].step >= first[0].step
-    controller = running.await_controller()
-    os.kill(controller, signal.SIGSTOP)  # it hears of nothing any more
-    os.kill(second[0].process, signal.SIGKILL)
-    os.kill(controller, signal.SIGKILL)
+    with running.failing():
+        os.kill(second[0].process, signal.SIGKILL)
     whole = generation(running, lambda number, size: number > 2 and size == 2)
     assert whole[0].process == second[1].process
     assert whole[1].worker_id == 2
     assert end(running) == 0
-    assert running.stderr.count("the controller was killed by SIGKILL: another one takes over") == 2
+    assert running.stderr.count(FAILED) == 2
+    assert running.stderr.count("Traceback (most recent call last):") == 2
 
 
-def test_controllers_die_and_hang_while_workers_re_form(train: Train) -> None:
-    """Two in a row, when a worker was killed, whatever it was doing then; none is obeyed again."""
-    running = train("-np", "3", "--min-np", "2", "--hang-timeout", HANG_S)
+def test_controllers_fail_while_workers_re_form(train: Train) -> None:
+    """Two in a row, when a worker was killed, whatever it was doing then."""
+    running = train("-np", "3", "--min-np", "2")
     first = generation(running, lambda number, _: number == 1)
     os.kill(first[2].process, signal.SIGKILL)
-    kill_controller(running)
-    old = running.await_controller()
-    os.kill(old, signal.SIGSTOP)
-    running.until(lambda: running.controller() not in (0, old), "for another controller")
-    with pytest.raises(ProcessLookupError):
-        os.kill(old, signal.SIGCONT)  # there are never two
+    running.fail_controller()
+    running.fail_controller()
     whole = generation(running, lambda number, size: number > 1 and size == 3)
     assert set(processes(first)[:2]) <= set(processes(whole))
     assert end(running) == 0
-    assert "the controller was killed: it had not answered" in running.stderr
 
 
 def test_a_newcomer_is_greeted_in_a_long_step_of_members_that_have_not_spoken_to_this_controller(
@@ -73,11 +57,11 @@ def test_a_newcomer_is_greeted_in_a_long_step_of_members_that_have_not_spoken_to
 ) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost\n")
-    running = train("--min-np", "1", "--hostfile", "hosts", "--hang-timeout", "60", faults=("0:20:wait",))
+    running = train("--min-np", "1", "--hostfile", "hosts", faults=("0:20:wait",))
     first = generation(running, lambda number, _: number == 1)
     hosts.unlink()
     running.until(lambda: running.stderr.count(STAY) == 1, "for a word about the hosts")
-    kill_controller(running)
+    running.fail_controller()
     running.until(lambda: running.stderr.count(STAY) == 2, "for a word about the hosts that it has inherited")
     hosts.write_text("localhost slots=2\n")
     running.prints("worker 1 is up")
@@ -92,7 +76,7 @@ def test_that_all_workers_hang_is_noticed_by_another_controller(train: Train) ->
     limits = ("--hang-timeout", "1", "--stall-check-shutdown-time-seconds", "5")  # to kill one takes less
     running = train("-np", "1", "--min-np", "1", *limits, faults=("0:20:stop",))
     generation(running, lambda number, _: number == 1)
-    kill_controller(running)
+    running.fail_controller()
     assert running.end() == 137
     assert "all are stopped, or wait for each other in the script" in running.stderr
 
@@ -127,23 +111,21 @@ def test_a_journal_that_goes_into_a_pipe_which_nobody_reads_holds_up_no_job(job:
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(pipe, bytes(4096))
-    running = job("-np", "1", "--min-np", "1", "--hang-timeout", "2", "--elastic-journal", str(path), bash="echo up")
+    running = job("-np", "1", "--min-np", "1", "--elastic-journal", str(path), bash="echo up")
     assert running.end() == 0
     assert "journal lacks its last" in running.stderr
     assert "another one takes over" not in running.stderr
     os.close(pipe)
 
 
-def test_controllers_that_all_die_are_given_up(job: StartJob) -> None:
-    running = job("-np", "1", "--min-np", "1", bash="sleep 1000")
-    while running.process.poll() is None:
-        if pid := running.controller():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+def test_controllers_that_all_fail_are_given_up(job: StartJob) -> None:
+    running = job("-np", "1", "--min-np", "1", bash="echo up; sleep 1000")
+    running.prints("up")
+    for _ in range(4):
+        running.fail_controller()
+    fail_controller(running.process.pid)
     assert running.end() == 1
-    assert "the controller was killed by SIGKILL; it is the 5th within 60 s" in running.stderr
+    assert "the controller has failed: PlantedError: by order; it is the 5th within 60 s" in running.stderr
 
 
 FLOOD = """
@@ -158,19 +140,16 @@ wait
 FLOODED = re.compile(r"\[\d\]<stdout>:(\d) (\d+) 0{1000}")
 
 
-def test_a_stopped_controller_whose_output_nobody_reads_holds_up_nothing_else(job: StartJob, tmp_path: Path) -> None:
+def test_a_failed_controller_whose_output_nobody_reads_holds_up_nothing_else(job: StartJob, tmp_path: Path) -> None:
     """Pipes are full from the workers to the terminal; another controller comes, and orders reach the workers."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     writer = os.open(tmp_path / "pipe", os.O_WRONLY)
     into_pipe = ["bash", "-c", 'exec "$@" >pipe', "bash"]
-    running = job("-np", "2", "--min-np", "1", "--hang-timeout", HANG_S, "--start-timeout", "120",
-                  bash=FLOOD, before=into_pipe)  # fmt: skip
+    running = job("-np", "2", "--min-np", "1", "--start-timeout", "120", bash=FLOOD, before=into_pipe)
     running.until(lambda: not select.select([], [writer], [], 0)[1], "for a full pipe")
     os.close(writer)
-    stopped = running.await_controller()
-    os.kill(stopped, signal.SIGSTOP)
-    running.until(lambda: running.controller() not in (0, stopped), "for another controller")
+    running.fail_controller()
     running.process.send_signal(signal.SIGUSR1)
     running.until(lambda: len(list(tmp_path.glob("noticed.*"))) == 2, "for the workers to hear of it")
     assert not list(tmp_path.glob("flooded.*"))
@@ -179,7 +158,7 @@ def test_a_stopped_controller_whose_output_nobody_reads_holds_up_nothing_else(jo
         lines = output.read().decode().splitlines()
     assert running.end() == 0
     whole = [match for line in lines if (match := FLOODED.fullmatch(line))]
-    assert len(lines) - len(whole) <= 1  # one may be torn: it was being written when the controller was killed
+    assert len(lines) == len(whole)
     for worker in "01":
         numbers = [int(match[2]) for match in whole if match[1] == worker]
         assert numbers == sorted(set(numbers))
@@ -193,14 +172,12 @@ while true; do read -t 0.01 <> <(:); done
 """
 
 
-def test_a_signal_that_comes_with_the_death_of_the_controller_counts(job: StartJob) -> None:
+def test_a_signal_that_comes_with_the_failure_of_the_controller_counts(job: StartJob) -> None:
     """And workers have the time that they are to have."""
     running = job("-np", "1", "--min-np", "1", bash=PATIENT)
     running.prints("up")
-    controller = running.await_controller()
-    os.kill(controller, signal.SIGSTOP)
-    running.process.send_signal(signal.SIGTERM)
-    os.kill(controller, signal.SIGKILL)
+    with running.failing():
+        running.process.send_signal(signal.SIGTERM)
     end_of_the_patient(running)
     assert running.end() == 128 + signal.SIGTERM
 
@@ -212,13 +189,11 @@ while true; do read -t 0.01 <> <(:); done
 """
 
 
-def test_a_signal_for_workers_that_comes_with_the_death_of_the_controller_is_passed_on(job: StartJob) -> None:
+def test_a_signal_for_workers_that_comes_with_the_failure_of_the_controller_is_passed_on(job: StartJob) -> None:
     running = job("-np", "1", "--min-np", "1", bash=NOTICING)
     running.prints("up")
-    controller = running.await_controller()
-    os.kill(controller, signal.SIGSTOP)  # it hears of nothing any more
-    running.process.send_signal(signal.SIGUSR1)
-    os.kill(controller, signal.SIGKILL)
+    with running.failing():
+        running.process.send_signal(signal.SIGUSR1)
     running.prints("noticed")
     assert running.end() == 0
 
@@ -244,7 +219,7 @@ while True:
 """
 
 
-def test_workers_keep_their_time_and_words_when_the_controller_dies_after_the_end_is_decided(
+def test_workers_keep_their_time_and_words_when_the_controller_fails_after_the_end_is_decided(
     job: StartJob, tmp_path: Path
 ) -> None:
     hosts = tmp_path / "hosts"
@@ -255,7 +230,7 @@ def test_workers_keep_their_time_and_words_when_the_controller_dies_after_the_en
     running.prints("worker 1 is up")
     os.kill(int(re.findall(r"worker 0 is up: process (\d+)", running.stdout)[0]), signal.SIGKILL)  # who has the state
     running.prints("told")
-    kill_controller(running)
+    running.fail_controller()
     end_of_the_patient(running)
     assert running.end() == 137
     assert "the last lines of its stderr:\n    these are my last words" in running.stderr
