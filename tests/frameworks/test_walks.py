@@ -1,11 +1,16 @@
-"""The walks that ARCHITECTURE.md tells, beside what is called in real jobs."""
+"""The walks in tests/walks.toml, beside what is called in real jobs."""
 
 from __future__ import annotations
 
-import re
+import sys
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from tests.support.launching import Launch
 from tests.support.paths import ROOT, SUPPORT
@@ -70,13 +75,9 @@ JOBS = {
 
 
 def walks() -> dict[tuple[str, str], tuple[list[str], set[str]]]:
-    """Files of each walk in each process, in order, and those passed on the way, as ARCHITECTURE.md has them."""
-    found: dict[tuple[str, str], tuple[list[str], set[str]]] = {}
-    text = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Walks\n")[2].partition("\n## ")[0]
-    for walk, process, files, passed in re.findall(r"^\| (\S+) \| (\w+) \| (.+?) \|(.*)\|$", text, re.MULTILINE):
-        if walk in JOBS:
-            found[walk, process] = re.findall(r"`([^`]+)`", files), set(re.findall(r"`([^`]+)`", passed))
-    return found
+    """Files of each walk in each process, in order, and those passed on the way."""
+    table = tomllib.loads((ROOT / "tests" / "walks.toml").read_text())["walk"]
+    return {(each["name"], each["process"]): (each["files"], set(each.get("passed", ()))) for each in table}
 
 
 @pytest.mark.parametrize("walk", [name for name in JOBS if name != "death"])
@@ -85,7 +86,7 @@ def test_files_of_a_walk_are_called_in_its_order(walk: str, launch: Launch, tmp_
 
 
 def follow(walk: str, launch: Launch, tmp_path: Path) -> None:
-    """Run the job of a walk, and compare what was called with what ARCHITECTURE.md says."""
+    """Run the job of a walk, and compare what was called with the table."""
     script, options = JOBS[walk]
     folder = tmp_path / "walk"
     folder.mkdir()
@@ -95,7 +96,7 @@ def follow(walk: str, launch: Launch, tmp_path: Path) -> None:
     launch(2, script, options=options, environment=environment).ok()
     recorded = [path.read_text().splitlines() for path in folder.glob("calls-*")]
     told = {process: files for (name, process), files in walks().items() if name == walk}
-    assert told, f"ARCHITECTURE.md tells no walk of a {walk}"
+    assert told, f"tests/walks.toml has no walk {walk!r}"
     for process, (files, passed) in told.items():
         runs = [lines for lines in recorded if _process(lines[0]) == process]
         longest: list[str] = max(runs, key=len)
@@ -113,9 +114,7 @@ def _in_order(files: list[str], calls: list[str]) -> list[str]:
 
 
 def _process(line: str) -> str:
-    """The kind of a process by the first line of its file; the controller of an elastic job is forked."""
-    if not line.startswith("command: "):
-        return "controller"
+    """The kind of a process by the first line of its file."""
     if "farandole run" in line:
         return "launcher"
     return "worker" if "script.py" in line else "agent"

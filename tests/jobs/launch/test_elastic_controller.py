@@ -23,8 +23,9 @@ from farandole.launch.hosts.leased_hosts import LeasedHosts
 from farandole.launch.hosts.plan import Host, Job
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.job.elastic_agents import ElasticAgents
-from farandole.launch.job.elastic_loop import ElasticLoop, Handover
+from farandole.launch.job.elastic_loop import Handover
 from farandole.launch.job.leadership import APART_S, Leadership
+from farandole.launch.job.leased_loop import LeasedLoop
 from farandole.launch.job.loop import NO_SIGNALS
 from farandole.runtime.controller.root import Root
 from farandole.runtime.session.init_arguments import ANY
@@ -52,7 +53,7 @@ def test_workers_of_a_lent_host_that_was_given_up_are_lost_at_once_with_the_next
         root = Root(router, SETTINGS, ANY, formation)
         agents = ElasticAgents(elastic, SETTINGS, secret, children)
         agents.admit("a")  # as if it ran
-        with ElasticLoop(elastic, agents, root, NO_SIGNALS, handover, formation, secret, terms) as loop:
+        with LeasedLoop(elastic, agents, root, NO_SIGNALS, handover, formation, secret, terms) as loop:
             loop.take_over()
             left = {worker.slot.host for worker in membership.workers.values()}
             known = {host.name for host in hosts.look(time.monotonic()) or ()}

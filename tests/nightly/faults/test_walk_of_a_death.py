@@ -1,4 +1,4 @@
-"""The walk of a death in ARCHITECTURE.md: not in the gate, as whoever hears of the death first goes another way."""
+"""The walk of a death: not in the gate, as whoever hears of the death first goes another way."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from farandole.settings import Settings
 class ElasticJob(msgspec.Struct, frozen=True):
     """Request for an elastic launch; ``job.hosts`` is empty. ``here``: the name of this host.
 
-    With a ``folder``, leases may lend it hosts: ``leases`` is the part of the discovery that tracks them.
+    With a ``folder``, leases may lend it hosts: then ``discovery`` is a ``LeasedHosts``.
     """
 
     job: Job
@@ -36,11 +36,6 @@ class ElasticJob(msgspec.Struct, frozen=True):
     starter: AgentStarter
     here: str
     folder: RunFolder | None = None
-
-    @property
-    def leases(self) -> LeasedHosts | None:
-        """Leased hosts; ``None`` in a job that takes no leases."""
-        return self.discovery if isinstance(self.discovery, LeasedHosts) else None
 
     @property
     def reaches_out(self) -> bool:

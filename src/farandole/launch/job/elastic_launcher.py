@@ -43,6 +43,7 @@ from farandole.launch.job.elastic_agents import ElasticAgents
 from farandole.launch.job.elastic_loop import ElasticLoop, Handover
 from farandole.launch.job.job_journal import Journal
 from farandole.launch.job.leadership import Leadership
+from farandole.launch.job.leased_loop import LeasedLoop
 from farandole.launch.job.loop import GIVE_UP_S, JobResult
 from farandole.launch.job.monitor_process import MonitorProcess, begin_monitor
 from farandole.launch.leases.ending import arrays_of, cancelled
@@ -153,17 +154,15 @@ class _Controllers:
             held.callback(elastic.discovery.close)  # after the loop, which watches its fds
             root = Root(router, settings, ANY, formation)
             root.controller.watching.resizable = self._terms is None  # else: farandole scale
-            loop = held.enter_context(
-                ElasticLoop(
-                    elastic, agents, root, self._interrupts, self._handover, formation, self._secret, self._terms
-                )
-            )
+            parts = elastic, agents, root, self._interrupts, self._handover, formation, self._secret
+            loop = ElasticLoop(*parts) if self._terms is None else LeasedLoop(*parts, self._terms, adopts=adopts)
+            held.enter_context(loop)
             if lines or adopts:
                 found = membership.generation, membership.members, membership.over
                 limits = Limits.of(settings)
                 root.controller.inherited = InheritedGeneration(router.send, formation, time.monotonic, *found, limits)
                 formation.orders.extend([membership.finish] if membership.finish else [])
-                loop.take_over(adopts=adopts)
+                loop.take_over()
             return loop.run()
 
     def _end_children(self, failed: type[BaseException] | None, *_: object) -> None:

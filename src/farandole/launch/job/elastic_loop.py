@@ -19,7 +19,7 @@ import msgspec
 
 from farandole.cluster.environment import WORKER_ID, variables_for
 from farandole.control.addresses import is_own
-from farandole.control.agent_messages import AgentHello, KillWorker, LeaseOffer, Leaving, StopWorkers, WorkerSpec
+from farandole.control.agent_messages import AgentHello, KillWorker, Leaving, StopWorkers, WorkerSpec
 from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.control.process import signal_name
 from farandole.control.watch_messages import WatchOrder
@@ -33,18 +33,12 @@ from farandole.launch.hosts.leased_hosts import is_lent
 from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_elsewhere, variables_for_all, within
 from farandole.launch.job.elastic_agents import ElasticAgents
 from farandole.launch.job.exit_policy import Loss
-from farandole.launch.job.job_leases import JobLeases
-from farandole.launch.job.leader_fence import LeaderFence
-from farandole.launch.job.leadership import Leadership
 from farandole.launch.job.loop import JobResult, Loop
 from farandole.topology import Topology
 
 if TYPE_CHECKING:
     from farandole.elastic.membership.formation import ElasticFormation
     from farandole.runtime.controller.root import Root
-
-ADOPT_S = 10.0
-"""Time for the agents of leases to find the next leader, after they noticed the loss of theirs."""
 
 MOST_WORDS = 3
 """Number of last failures that the description of a failed job contains."""
@@ -76,17 +70,21 @@ class Handover:
     unpassed: list[int] = field(default_factory=list)
 
 
-@final
 class ElasticLoop(Loop):
-    """Carries out the actions of ``formation``; ``handover`` is what earlier controllers left."""
+    """Carries out the actions of ``formation``; ``handover`` is what earlier controllers left.
+
+    A job that takes leases has a ``LeasedLoop``.
+    """
 
     TITLE = "worker"
+    WHOLE = "the job"
+    """Words for the agents that are not leased."""
 
     _found: tuple[Host, ...] = ()
     _most = 0
     """Number of workers ordered in the live view; 0: as many as there are slots."""
-    _is_stopped = _adopts = False
-    """``_is_stopped``: a user ordered the end. ``_adopts``: this leader adopts the workers of the previous one."""
+    _is_stopped = False
+    """True after a user ordered the end."""
 
     def __init__(
         self,
@@ -97,7 +95,6 @@ class ElasticLoop(Loop):
         handover: Handover,
         formation: ElasticFormation,
         secret: str,
-        terms: Leadership | None = None,
     ) -> None:
         super().__init__(elastic.job, agents, root, interrupts)
         self._elastic, self._formation, self._secret = elastic, formation, secret
@@ -110,11 +107,6 @@ class ElasticLoop(Loop):
         self._formation.on_generation_ended = self._on_generation_ended
         is_foreign = elastic.starter.is_foreign
         self._shared = variables_elsewhere(elastic.job) if is_foreign else variables_for_all(elastic.job, os.environ)
-        self._leases: JobLeases | None = None
-        if elastic.leases is not None and terms is not None:
-            self._leases = JobLeases(elastic.leases, terms, root, formation, self._say, self._end_for_people)
-        address, settings = root.router.address, self._job.settings
-        self._fence = LeaderFence(terms, formation, settings, address) if terms is not None else None
         self._told: set[str] = set()
         """Hosts other than leased ones whose agents were told to end (SIGTERM) and are not replaced yet."""
         self._failures: list[WorkerExited] = []
@@ -122,91 +114,55 @@ class ElasticLoop(Loop):
         """Signals for workers, each with the hosts whose agents have not connected since."""
         self._result = JobResult(0, "")
         self._write_to(handover.output)
-        if self._leases is not None:
-            self._leases.refuse(handover.gone)
 
-    def take_over(self, *, adopts: bool = False) -> None:
-        """Continue a job as its next controller, from the membership, the agents and what was handed over.
-
-        A leader that ``adopts`` the workers of another leader has only those of its agents that run on leased hosts.
-        """
-        self._adopts = adopts
-        is_stopped = self._handover.decided is not None and not self._formation.orders
+    def take_over(self) -> None:
+        """Continue a job as its next controller, from the membership, the agents and what was handed over."""
         self._formation.tell(ControllerReplaced())
-        settings = self._job.settings
-        # Agents look for the next leader after the heartbeat timeout; until then workers may train without one.
-        found_s = ADOPT_S + 2 * settings.host_timeout_s
-        until_s = time.monotonic() + (found_s if adopts else settings.start_timeout_s)
+        until_s = time.monotonic() + self._reconnect_s
         counts = Counter(worker.slot.host for worker in self._workers.values())
         if counts:
             self._discovery.inherit()
-        # Agents of leases reconnect by themselves, unless they were given up; the launcher has no record of them.
-        lent = {}
-        if self._leases is not None:
-            lent = {host: host for host in counts if is_lent(host) and host not in self._handover.gone}
-            self._leases.take_over({host: counts[host] for host in lent})
-        for host in lent:
-            self._far.admit(host)
+        names = self._known_agents(counts)
         self._inherited = {host for agent in self._far for host in agent.hosts}
         self._open |= self._inherited
         self._coming |= self._inherited
-        for host, name in {**self._far.names, **lent}.items():
+        for host, name in names.items():
             self._root.adopt(host, name, until_s if host in self._inherited else None)
         for host in counts:
             if host not in self._inherited:
-                when = "went with the lead before" if adopts else "ended while no controller was there"
-                when = "was given up before the controller was replaced" if host in self._handover.gone else when
-                self._lost(host, f"the agent of {host} {when}")
-        if is_stopped:
-            self._end_for_people()
+                self._lost(host, f"the agent of {host} {self._why_gone(host)}")
         signals, self._handover.signals = self._handover.signals, []
         unpassed, self._handover.unpassed = self._handover.unpassed, []
         for number in (*signals, *unpassed):
             self._hear(number)
 
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        if self._leases is not None:
-            self._leases.close()
-        if self._fence is not None:
-            self._fence.close()
+    @property
+    def _reconnect_s(self) -> float:
+        """Time for agents of the previous controller to connect."""
+        return self._job.settings.start_timeout_s
+
+    def _known_agents(self, counts: Mapping[str, int]) -> Mapping[str, str]:
+        """Names of the agents by host, whose workers are counted by host."""
+        return self._far.names
+
+    def _why_gone(self, host: str) -> str:
+        """Description of an agent that the previous controller had, and that has exited."""
+        return "ended while no controller was there"
 
     @property
     def _workers(self) -> Mapping[int, Worker]:
         """Workers from the decision to start each until its end is known, by ``worker_id``."""
         return self._formation.membership.workers
 
-    @property
-    def _busy(self) -> set[str]:
-        """Hosts that have workers."""
-        return {worker.slot.host for worker in self._workers.values()}
-
     # -- descriptors and deadlines ------------------------------------------------------------------------------------
 
     @property
     def _deadline_s(self) -> float | None:
-        people_s = self._leases.people_due_s if self._leases is not None else None
-        if self._orders is not None:
-            return people_s
-        now = time.monotonic()
-        begins_s = self._fence.begins_s if self._fence is not None and now < self._fence.begins_s else None
-        decides = self._decides_about_leases(now)
-        moments = (
-            people_s,
-            self._discovery.deadline_s if self._may_look(now) else begins_s,
-            decides.deadline_s if decides is not None else None,
-            self._fence.deadline_s if self._fence is not None else None,
-        )
-        return min((moment for moment in moments if moment is not None), default=None)
+        return self._discovery.deadline_s if self._orders is None else None
 
     @property
     def _fds(self) -> set[int]:
-        decides = self._decides_about_leases(time.monotonic())
-        leases = decides.fds if decides is not None else ()
-        fence = {self._fence.fd} if self._fence is not None and not self._fence.superseded else set()
-        folder = {self._leases.folder_fd} if self._leases is not None else set()
-        others = () if self._orders is not None else (*self._discovery.fds, *leases)
-        return super()._fds | set(others) | fence | folder
+        return super()._fds | set(self._discovery.fds if self._orders is None else ())
 
     def _pass_on(self, number: int, hosts: Collection[str]) -> list[str]:
         have_workers = set(hosts) - (self._coming - self._inherited)
@@ -224,12 +180,6 @@ class ElasticLoop(Loop):
     def _on_turn(self, now: float) -> None:
         super()._on_turn(now)
         self._far.drop_exited()
-        if self._leases is not None:
-            self._leases.attend()
-        if self._fence is not None and (words := self._fence.turn(now)):
-            self._give_way(words, self._fence.superseded)
-        if self._leases is not None and self._fence is not None:
-            self._leases.obey_people(now, self._fence)
         self._look(now)
         orders = []
         while self._formation.orders:
@@ -238,23 +188,10 @@ class ElasticLoop(Loop):
             return  # the job ends: no worker that exits now is replaced
         for order in orders:
             self._obey(order)
-        if self._orders is None and (decides := self._decides_about_leases(now)) is not None:
-            decides.turn(self._busy)
-
-    def _decides_about_leases(self, now: float) -> JobLeases | None:
-        """The leases; ``None`` while it is unknown whether another leader has them."""
-        return self._leases if self._fence is not None and self._fence.is_sure(now) else None
 
     def _look(self, now: float) -> None:
-        if self._orders is None and self._may_look(now) and (hosts := self._discovery.look(now)) is not None:
+        if self._orders is None and (hosts := self._discovery.look(now)) is not None:
             self._find(hosts)
-
-    def _may_look(self, now: float) -> bool:
-        """False while adopted agents have not reconnected, or while the previous leader may still train."""
-        if self._adopts and self._inherited & self._coming:
-            return False
-        has_begun = self._fence is None or now >= self._fence.begins_s
-        return has_begun or self._formation.membership.generation > 0
 
     def _find(self, hosts: tuple[Host, ...]) -> None:
         self._found = hosts
@@ -267,8 +204,6 @@ class ElasticLoop(Loop):
             return super()._obey_watcher(order)
         settings = self._job.settings
         fewest, most = max(1, settings.min_np), settings.max_np or sum(host.slots for host in self._found)
-        if self._leases is not None:
-            return False, f"this run takes leases: farandole scale {self._job.command[0]} N"
         if not fewest <= order.workers <= most:
             return False, f"this job has {fewest} to {most} workers"
         self._most = order.workers
@@ -309,10 +244,6 @@ class ElasticLoop(Loop):
         elif isinstance(action, actions.Kill):
             if worker := self._workers.get(action.worker_id):
                 self._root.tell(worker.slot.host, KillWorker(action.worker_id))
-        elif isinstance(action, actions.Rest):
-            is_longest = action.rest_s >= self._job.settings.blacklist_cooldown_range[1]
-            if is_longest and self._leases is not None and action.host not in self._busy:
-                self._leases.give_back(action.host, "the workers there fail, again and again")
         elif isinstance(action, actions.Finish):
             words = self._words(decision.reason) if action.status else ""
             self._decide(self._handover.decided or JobResult(action.status, words))
@@ -346,10 +277,12 @@ class ElasticLoop(Loop):
         topology = msgspec.structs.replace(topology, local_rank=start.slot, local_size=slots)
         own = {WORKER_ID: str(start.worker_id), "HOROVOD_ELASTIC": "1"}
         told = variables_for(topology, "", self._secret)
-        if is_lent(start.host) and self._fence is not None and self._fence.lead_patience_s:
-            patience_s = self._job.settings.start_timeout_s + self._fence.lead_patience_s
-            own["FARANDOLE_START_TIMEOUT_S"] = str(patience_s)  # init() there also waits for the next leader
-        return WorkerSpec(start.worker_id, self._job.command, {**self._shared, **told, **own})
+        variables = {**self._shared, **told, **own, **self._variables_on(start.host)}
+        return WorkerSpec(start.worker_id, self._job.command, variables)
+
+    def _variables_on(self, host: str) -> Mapping[str, str]:
+        """Variables of the workers on a host, beside those of all workers."""
+        return {}
 
     def _tell_to_start(self, host: str, specs: list[WorkerSpec]) -> None:
         size = max(self._job.settings.max_np, self._job.settings.min_np, len(self._workers))
@@ -359,43 +292,33 @@ class ElasticLoop(Loop):
 
     def _on_agent(self, host: str, message: object) -> None:
         if isinstance(message, AgentHello) and host not in self._open:
-            if message.lent is None or self._orders is not None:  # it lost its connection and was given up
-                self._root.tell(host, StopWorkers(0.0))
-            else:
-                self._admit(host, message.lent)
-                for started in message.running:  # a previous leader's workers, never made members
-                    self._root.tell(host, KillWorker(started.worker_id))
+            self._on_unknown(host, message)
         elif isinstance(message, AgentHello) and host not in self._coming:  # it reconnects; messages were lost
             self._inherited.add(host)
         if isinstance(message, Leaving):
             self._on_leaving(host)
         super()._on_agent(host, message)
 
-    def _admit(self, host: str, terms: LeaseOffer) -> None:
-        """Admit or refuse a leased host whose agent has connected."""
-        no = "this job takes no leases: it has no --run-folder"
-        refusal = self._leases.admit(terms) if self._leases is not None else no
-        if refusal:
-            self._say_once(f"refused: {refusal}")
+    def _on_unknown(self, host: str, hello: AgentHello) -> None:
+        """Handle an agent that offers a lease, or that lost its connection and was given up."""
+        if hello.lent is not None and self._orders is None:
+            self._refuse(host, "this job takes no leases: it has no --run-folder")
+        else:
             self._root.tell(host, StopWorkers(0.0))
-            self._root.hosts.ended(host)
-            return
-        self._far.admit(host)
-        self._open.add(host)
-        self._say(f"{host} is lent, with {terms.slots} worker{'s' if terms.slots > 1 else ''}")
+
+    def _refuse(self, host: str, why: str) -> None:
+        """Refuse the lease of a host."""
+        self._say_once(f"refused: {why}")
+        self._root.tell(host, StopWorkers(0.0))
+        self._root.hosts.ended(host)
 
     def _on_leaving(self, host: str) -> None:
-        """Make the workers of a leased host leave; after the last host that is not leased, end the whole job."""
-        if is_lent(host):
-            if self._leases is not None:  # else the host was refused
-                self._leases.release(host, "its scheduler wants it back (SIGTERM)")
-            return
+        """End the whole job once a scheduler has told the agents of all hosts to end, except those of leases."""
         self._told.add(host)
         if self._orders is None and self._told >= {each for each in self._open if not is_lent(each)}:
             # Now: the last worker may exit before the first agent, and its exit would be reported as the cause.
-            whole = "the job" if self._leases is None else "the lead"
-            self._say(f"{whole} is told to end (SIGTERM): all workers leave at their next commit")
-            self._result = JobResult(128 + signal.SIGTERM, f"{whole} was told to end, and all workers have left")
+            self._say(f"{self.WHOLE} is told to end (SIGTERM): all workers leave at their next commit")
+            self._result = JobResult(128 + signal.SIGTERM, f"{self.WHOLE} was told to end, and all workers have left")
             self._stop(UNTIL_KILLED_S)
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
@@ -403,8 +326,6 @@ class ElasticLoop(Loop):
         running: set[int] = set()
         if host in self._inherited:
             self._inherited.discard(host)
-            if self._leases is not None and hello.lent is not None:
-                self._leases.keep(hello.lent)
             running = self._compare(host, hello)
             for number, hosts in self._passing:
                 if host in hosts:
@@ -419,10 +340,8 @@ class ElasticLoop(Loop):
         for ended in hello.ended:
             self._on_exit(host, ended)
         for started in hello.running:
-            if started.worker_id in self._formation.membership.workers:
+            if started.worker_id in self._workers:
                 self._on_agent(host, started)
-            elif self._adopts:
-                self._root.tell(host, KillWorker(started.worker_id))
         return {started.worker_id for started in hello.running}
 
     def _start_missing(self, host: str, running: Collection[int]) -> None:
@@ -437,8 +356,9 @@ class ElasticLoop(Loop):
                     self._root.tell(host, KillWorker(worker_id))
             elif worker.phase is WorkerPhase.STARTING:
                 specs.append(self._spec(actions.Start(worker_id, host, worker.slot.index)))
-            else:
-                self._on_exit(host, WorkerExited(worker_id, -signal.SIGKILL, error="it ended unseen, or never started"))
+            else:  # its exit was not reported, or it was never started: no failure to print at the end
+                unseen = WorkerExited(worker_id, -signal.SIGKILL, error="it ended unseen, or never started")
+                self._controller.worker_exited(self._wording.describe(unseen, host))
         if specs:
             self._tell_to_start(host, specs)
 
@@ -450,9 +370,7 @@ class ElasticLoop(Loop):
         self._controller.worker_exited(event)
 
     def _on_goodbye(self, host: str) -> None:
-        if self._leases is not None and self._leases.has_left(host):
-            self._close(host)
-        elif self._orders is None:
+        if self._orders is None:
             self._lose(host, Loss(f"the agent on {host} was told to end (SIGTERM)"))
         else:
             self._close(host)
@@ -475,37 +393,11 @@ class ElasticLoop(Loop):
 
     def _close(self, host: str) -> None:
         super()._close(host)
-        if self._leases is not None and is_lent(host):
-            self._far.forget(host)
-            self._leases.closed(host)
-            self._handover.gone.append(host)
-            self._look(time.monotonic())  # before ``HostLost``, or a worker would start there
         self._confirm(host)
         if self._orders is not None and not self._open:
             self._finish()
 
     # -- the end ------------------------------------------------------------------------------------------------------
-
-    def _end_for_people(self) -> None:
-        """End the job with status 0, as a user ordered: with another status a batch script would requeue it."""
-        self._say(f"farandole stop: ending {len(self._workers)} workers")
-        self._is_stopped = True
-        self._decide(JobResult(0, ""))
-        self._stop(self._job.settings.grace_s)
-
-    def _give_way(self, words: str, is_superseded: bool) -> None:
-        """End, because another leader has taken over, or the run folder no longer answers."""
-        if not is_superseded:
-            if self._orders is None:
-                self._decide(self._handover.decided or JobResult(1, words))
-                self._stop(self._job.settings.grace_s)
-            return
-        self._result = JobResult(1, words)
-        self._orders = StopWorkers(0.0)
-        for host in self._open:
-            if not is_lent(host):  # leased hosts belong to the new leader
-                self._root.tell(host, self._orders)
-        self._give_up_at = time.monotonic()
 
     def _on_signal(self, number: int) -> None:
         signals = self._handover.signals

@@ -1,6 +1,6 @@
 """Leases of an elastic job, for the loop of its controller, and replies to users who query or order the run.
 
-    leases = JobLeases(elastic.leases, terms, root, formation, say, stop)
+    leases = JobLeases(elastic.discovery, terms, root, formation, say, stop)
     refusal = leases.admit(terms)                   # the agent of a lease has connected
     leases.turn(busy=hosts_with_workers)            # does what is due; ends agents without workers
     leases.deadline_s, leases.fds                   # wake the loop
