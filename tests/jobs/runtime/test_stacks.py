@@ -47,6 +47,18 @@ def work():
 
 work()
 """
+EXITING = """
+import os
+from farandole.runtime.session.stacks import stack_dump
+
+class Last:
+    def __del__(self, write=os.write, read=os.read):  # runs after Python has removed its handlers of signals
+        write(1, b"exiting\\n")
+        read(0, 1)
+
+last = Last()
+print(*stack_dump(), flush=True)
+"""
 TIMES, DEADLINE_S = 1500, 60.0
 
 
@@ -62,6 +74,19 @@ def test_a_busy_process_survives_being_asked_again_and_again(script: str) -> Non
             child.kill()
     assert all("in work\n" in dump for dump in dumps), "the main thread says where it is"
     assert not any("work_elsewhere" in dump for dump in dumps), "others run on, and cannot be looked at meanwhile"
+
+
+def test_a_process_that_exits_survives_being_asked() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", EXITING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        _, number = map(int, child.stdout.readline().split())
+        assert child.stdout.readline() == "exiting\n"
+        os.kill(child.pid, number)
+        os.kill(child.pid, number - 1)
+        child.communicate(timeout=DEADLINE_S)
+    assert child.returncode == 0
 
 
 def _dump(child: subprocess.Popen[str], number: int, file: Path) -> str:

@@ -1,9 +1,9 @@
 """Log of the leaders of a run and of its last generation. It fences off a late leader.
 
     log = LeaderLog(folder.path)
-    epoch = log.take(goes_on=False).epoch                   # a leader, before anything else
-    log.append(LeadEntry(epoch, generation=1, members=...)) # before the members of a generation are told
-    log.append(...)                                         # raises SupersededError after another leader took over
+    epoch = log.take(goes_on=False).epoch                     # a leader, before anything else
+    log.append(LeaderEntry(epoch, generation=1, members=...)) # before the members of a generation are told
+    log.append(...)                                           # raises SupersededError after another leader took over
 
 An entry is a file that is linked to its number by ``link(2)``, which fails if the number exists, also on shared file
 systems. A leader reads the previous entry before it appends; so entries are totally ordered, and an entry of an earlier

@@ -1,7 +1,7 @@
 """Thread that accesses the run folder for a controller: it claims generations and notices a new leader.
 
     thread = LeaderThread(folder, contact)            # publishes the contact, and again if it was overwritten
-    thread.claim(LeadEntry(2, generation=7, members=...))
+    thread.claim(LeaderEntry(2, generation=7, members=...))
     thread.claimed()            # [7], after it is in the log; thread.fd is readable then
     thread.superseded           # why this leader was replaced; "" while it leads
     thread.look()               # check now, and signal fd

@@ -366,7 +366,7 @@ class Controller:
 
     def _on_unheard(self, generation: Generation, rank: int, message: HostSilent) -> None:
         if message.host not in generation.hosts:
-            self._rejected["Unheard of a host without ranks"] += 1
+            self._rejected["HostSilent of a host without ranks"] += 1
             return
         self._do_without(generation, *generation.parted(rank, message.host))
 

@@ -8,9 +8,13 @@ process.dump_stack(pid, number, fd)          # in another process
 # consistent. A main thread that stays in C code for long never gets there, so ``faulthandler`` handles ``number - 1``
 # at once: it follows the frames as they are. During a call from C into Python the frame pointers may be invalid for
 # some instructions, and the process dies of SIGSEGV: this signal is for threads that do not move (``dump_stack``).
+#
+# At its end Python removes all handlers, and frameworks may then take seconds to unload. A late request would kill the
+# process, and a training that is complete would count as failed: so ``_ignore`` replaces the handlers before that.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import fcntl
@@ -43,7 +47,16 @@ def stack_dump() -> tuple[int, int]:
     else:  # only the main thread may set a Python handler
         faulthandler.register(number, fd, all_threads=False)
     faulthandler.register(number - 1, fd, all_threads=False)
+    atexit.register(_ignore, number)
     return fd, number
+
+
+def _ignore(number: int) -> None:
+    """Ignore further requests: this process exits."""
+    for each in (number, number - 1):
+        faulthandler.unregister(each)
+        with contextlib.suppress(ValueError):  # the interpreter is not finalized by its main thread
+            signal.signal(each, signal.SIG_IGN)
 
 
 def _text_of(frame: FrameType | None) -> str:
