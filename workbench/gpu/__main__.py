@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import final
 
@@ -32,6 +33,7 @@ class GpuStep:
     command: Sequence[str]
     limit_s: float
     needs_gpu: bool = False
+    needs_module: str = ""
 
 
 @final
@@ -61,7 +63,10 @@ def steps(device: str) -> list[GpuStep]:
             "contract of the engine nccl", [python, "-m", "pytest", "-q", "tests/nightly/engines/test_nccl.py"], 150
         ),
         GpuStep("an error that stays in the device", [*run, "-np", "1", *checks, "sticky"], 60, needs_gpu=True),
-        GpuStep("farandole.jax, 2 ranks", [*run, "-np", "2", *checks, "jax"], 60),
+        GpuStep("farandole.jax, 2 ranks", [*run, "-np", "2", *checks, "jax"], 60, needs_module="jax"),
+        GpuStep(
+            "farandole.tensorflow, 2 ranks", [*run, "-np", "2", *checks, "tensorflow"], 90, needs_module="tensorflow"
+        ),
         GpuStep("a step beside DDP, 1 rank", [*run, "-np", "1", *checks, "speed"], 90),
     ]
 
@@ -107,6 +112,8 @@ def main() -> int:
         left_s = ALL_S - (time.monotonic() - begin)
         if step.needs_gpu and chosen.dry_run:
             results.append(StepResult(step.name, "skipped: it needs a GPU", 0.0, " ".join(step.command)))
+        elif step.needs_module and find_spec(step.needs_module) is None:
+            results.append(StepResult(step.name, f"skipped: {step.needs_module} is not installed", 0.0, ""))
         elif left_s < 5:
             results.append(StepResult(step.name, "not begun: the nine minutes are over", 0.0, ""))
         else:

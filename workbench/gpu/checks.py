@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from workbench.gpu.host_copies import of_jax, of_tensorflow
+
 
 def of_torch(device: torch.device) -> None:
     """Collectives, an optimizer compared with the oracle, mixed precision, streams and graphs."""
@@ -165,24 +167,6 @@ def of_sticky(device: torch.device) -> None:
     raise AssertionError("nothing was raised")
 
 
-def of_jax(_: torch.device) -> None:
-    """Arrays of JAX on their device: reduced, or refused with a remedy."""
-    import jax
-
-    import farandole.jax as hvd
-    from farandole.errors import UnsupportedError
-
-    hvd.init()
-    x = jax.numpy.ones(3) * (hvd.rank() + 1)
-    try:
-        found = hvd.allreduce(x, op=hvd.Sum)
-        assert found.tolist() == [hvd.size() * (hvd.size() + 1) / 2] * 3
-        print(f"rank {hvd.rank()}: an array on {x.devices()} was reduced")
-    except UnsupportedError as error:
-        print(f"rank {hvd.rank()}: refused: {error}")
-    hvd.shutdown()
-
-
 def of_speed(device: torch.device) -> None:
     """Milliseconds of a step, compared with DDP on NCCL (on the CPU with Gloo)."""
     import torch.distributed as dist
@@ -231,6 +215,7 @@ CHECKS = {
     "mixed": of_mixed,
     "sticky": of_sticky,
     "jax": of_jax,
+    "tensorflow": of_tensorflow,
     "speed": of_speed,
 }
 

@@ -1,9 +1,11 @@
-"""JAX arrays as memory for the runtime: host memory, written to only before the script gets the array.
+"""JAX arrays as memory for the runtime: NumPy arrays of their values, and JAX arrays made of the results.
 
-verbs.allreduce([jnp.ones(3)], "ones", Reduction(), global_process_set).run()
+[total] = verbs.allreduce(toward_host([x]), "x", Reduction(), global_process_set).run()      # NumPy's
+result = placed(x, total)                                                                     # JAX's, where ``x`` is
 
-A JAX array never changes. So engines write only to the memory of new arrays, which the script has not read yet, and
-in-place verbs are refused. Engines read input arrays without a copy.
+A JAX array never changes, so in-place verbs are refused. Engines read an array without a copy if it is in host memory;
+values of another memory, as of a GPU, are copied, through pinned host memory if the device has some. Results are
+written to new NumPy memory, which becomes a JAX array without a copy on a CPU, and is copied to any other device.
 
 NumPy arrays become JAX arrays, except 64-bit arrays if JAX is set to 32 bits: these and their results stay NumPy's.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, TypeGuard, final
 
 import jax
@@ -25,13 +28,19 @@ from farandole.errors import UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.verbs import Verbs
 
-__all__ = ["HostCopy", "JaxAdapter", "adapter", "is_cut", "new_array", "travelling", "travels", "unwritable", "verbs"]
+__all__ = [
+    "HostCopy", "JaxAdapter", "adapter", "is_cut", "new_array", "pinned_copies", "placed", "toward_host",
+    "travelling", "travels", "unwritable", "verbs",
+]  # fmt: skip
 
 _ALIGNMENT = 64
 """Alignment in bytes: XLA uses foreign memory with this alignment directly, and copies other memory."""
 
 _WIDE = 8
 """Minimum bytes of an element whose dtype JAX may not support."""
+
+_HOST_DEVICES = (1, 3)
+"""DLPack's types of devices whose memory the host reads and writes: ``kDLCPU``, ``kDLCUDAHost``."""
 
 
 @final
@@ -41,38 +50,30 @@ class HostCopy(np.ndarray[Any, Any]):
 
 @final
 class JaxAdapter(TensorAdapter[Any]):
-    """Arrays in host memory, on one or several devices. NumPy arrays and Python numbers are converted."""
+    """Values of arrays on any devices of this process, as NumPy arrays; also of NumPy arrays and Python numbers."""
 
     def array(self, tensor: Any) -> Array:
         """See ``Adapter``; only for results of ``dense``, ``clone`` or ``empty``."""
-        if isinstance(tensor, np.ndarray):
-            return numpy_adapter.array(tensor)
-        dtype = travelling(tensor.dtype)
-        # ``unsafe_buffer_pointer`` blocks until the array is computed; it works for foreign memory, too. While the
-        # capsule lives, no program that gets the array by donation reuses its memory for results.
-        return Array(tensor.unsafe_buffer_pointer(), tensor.size, dtype, (tensor, tensor.__dlpack__()))
+        return numpy_adapter.array(tensor)
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
         """See ``Adapter``."""
         return np.shape(tensor)
 
     def dense(self, tensor: Any) -> Any:
-        """See ``Adapter``; an array on several devices becomes one array of all its parts."""
-        found = _on_host(tensor)
-        if isinstance(found, np.ndarray):
-            return numpy_adapter.dense(found)
-        return found if len(found.devices()) == 1 and _is_row_major(found) else self.clone(found)
+        """See ``Adapter``; one array of all parts of an array on several devices.
+
+        While a view of an array's memory lives, no program that gets the array by donation reuses it for results.
+        """
+        return numpy_adapter.dense(_values(tensor))
 
     def clone(self, tensor: Any) -> Any:
         """See ``Adapter``."""
-        found = _on_host(tensor)
-        return numpy_adapter.clone(found) if isinstance(found, np.ndarray) else new_array(found, found, copy=True)
+        return _copied(_values(tensor))
 
     def empty(self, shape: tuple[int, ...], like: Any) -> Any:
         """See ``Adapter``."""
-        return (
-            np.empty(shape, like.dtype) if isinstance(like, np.ndarray) else _placed(_aligned(shape, like.dtype), like)
-        )
+        return _aligned(shape, like.dtype)
 
     def assign(self, target: Any, source: Any) -> None:
         """See ``Adapter``; never called, because nothing is written in place."""
@@ -139,13 +140,58 @@ def is_cut(values: Any) -> bool:
     return bool(is_wide and jax.dtypes.canonicalize_dtype(values.dtype) != values.dtype.newbyteorder("="))
 
 
+def toward_host(leaves: Sequence[Any]) -> Sequence[Any]:
+    """``leaves``, with copies in host memory for the JAX arrays that are elsewhere, as on a GPU.
+
+    It waits for no copy, so that copies of several arrays overlap; who reads the values of one waits for it.
+    """
+    away = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and not _is_on_host(leaf)]
+    if not away:
+        return leaves
+    found = list(leaves)
+    for i, copied in zip(away, pinned_copies([leaves[i] for i in away]), strict=True):
+        found[i] = copied
+    return found
+
+
+def pinned_copies(arrays: Sequence[Any]) -> Sequence[Any]:
+    """Copies in the pinned host memory of the arrays' devices, under way; ``arrays`` if there is no such memory."""
+    try:
+        to = [array.sharding.with_memory_kind("pinned_host") for array in arrays]
+        copies: Sequence[Any] = jax.device_put(list(arrays), to)
+    except (ValueError, jax.errors.JaxRuntimeError):  # a device without pinned memory, or with too little of it
+        return arrays
+    return copies
+
+
+def placed(like: Any, values: npt.NDArray[Any]) -> Any:
+    """Result of a collective for the input ``like``: a JAX array where ``like`` is, or NumPy's if JAX would cut it."""
+    return values if is_cut(values) and not isinstance(like, jax.Array) else new_array(values, like)
+
+
 def new_array(values: npt.NDArray[Any], like: Any = None, copy: bool = False) -> Any:
-    """JAX array of ``values`` on the device of ``like``. It takes over the memory of ``values`` if alignment allows."""
+    """JAX array of ``values`` where ``like`` is. On a CPU it takes over the memory of ``values`` if alignment allows.
+
+    It is on the devices of ``like``, in the same kind of memory, and committed if ``like`` is; on the default device
+    if ``like`` is no JAX array, or is on several devices and has another shape. Raises ``UnsupportedError`` for a dtype
+    that JAX would silently cut to 32 bits.
+    """
+    if is_cut(values):
+        raise UnsupportedError(
+            f"an array of {values.dtype} cannot be one of JAX here, which would cut it to 32 bits: set "
+            'JAX_ENABLE_X64=1, or call jax.config.update("jax_enable_x64", True) first'
+        )
     if copy or values.ctypes.data % _ALIGNMENT or not values.flags.c_contiguous:
-        held = _aligned(values.shape, values.dtype)
-        np.copyto(held, values)
-        values = held
-    return _placed(values, like)
+        values = _copied(values)
+    if not isinstance(like, jax.Array):
+        return jax.device_put(values)
+    devices = like.sharding.device_set  # this and ``committed`` work for donated arrays, too
+    if len(devices) > 1 and values.shape != like.shape:
+        return jax.device_put(values)
+    if like.committed:
+        return jax.device_put(values, like.sharding)
+    with jax.default_device(next(iter(devices))):  # uncommitted, so that it combines with arrays on other devices
+        return jax.device_put(values)
 
 
 def unwritable(tensor: Any) -> Any:  # noqa: ARG001 (as ``Verbs`` calls it)
@@ -159,43 +205,46 @@ _IN_PLACE = (
 )
 
 
-def _on_host(tensor: Any) -> Any:
-    """``tensor`` as a JAX array in host memory, or as a NumPy array if JAX would cut its bits.
+def _values(tensor: Any) -> npt.NDArray[Any]:
+    """Values in host memory, of a dtype that travels: a view if they are there, else a copy.
 
-    Raises for an array on another device, or with parts in other processes.
+    Raises for an array with parts in other processes, and for what is no array.
     """
-    if not isinstance(tensor, jax.Array):
-        if not isinstance(tensor, np.ndarray | np.generic | bool | int | float | complex):
-            raise UsageError(
-                f"a {type(tensor).__name__} is neither an array nor a number: pass a pytree of arrays, or take "
-                "broadcast_object or allgather_object"
+    if isinstance(tensor, jax.Array):
+        travelling(tensor.dtype)
+        if not tensor.is_fully_addressable:
+            raise UnsupportedError(
+                "an array that is sharded over the processes of jax.distributed does not travel: pass the part of "
+                "this process, or take jax.lax.psum"
             )
-        if isinstance(tensor, np.ndarray) and not tensor.dtype.isnative:
-            tensor = tensor.astype(tensor.dtype.newbyteorder("="))
-        return np.asarray(tensor) if is_cut(tensor) else jax.numpy.asarray(tensor)
-    if jax.numpy.issubdtype(tensor.dtype, jax.dtypes.extended):
-        travelling(tensor.dtype)  # raises
-    platforms = {device.platform for device in tensor.devices()}
-    if platforms != {"cpu"}:
-        raise UnsupportedError(
-            f"an array on {' and '.join(sorted(platforms))} does not travel: pass "
-            "jax.device_put(x, jax.devices('cpu')[0]), and put the result back"
+        return np.asarray(toward_host([tensor])[0])
+    if not isinstance(tensor, np.ndarray | np.generic | bool | int | float | complex):
+        raise UsageError(
+            f"a {type(tensor).__name__} is neither an array nor a number: pass a pytree of arrays, or take "
+            "broadcast_object or allgather_object"
         )
-    if not tensor.is_fully_addressable:
-        raise UnsupportedError(
-            "an array that is sharded over the processes of jax.distributed does not travel: pass the part of this "
-            "process, or take jax.lax.psum"
-        )
-    return tensor
+    found = np.asarray(tensor if isinstance(tensor, np.ndarray | np.generic) else jax.numpy.asarray(tensor))
+    if not found.dtype.isnative:
+        found = found.astype(found.dtype.newbyteorder("="))
+    travelling(found.dtype)
+    return found
 
 
-def _is_row_major(tensor: Any) -> bool:
-    """True unless the script chose another memory layout for the array."""
-    if tensor.ndim < 2:
-        return True
-    held: Any = getattr(tensor, "format", None) or tensor.layout  # ``layout`` before JAX 0.7
-    layout = held.layout if hasattr(held, "layout") else held.device_local_layout
-    return layout is None or tuple(layout.major_to_minor) == tuple(range(tensor.ndim))
+def _is_on_host(array: Any) -> bool:
+    """True if NumPy can view the memory of an array, or of each of its parts."""
+    if array.is_deleted() or not array.is_fully_addressable or jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+        return True  # not to be copied, because the verb raises
+    part = array.addressable_data(0) if len(array.sharding.device_set) > 1 else array
+    try:
+        return part.__dlpack_device__()[0] in _HOST_DEVICES
+    except BufferError:  # a device that DLPack does not know
+        return False
+
+
+def _copied(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    held = _aligned(values.shape, values.dtype)
+    np.copyto(held, values)
+    return held
 
 
 def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -203,21 +252,6 @@ def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
     begin = -raw.ctypes.data % _ALIGNMENT
     return raw[begin : begin + nbytes].view(dtype).reshape(shape)
-
-
-def _placed(values: npt.NDArray[Any], like: Any) -> Any:
-    """Array on the device of ``like``; uncommitted if ``like`` is, so that it combines with arrays on other devices.
-
-    Raises ``UnsupportedError`` for a dtype that JAX would silently cut to 32 bits.
-    """
-    if is_cut(values):
-        raise UnsupportedError(
-            f"an array of {values.dtype} cannot be one of JAX here, which would cut it to 32 bits: set "
-            'JAX_ENABLE_X64=1, or call jax.config.update("jax_enable_x64", True) first'
-        )
-    devices = like.sharding.device_set if isinstance(like, jax.Array) else ()  # works for donated arrays, too
-    is_bound = len(devices) == 1 and like.committed
-    return jax.device_put(values, next(iter(devices)) if is_bound else None)
 
 
 adapter = JaxAdapter()

@@ -3,23 +3,26 @@
     verbs.allreduce([tf.ones(3)], "ones", Reduction(), global_process_set).run()
 
 Tensors never change, so an engine reads them without a copy, and writes into new memory, which becomes a tensor by
-DLPack. An in-place verb assigns its result to a ``tf.Variable``.
+DLPack. TensorFlow copies tensors of another device, as of a GPU, to host memory before, and results to it after. An
+in-place verb assigns its result to a ``tf.Variable``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeGuard, final
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from farandole.collective import Array, DType
+from farandole.collective import Array, DType, Reduction
 from farandole.errors import UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
-from farandole.runtime.collectives.verbs import Verbs
+from farandole.runtime.collectives.verbs import Request, Verbs
+from farandole.runtime.session.process_sets import ProcessSet
 
-__all__ = ["DTYPES", "AnyTensor", "TensorFlowAdapter", "adapter", "values_of", "verbs"]
+__all__ = ["DTYPES", "AnyTensor", "TensorFlowAdapter", "TensorFlowVerbs", "adapter", "placed", "values_of", "verbs"]
 
 AnyTensor: TypeAlias = Any
 """A ``tf.Tensor``, a variable of TensorFlow or Keras, or any argument of ``tf.convert_to_tensor``."""
@@ -60,7 +63,10 @@ class TensorFlowAdapter(TensorAdapter[AnyTensor]):
         dtype = require_served(tf.as_dtype(like.dtype))
         memory = aligned(shape, dtype)
         tensor = tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
-        return tf.bitcast(tensor, tf.bfloat16) if dtype is DType.BFLOAT16 else tensor
+        if dtype is not DType.BFLOAT16:
+            return tensor
+        with tf.device(tensor.device):  # the default device may be a GPU, and engines must write to this memory
+            return tf.bitcast(tensor, tf.bfloat16)
 
     def assign(self, target: AnyTensor, source: AnyTensor) -> None:
         """See ``Adapter``; ``source`` may be an array."""
@@ -122,10 +128,20 @@ def is_variable(value: object) -> bool:
 
 
 def values_of(tensor: AnyTensor) -> npt.NDArray[Any]:
-    """Values of an eager tensor; a view, not to be written to, if they are in host memory."""
+    """Values of an eager tensor; a view, not to be written to, if they are in host memory, else a copy."""
     if tensor.shape.rank:
         return np.asarray(tensor._numpy())
-    return np.asarray(tf.reshape(tensor, [1])._numpy()).reshape(())  # ``_numpy()`` copies scalars
+    with tf.device(tensor.device):  # the default device may be a GPU
+        return np.asarray(tf.reshape(tensor, [1])._numpy()).reshape(())  # ``_numpy()`` copies scalars
+
+
+def placed(like: AnyTensor, result: AnyTensor) -> AnyTensor:
+    """``result`` on the device of ``like``, if that is a tensor or a variable."""
+    held = like.value if is_variable(like) and not isinstance(like, tf.Variable) else like
+    if not isinstance(held, tf.Tensor | tf.Variable) or held.device == result.device:
+        return result
+    with tf.device(held.device):
+        return tf.identity(result)
 
 
 def aligned(shape: tuple[int, ...], dtype: DType) -> npt.NDArray[Any]:
@@ -182,5 +198,37 @@ def require_served(dtype: Any) -> DType:
     return found
 
 
+@final
+class TensorFlowVerbs:
+    """``Verbs`` whose results are on the devices of the given tensors."""
+
+    def __init__(self, adapter: TensorFlowAdapter) -> None:
+        self._verbs: Verbs[AnyTensor] = Verbs(adapter, variable, placed)
+        self.allreduce, self.broadcast, self.telling = self._verbs.allreduce, self._verbs.broadcast, self._verbs.telling
+
+    def reducescatter(
+        self, tensors: Sequence[AnyTensor], name: str | None, how: Reduction, process_set: ProcessSet
+    ) -> Request[list[AnyTensor]]:
+        """See ``Verbs``."""
+        request = self._verbs.reducescatter(tensors, name, how, process_set)
+        return request.then(lambda results: list(map(placed, tensors, results)))
+
+    def allgather(
+        self, tensors: Sequence[AnyTensor], name: str | None, process_set: ProcessSet
+    ) -> Request[list[tuple[AnyTensor, tuple[int, ...]]]]:
+        """See ``Verbs``."""
+        request = self._verbs.allgather(tensors, name, process_set)
+        return request.then(
+            lambda done: [(placed(t, result), rows) for t, (result, rows) in zip(tensors, done, strict=True)]
+        )
+
+    def alltoall(
+        self, tensor: AnyTensor, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
+    ) -> Request[tuple[AnyTensor, tuple[int, ...]]]:
+        """See ``Verbs``."""
+        request = self._verbs.alltoall(tensor, splits, name, process_set)
+        return request.then(lambda done: (placed(tensor, done[0]), done[1]))
+
+
 adapter = TensorFlowAdapter()
-verbs: Verbs[AnyTensor] = Verbs(adapter, variable)
+verbs = TensorFlowVerbs(adapter)

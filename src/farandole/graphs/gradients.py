@@ -59,6 +59,26 @@ def _same(run: Function) -> Function:
 
 
 @final
+class ReadWhenCompared(Sequence[Any]):
+    """Weights that become NumPy arrays when ranks compare them, which they do at some steps only.
+
+    Weights in the memory of a device are copied by ``convert`` then, and not in every step.
+    """
+
+    def __init__(self, weights: Sequence[Any], convert: Callable[[Any], Any]) -> None:
+        self._weights, self._convert = weights, convert
+        self._read: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index not in self._read:
+            self._read[index] = self._convert(self._weights[index])
+        return self._read[index]
+
+
+@final
 class GraphGradients:
     """Reduction of gradients with the shapes and dtypes of ``like``; ``label`` names their owner.
 

@@ -14,8 +14,9 @@
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, hvd.allreduce(loss)
 
-Start it with ``farandole run -np 4 python script.py``. A pytree is a group: its arrays are reduced together. Arrays
-must be in host memory; for dtypes see ``farandole.collective.DType``.
+Start it with ``farandole run -np 4 python script.py``. A pytree is a group: its arrays are reduced together. Arrays of
+a GPU are copied to host memory, reduced there, and put back; a program that is compiled for a GPU can have no
+collective: call it between programs. For dtypes see ``farandole.collective.DType``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole.adapters.jax import travelling, verbs
+from farandole.adapters.jax import placed, toward_host, travelling, verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UnsupportedError, UsageError
 from farandole.graphs.calls import Spec
@@ -96,25 +96,20 @@ def run(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 def _eager(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     await_runs(what.verb, what.name)
+    given, rows = toward_host(leaves), []
     if what.verb == "allreduce":
-        results = verbs.allreduce(leaves, what.name, what.how, what.process_set).run()
+        results = verbs.allreduce(given, what.name, what.how, what.process_set).run()
     elif what.verb == "broadcast":
-        results = verbs.broadcast(leaves, what.root, what.name, what.process_set).run()
+        results = verbs.broadcast(given, what.root, what.name, what.process_set).run()
     elif what.verb == "reducescatter":
-        return verbs.reducescatter(leaves, what.name, what.how, what.process_set).run(), []
+        results = verbs.reducescatter(given, what.name, what.how, what.process_set).run()
     elif what.verb == "allgather":
-        gathered = verbs.allgather(leaves, what.name, what.process_set).run()
-        return [result for result, _ in gathered], [np.array(rows, np.int32) for _, rows in gathered]
+        gathered = verbs.allgather(given, what.name, what.process_set).run()
+        results, rows = [result for result, _ in gathered], [np.array(counts, np.int32) for _, counts in gathered]
     else:
-        received, rows = verbs.alltoall(leaves[0], what.splits, what.name, what.process_set).run()
-        return [received], [np.array(rows, np.int32)]
-    return [spread(result, leaf) for result, leaf in zip(results, leaves, strict=True)], []
-
-
-def spread(result: Any, like: Any) -> Any:
-    """``result`` on the local devices of ``like``, if there are several."""
-    is_spread = isinstance(like, jax.Array) and len(like.sharding.device_set) > 1  # works for donated arrays, too
-    return jax.device_put(result, like.sharding) if is_spread else result
+        received, counts = verbs.alltoall(given[0], what.splits, what.name, what.process_set).run()
+        results, rows = [received], [np.array(counts, np.int32)]
+    return [placed(leaf, result) for leaf, result in zip(leaves, results, strict=True)], rows
 
 
 # -- under trace ----------------------------------------------------------------------------------------------------

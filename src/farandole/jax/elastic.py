@@ -159,7 +159,8 @@ class TreePart(StatePart):
         if str(structure) != str(theirs):
             old = [None] * len(new)
         made = [
-            _made(before, now) if of_jax else now for before, now, of_jax in zip(old, new, tree["of_jax"], strict=True)
+            new_array(now, before, copy=True) if of_jax else now  # on the devices of the array before
+            for before, now, of_jax in zip(old, new, tree["of_jax"], strict=True)
         ]
         self.value = jax.tree.unflatten(theirs, made)
 
@@ -221,13 +222,6 @@ def _kept(leaf: Any) -> Any:
             "the state cannot keep random keys of a dtype of their own: keep jax.random.key_data() of them"
         )
     return np.array(leaf)
-
-
-def _made(before: Any, now: Any) -> Any:
-    """JAX array of the saved values, on the devices of the array ``before``."""
-    made = new_array(now, before, copy=True)
-    is_spread = isinstance(before, jax.Array) and len(before.sharding.device_set) > 1
-    return jax.device_put(made, before.sharding) if is_spread else made
 
 
 def _strong(leaf: Any) -> Any:

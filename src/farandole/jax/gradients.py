@@ -8,11 +8,10 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from farandole.adapters.jax import is_cut, new_array
+from farandole.adapters.jax import is_cut, new_array, toward_host
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
 from farandole.gradients.shard_reducer import Shard
-from farandole.jax.collectives import spread
 from farandole.jax.optimizer import named_leaves
 from farandole.jax.programs import is_traced
 from farandole.jax.tracing import is_tracing
@@ -116,7 +115,7 @@ class JaxDistributedGradients:
             self._inner.reducer.refuse()
             raise UsageError(f"DistributedGradients: {wrong}")
         self._given = leaves
-        pairs = [pair for pair in zip(names, leaves, strict=True) if pair[0] in self._trained]
+        pairs = [pair for pair in zip(names, toward_host(leaves), strict=True) if pair[0] in self._trained]
         return {name: leaf if leaf is None else np.asarray(leaf) for name, leaf in pairs}
 
     def _unlike(self, names: tuple[str, ...], leaves: list[Any]) -> str:
@@ -148,7 +147,7 @@ class JaxDistributedGradients:
     def _made(self, reduced: dict[str, Any]) -> Any:
         """Pytree of JAX arrays on the devices of the input gradients."""
         found = [
-            None if reduced.get(name) is None else spread(new_array(reduced[name], leaf, copy=True), leaf)
+            None if reduced.get(name) is None else new_array(reduced[name], leaf, copy=True)
             for name, leaf in zip(self._names, self._given, strict=True)
         ]
         self._given = [None] * len(found)

@@ -8,12 +8,11 @@ from typing import Any, cast, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from farandole.adapters.jax import verbs
+from farandole.adapters.jax import placed, toward_host, verbs
 from farandole.collective import Kind, Reduction
 from farandole.errors import UsageError
-from farandole.jax.collectives import Collective, run, spread
+from farandole.jax.collectives import Collective, run
 from farandole.jax.programs import await_runs, is_traced
 from farandole.jax.tracing import is_tracing
 from farandole.jax.trees import as_signed, paths_of, refuse_sparse
@@ -60,7 +59,8 @@ class TreeVerbs:
     ) -> Request[tuple[Any, tuple[int, ...]]]:
         """See ``Verbs``; for a single array."""
         _taken("alltoall", name, [tree])
-        return verbs.alltoall(tree, splits, name, process_set)
+        request = verbs.alltoall(tree, splits, name, process_set)
+        return request.then(lambda done: (placed(tree, done[0]), done[1]))
 
     def telling(self, kind: Kind, name: str | None, process_set: ProcessSet) -> AbstractContextManager[None]:
         """See ``Verbs``."""
@@ -78,12 +78,10 @@ def _taken(verb: str, name: str | None, trees: Sequence[Any]) -> tuple[list[Any]
     await_runs(verb, name)
 
     def whole(results: list[Any]) -> list[Any]:
-        results = [
-            spread(r, leaf) if np.shape(r) == np.shape(leaf) else r for r, leaf in zip(results, leaves, strict=True)
-        ]
+        results = [placed(leaf, result) for leaf, result in zip(leaves, results, strict=True)]
         return cast("list[Any]", jax.tree.unflatten(structure, results))
 
-    return leaves, whole
+    return list(toward_host(leaves)), whole
 
 
 @final

@@ -17,13 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole.adapters.jax import adapter, new_array, travelling, travels
+from farandole.adapters.jax import adapter, new_array, toward_host, travelling, travels
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
 from farandole.gradients.reduction_options import ReductionOptions, gradient_reduction
 from farandole.graphs.calls import FUNCTION, forget
-from farandole.graphs.gradients import GraphGradients
-from farandole.jax.collectives import spread
+from farandole.graphs.gradients import GraphGradients, ReadWhenCompared
 from farandole.jax.programs import await_programs, call, is_traced, keep_for_programs, release_kept
 from farandole.jax.tracing import constant, is_tracing, lifted
 from farandole.jax.trees import paths_of, refuse_sparse
@@ -229,18 +228,17 @@ class TreeGradients:
             return self._traced(names, leaves, weights)
         # In JAX's dtypes, as in a program: NumPy arrays may have wider ones.
         leaves = [None if leaf is None else jnp.asarray(leaf) for leaf in leaves]
-        given = [None if leaf is None else adapter.dense(leaf) for leaf in leaves]
-        arrays = [None if each is None else np.asarray(each) for each in given]
-        if any(each is None for each in given):
+        arrays = [None if leaf is None else adapter.dense(leaf) for leaf in toward_host(leaves)]
+        if any(each is None for each in arrays):
             shapes = self._known[names]
         else:
-            shapes = tuple((tuple(each.shape), each.dtype) for each in given if each is not None)
+            shapes = tuple((tuple(each.shape), each.dtype) for each in arrays if each is not None)
         gradients = self.of(names, shapes)
         if gradients.is_in_programs:
             await_programs()  # this step must not overtake them
-        reduced = gradients.reduce(arrays, weights=[np.asarray(each) for each in weights])
+        reduced = gradients.reduce(arrays, weights=ReadWhenCompared(weights, np.asarray))
         return [
-            leaf if new is None or new is old else spread(new_array(new, leaf), leaf)
+            leaf if new is None or new is old else new_array(new, leaf)
             for new, old, leaf in zip(reduced, arrays, leaves, strict=True)
         ]
 
@@ -272,12 +270,12 @@ def comparable(leaves: Sequence[Any]) -> list[Any]:
 
 
 def _is_comparable(leaf: Any) -> bool:
-    """True for an array in one piece of host memory, now or when the program runs."""
+    """True for an array in one piece, now or when the program runs."""
     if not hasattr(leaf, "dtype") or not travels(leaf.dtype):
         return False
     if not isinstance(leaf, jax.Array) or is_traced(leaf):
         return True
-    return len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
+    return len(leaf.sharding.device_set) == 1
 
 
 def _is_given(leaf: Any) -> bool:

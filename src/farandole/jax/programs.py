@@ -58,7 +58,7 @@ from farandole.graphs.calls import ON_SEVERAL_DEVICES, forget, take_calls
 from farandole.graphs.library import Library
 from farandole.runtime.session.init import settle_before_leaving
 
-_TARGET = "farandole"
+_TARGET, _PLATFORM = "farandole", "cpu"
 _NUMBERS = {
     1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64",
     10: "float16", 11: "float32", 12: "float64", 15: "complex64", 18: "complex128",
@@ -140,6 +140,15 @@ def _dispatched_with(found: Iterable[effects.Effect]) -> list[effects.Effect]:
     return [effect for effect in unordered if effect is not _EFFECT]
 
 
+def _refuse_platform(context: Any, *_: Any, params: _Params) -> Any:  # noqa: ARG001
+    platforms = " and ".join(each for each in context.module_context.platforms if each != _PLATFORM)
+    raise UnsupportedError(
+        f"a collective of farandole in a program for {platforms}, from which it cannot be called: jit what comes "
+        "before it and what comes after it, and call it between the two (hvd.allreduce, or hvd.DistributedGradients "
+        "on the gradients that a jitted function returns), where arrays of any device are reduced by way of host memory"
+    )
+
+
 def _lower(context: Any, *inputs: Any, params: _Params) -> Any:
     axes = context.module_context.axis_context  # of jit, or of shard_map (with a mesh)
     devices: Any = getattr(axes, "num_devices", None) or getattr(getattr(axes, "mesh", None), "size", 1)
@@ -180,7 +189,8 @@ def _run(*inputs: Any, params: _Params) -> Any:
 
 _call_p.def_effectful_abstract_eval(_abstract_eval)
 _call_p.def_impl(_run)
-mlir.register_lowering(_call_p, _lower)
+mlir.register_lowering(_call_p, _refuse_platform)
+mlir.register_lowering(_call_p, _lower, platform=_PLATFORM)
 batching.primitive_batchers[_call_p] = _batch
 for allowed in ("lowerable", "control_flow_allowed", "custom_derivatives_allowed"):
     getattr(effects, f"{allowed}_effects").add_type(_CollectiveEffect)
@@ -268,7 +278,7 @@ def _register() -> None:
         target = jax.ffi.pycapsule(library.native.farandole_xla_call)
         # Before the target is registered: a dispatched program must be waited for, whenever the script ends.
         settle_before_leaving(await_programs)
-        jax.ffi.register_ffi_target(_TARGET, target, platform="cpu")
+        jax.ffi.register_ffi_target(_TARGET, target, platform=_PLATFORM)
         _libraries.append(library)
 
 
@@ -288,7 +298,10 @@ def await_programs() -> None:
     kept = list(_kept)
     with contextlib.suppress(Exception):  # errors are raised when the results are used
         jax.effects_barrier()  # programs with other effects
-    for device in jax.local_devices(backend="cpu"):
+    devices = []
+    with contextlib.suppress(RuntimeError):  # ``JAX_PLATFORMS=cuda``: there is no such device, and no such program
+        devices = jax.local_devices(backend=_PLATFORM)
+    for device in devices:
         with contextlib.suppress(Exception), jax.default_device(device):
             jax.block_until_ready(jax.jit(lambda: jnp.zeros(()))())  # runs after all earlier programs of this device
     for order in kept:

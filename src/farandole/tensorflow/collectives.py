@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, final
 
 import tensorflow as tf
 
-from farandole.adapters.tensorflow import AnyTensor, dense_tensor, require_served, values_of, verbs
+from farandole.adapters.tensorflow import AnyTensor, dense_tensor, placed, require_served, values_of, verbs
 from farandole.collective import Kind, ReduceOp, Reduction
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.factors import DERIVATIVE, Factors, factor, require_linear
@@ -33,8 +33,12 @@ def as_tensors(values: Sequence[Any]) -> list[AnyTensor]:
 
 
 def _recorded(function: Callable[..., Any], tensors: Tensors) -> list[AnyTensor]:
-    """Call a function that returns results and their gradient function, and let the tape record it."""
-    return list(tf.custom_gradient(function)(*tensors))
+    """Call a function that returns results and their gradient function, and let the tape record it.
+
+    Eager results are on the devices of ``tensors``, from where ``tf.custom_gradient`` may move them.
+    """
+    results = list(tf.custom_gradient(function)(*tensors))
+    return results if in_graph() else [*map(placed, tensors, results), *results[len(tensors) :]]
 
 
 def _grad_name(name: str | None) -> str | None:

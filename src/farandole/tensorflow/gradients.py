@@ -25,11 +25,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record  # there is no public function to ask whether a tape records
 
-from farandole.adapters.tensorflow import DTYPES, AnyTensor, is_variable, values_of
+from farandole.adapters.tensorflow import DTYPES, AnyTensor, is_variable, placed, values_of
 from farandole.collective import ReduceOp
 from farandole.gradients.optimizer_key import without_numbers
 from farandole.gradients.reduction_options import ReductionOptions, gradient_reduction, refuse_impossible_groups
-from farandole.graphs.gradients import GraphGradients
+from farandole.graphs.gradients import GraphGradients, ReadWhenCompared
 from farandole.runtime.collectives.compression import CompressorLike
 from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
@@ -128,8 +128,10 @@ def _together(
     if not in_graph():
         made = _reducer(likes, asked, sources, names)
         given = [None if t is None else values_of(t) for t in travelling]
-        arrays = made.reduce(given, weights=[values_of(weight) for weight in weights])
-        return [None if array is None else tf.convert_to_tensor(array) for array in arrays]
+        arrays = made.reduce(given, weights=ReadWhenCompared(weights, values_of))
+        return _placed(
+            [None if array is None else tf.convert_to_tensor(array) for array in arrays], travelling, sources
+        )
     refuse_xla(f"gradients of {len(likes)} variables")
     made = _reducer(likes, asked, sources, names)
     present = [t for t in travelling if t is not None]
@@ -159,7 +161,14 @@ def _recorded(
 
     results = tf.custom_gradient(run)(*(travelling[i] for i in given))
     found = dict(zip(got, results, strict=True))
-    return [found.get(i) for i in range(len(travelling))]
+    reduced = [found.get(i) for i in range(len(travelling))]
+    return reduced if in_graph() else _placed(reduced, travelling, sources)  # from where ``custom_gradient`` moves them
+
+
+def _placed(reduced: Gradients, travelling: Gradients, sources: Sequence[Any]) -> Gradients:
+    """Reduced gradients on the devices of this rank's, or of the variables."""
+    likes = [source if given is None else given for given, source in zip(travelling, sources, strict=True)]
+    return [None if t is None else placed(like, t) for like, t in zip(likes, reduced, strict=True)]
 
 
 def _like(gradient: AnyTensor | None, source: Any, asked: Asked) -> tuple[tuple[int, ...], Any] | None:

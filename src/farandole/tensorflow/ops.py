@@ -7,7 +7,7 @@ mean = ops.allreduce(loss, name="loss")
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 import tensorflow as tf
 
@@ -29,7 +29,7 @@ class TensorFlowOps(Ops[AnyTensor]):
     """Functions of ``farandole.tensorflow``; in graphs only those without ``_async`` or ``_``."""
 
     def __init__(self, module: str, factors: Factors = DERIVATIVE) -> None:
-        super().__init__(verbs, tf.Variable, module)
+        super().__init__(cast("Any", verbs), tf.Variable, module)
         self.collectives = Collectives(factors)
         self._divides_integers = factors is HOROVOD  # for averages of integer ``tf.IndexedSlices``; otherwise truncated
 

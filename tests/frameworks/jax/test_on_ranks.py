@@ -22,6 +22,12 @@ def test_edge_checks(launch: Any) -> None:
     assert all("checks passed" in line for line in launch(2, HERE / "edge_checks.py").ok().lines())
 
 
+def test_arrays_that_are_not_where_jax_puts_new_ones(launch: Any) -> None:
+    lines = launch(2, HERE / "device_checks.py").ok().lines()
+    assert len(lines) == 2
+    assert all("6 checks passed" in line for line in lines)
+
+
 def test_states_checkpoints_and_schedules(launch: Any) -> None:
     assert launch(1, HERE / "state_checks.py").ok().lines() == ["passed"]
 

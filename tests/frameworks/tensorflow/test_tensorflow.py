@@ -21,6 +21,13 @@ def test_everything_on_ranks(launch: Any) -> None:
     assert finished.lines() == sorted(cases)
 
 
+def test_tensors_on_a_second_device(launch: Any) -> None:
+    finished = launch(2, FOLDER / "devices.py", environment=QUIET, deadline_s=400.0).ok()
+    cases = re.findall(r"^def (\w+)\(\) -> None", (FOLDER / "devices.py").read_text(), re.MULTILINE)
+    assert len(cases) == 5
+    assert finished.lines() == sorted(cases)
+
+
 def test_sessions_where_eager_execution_is_off(launch: Any) -> None:
     finished = launch(2, FOLDER / "sessions.py", environment=QUIET, deadline_s=400.0).ok()
     cases = re.findall(r"^    (\w+),$", (FOLDER / "sessions.py").read_text(), re.MULTILINE)
