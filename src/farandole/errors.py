@@ -124,6 +124,9 @@ class CheckpointError(FarandoleError, RuntimeError):
 class DataError(FarandoleError, RuntimeError):
     """A file of a data set is damaged, unreadable, or has content that no reader supports; the text names it."""
 
+    is_outage = False
+    """True if a process or a disk of the staging failed, and the file may be whole."""
+
 
 @final
 class ModelError(FarandoleError, RuntimeError):

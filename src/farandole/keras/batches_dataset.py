@@ -14,6 +14,7 @@ from typing import Any, final
 from farandole.data.loading.batches import Batches
 from farandole.data.loading.pool import LoadedBatches
 from farandole.data.loading.report import input_log
+from farandole.errors import UsageError
 from farandole.keras.elastic import EpochDataset
 
 
@@ -24,10 +25,13 @@ class BatchesDataset(EpochDataset):
     >>> model.fit(BatchesDataset(batches), shuffle=False)
 
     Without a ``RecordSamplesCallback``, the next epoch begins after an epoch. Each rank has the same number of batches.
-    Raises ``UsageError`` in a ``fit`` that shuffles (the default of Keras).
+    Raises ``UsageError`` in a ``fit`` that shuffles (the default of Keras), and for ``on_corrupt="skip"``: Keras
+    asks for batches ahead of their steps.
     """
 
     def __init__(self, batches: Batches) -> None:
+        if batches.skips:
+            raise UsageError("BatchesDataset: on_corrupt='skip' is for loops over batches; leave the bad files out")
         size = batches.sampler.num_replicas
         super().__init__(batches.sampler, batches.batch_size or max(1, batches.global_batch_size // size))
         self._batches = batches

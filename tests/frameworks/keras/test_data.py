@@ -24,6 +24,20 @@ found = [(x["x"].shape, x["name"].numpy().tolist(), y.numpy().tolist())
 assert found[-1] == ((2, 2, 2), [b"s8", b"s9"], [8, 9]), found
 assert sum(len(y) for _, _, y in found) == 10
 
+class Damaged(list):
+    def __getitem__(self, index):
+        assert index not in (0, 5)
+        return index
+
+skipping = Batches(Damaged(range(8)), 4, shuffle=False, on_corrupt="skip")
+assert [batch.numpy().tolist() for batch in dataset(skipping)] == [[1, 2, 3], [4, 6, 7]]
+try:
+    BatchesDataset(skipping)
+except ValueError as error:
+    assert "on_corrupt='skip'" in str(error)
+else:
+    raise AssertionError("fit() takes batches that are voted on before their step")
+
 batches = Batches([(np.full(3, i, np.float32), np.float32(i)) for i in range(20)], 6, seed=1)
 model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")

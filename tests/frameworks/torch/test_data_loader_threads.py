@@ -83,6 +83,8 @@ def test_both_ways_of_loading_are_refused_together() -> None:
         loader(processes=2, collate_fn=list)
     with pytest.raises(UsageError, match="give threads=8"):
         loader(augment=Flip())
+    with pytest.raises(UsageError, match=r"on_corrupt='skip'.* without threads"):
+        loader(on_corrupt="skip")
 
 
 ELASTIC = """
@@ -114,6 +116,32 @@ with torch.no_grad():
     assert not sampler.cursor.is_fresh
 from farandole.data.loading.report import report
 assert report().steps == steps - 1 == 1
+
+class Damaged(torch.utils.data.Dataset):
+    bad = {2, 6, 7, 12}  # a row, and all rows of a rank
+
+    def __len__(self):
+        return 14
+
+    def __getitem__(self, index):
+        assert index not in self.bad
+        return torch.tensor([float(index)])
+
+dataset = Damaged()
+sampler = hvd.elastic.ElasticSampler(dataset, shuffle=False)
+loader = hvd.elastic.DataLoader(dataset, 2, sampler=sampler, threads=3, on_corrupt="skip")
+hvd.elastic.TorchState(model, optimizer, sampler=sampler).sync()
+seen = []
+for x in loader:
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    [batch] = sampler.cursor.in_flight
+    left = [i for i in range(batch.start, batch.stop) if i not in dataset.bad]
+    assert abs(model.weight.grad.item() - sum(left) / len(left)) < 1e-5
+    optimizer.step()
+    seen += left
+assert (sampler.processed_num, sampler.cursor.left_out, len(seen)) == (14, 4, 10)
+assert report().corrupt == [f"sample {i}" for i in (2, 6, 7, 12)]
 print("done")
 """
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from farandole.cli import main
+from farandole.data.staging.cache import clean
 from farandole.data.staging.stage import stage
 from tests.support.data.staging_source import (
     ended,
@@ -49,13 +51,33 @@ def test_alone_each_byte_is_read_once_and_a_warm_start_reads_none(tmp_path: Path
         names = {path.name for path in Path(found.folder).iterdir()}
         pieces = len(store_of(staged).pieces)
         own = {f"{piece:08x}{end}" for piece in range(pieces) for end in ("", ".sums")}
-        assert names == {".farandole-cache", *own}
+        assert names == {".farandole-cache", "plans", *own}
     again = stage(source, cache=cache, limit="1GB")
     with ended(again):
         shutil.rmtree(tmp_path / "set")
         for index in range(len(source)):
             assert bytes(again[index]) == bytes(staged_bytes(index))
         assert statistics(again).shared_bytes == 0
+
+
+def test_the_plans_of_jobs_are_computed_again(tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = made(tmp_path / "set")
+    for _ in range(2):
+        staged = stage(source, cache=cache, limit="1GB")
+        with ended(staged):
+            assert same(staged, source)
+            folder = statistics(staged).folder
+    assert main(["data", "replay", cache]) == 0
+    path, *plans = capsys.readouterr().out.splitlines()
+    assert path == f"{folder}/plans"
+    first = "generation 0: 6.00 MB on localhost; read 6.00 MB, copied 0 B"
+    assert plans == [first, first.replace("read 6.00 MB", "read 0 B")]
+    lines = Path(path).read_bytes().splitlines(keepends=True)
+    Path(path).write_bytes(lines[0] + lines[1].replace(b'"holds":"', b'"holds":"AAAA'))
+    assert main(["data", "replay", cache]) != 0
+    assert "line 2" in capsys.readouterr().err
+    clean(cache)
+    assert not Path(path).exists()
 
 
 def test_a_flipped_bit_in_the_cache_is_found_and_healed(tmp_path: Path, cache: str) -> None:

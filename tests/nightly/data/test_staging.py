@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from farandole.data.loading.batches import Batches
 from farandole.data.staging import stage as stage_module
 from farandole.data.staging.checksums import checksums_of
 from farandole.data.staging.layout import StagedLayout
@@ -30,6 +31,7 @@ from farandole.errors import DataError
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.session.init import init, shutdown
 from farandole.testing.harness import RanksFailedError
+from farandole.testing.ledger import read
 from farandole.testing.rank import RankContext
 from tests.support.data.staging_source import (
     Raw,
@@ -171,6 +173,22 @@ def test_a_flipped_bit_at_the_source_is_named_where_the_index_has_sums(
             DataError, match=rf"{path.parent}.* from byte 0 on\) cannot be had .* checksum in the index"
         ):
             staged[499]
+
+
+def test_a_damaged_piece_is_skipped_and_a_file_that_is_gone_is_not(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=4, samples=2, nbytes=3_000_000)  # a piece is a file
+    with_sums = indexed(source)
+    flip_unseen(Path(source.manifest.paths[1]), 500_000)
+    staged = stage(with_sums, cache=cache, limit="1GB")
+    with ended(staged):
+        batches = Batches(staged, 2, shuffle=False, on_corrupt="skip")
+        assert [len(batch) for batch in batches] == [2, 1, 2, 2]  # one of another file, of weight 0
+        assert batches.sampler.cursor.in_flight[1].left_out == (2, 2)
+    shutil.rmtree(cache)
+    Path(source.manifest.paths[2]).unlink()
+    staged = stage(with_sums, cache=cache, limit="1GB")
+    with ended(staged), pytest.raises(DataError, match=r"^sample [45] .*No such file"):
+        list(Batches(staged, 2, shuffle=False, on_corrupt="skip"))
 
 
 def test_a_cache_from_before_the_index_is_compared_with_it(tmp_path: Path, cache: str) -> None:
@@ -528,10 +546,7 @@ def test_each_sample_is_committed_once_though_a_worker_is_killed(launch: Any, tm
     options = ["--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0", "1", "--start-timeout", "120"]
     run = launch(2, ELASTIC, options=options, arguments=[str(tmp_path / "set"), cache, str(out)]).ok()
     assert (out / "killed").exists()
-    steps = [line.split() for path in out.glob("worker-*") for line in path.read_text().splitlines()]
-    for epoch in ("0", "1"):
-        every = sorted(int(index) for each, *indices in steps for index in indices if each == epoch)
-        assert every == list(range(len(source)))
+    assert not read(out).problems(len(source), epochs=2)
     assert {int(line.rpartition(" ")[2]) for line in run.lines() if line.startswith("rank ")} == {
         source.manifest.nbytes
     }

@@ -17,20 +17,15 @@ from typing import Any
 
 import pytest
 
-from farandole import data
-from farandole.data.staging import stage as stage_module
 from farandole.data.staging.checksums import checksums_of
 from farandole.data.staging.plan_journal import replay
-from farandole.data.staging.stage import stage
 from farandole.data.storage.listing import FileEntry
 from farandole.data.storage.manifest import Manifest
 from farandole.data.storage.pieces import Pieces
-from farandole.elastic.worker.epoch_sampler import EpochSampler
-from farandole.runtime.collectives.objects import allgather_object
-from farandole.runtime.session.init import init, shutdown
-from farandole.testing.rank import RankContext
+from farandole.testing.ledger import read
 from tests.support import waiting
 from tests.support.cluster.running import kill_on
+from tests.support.data.small_files_worker import trained, write_small_files
 from tests.support.data.staging_source import Raw, source_of, stagers, write
 from tests.support.data.staging_worker import NBYTES, SAMPLES
 from tests.support.paths import SUPPORT
@@ -41,6 +36,7 @@ from workbench.jobs import run_job
 
 WORKER = SUPPORT / "data" / "staging_worker.py"
 ELASTIC = SUPPORT / "data" / "staging_elastic_worker.py"
+SMALL = SUPPORT / "data" / "small_files_worker.py"
 SHORT = ("--host-timeout", "3", "--blacklist-cooldown-range", "0.5", "2")
 ROOT = SUPPORT.parents[1]
 FILES = 24
@@ -68,8 +64,8 @@ class Hosts:
         command += [str(self.folder), str(self.cache), str(self.out), limit, str(epochs), *more]
         return self.run(self.cluster.nodes, *command)
 
-    def run(self, nodes: Sequence[str], *command: str, options: tuple[str, ...] = ()) -> Any:
-        hosts = ",".join(f"{node}:1" for node in nodes)
+    def run(self, nodes: Sequence[str], *command: str, options: tuple[str, ...] = (), slots: int = 1) -> Any:
+        hosts = ",".join(f"{node}:{slots}" for node in nodes)
         started = [sys.executable, "-m", "farandole", "run", "-H", hosts, "--start-timeout", "60", *options, *command]
         return self.cluster.popen(HEAD, started, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -78,19 +74,30 @@ class Hosts:
         command = [sys.executable, str(ELASTIC), str(self.folder), str(self.cache), str(self.out), limit]
         return self.run(nodes, *command, options=("--min-np", "1", *SHORT, *options))
 
-    def stop(self, job: Any) -> None:
-        """End that job, in which each sample must have been committed once in each epoch but the last."""
+    def stop(self, job: Any) -> list[list[int]]:
+        """End that job, in which each sample must have been committed once in each epoch but the last.
+
+        Returns its global batches.
+        """
         (self.out / "end").touch()
         said, _ = job.communicate(timeout=2 * PATIENCE_S)
         assert job.returncode == 0, said
-        epochs: dict[int, list[int]] = {}
-        for path in self.out.glob("worker-*"):
-            for line in path.read_text().splitlines():
-                epoch, *samples = map(int, line.split())
-                epochs.setdefault(epoch, []).extend(samples)
-        *whole, last = [sorted(epochs[epoch]) for epoch in sorted(epochs)]
-        assert all(each == list(range(FILES * SAMPLES)) for each in whole)
-        assert len(set(last)) == len(last)
+        history = read(self.out)
+        last = max(history.samples())
+        assert not history.problems(FILES * SAMPLES, epochs=last)
+        assert max(history.samples()[last].values(), default=0) <= 1
+        return history.batches()
+
+    def generation(self, size: int, after: int = 0) -> int:
+        """Wait until so many workers have formed a generation that is later than ``after``, and have trained in it."""
+
+        def found() -> list[int]:
+            history = read(self.out)
+            whole = {number for number, each in history.begun.items() if len(each) == each[0].size == size}
+            return sorted(number for number in whole & {*history.steps.values()} if number > after)
+
+        until(found, f"for a generation of {size} after {after}")
+        return found()[0]
 
     def held(self, *nodes: str) -> dict[str, int]:
         """Bytes of each piece in the caches of hosts."""
@@ -287,6 +294,46 @@ def test_a_host_is_killed_and_comes_again(hosts: Hosts, limit: str, copies: int)
     assert hosts.storage.bytes() <= 1.01 * BYTES + lost
 
 
+def dull_batches(hosts: Hosts, steps: int) -> list[list[int]]:
+    """The first global batches of a job of one worker that nothing happens to."""
+    shutil.rmtree(hosts.out)
+    hosts.out.mkdir()
+    job = hosts.train(["node1"], "30MB")
+    until(lambda: len(read(hosts.out).steps) >= steps, f"for {steps} steps")
+    return hosts.stop(job)[:steps]
+
+
+@pytest.mark.parametrize("moment", ["staging", "staged"])
+@pytest.mark.parametrize("fault", ["hang", "cable"])
+def test_the_ledger_of_a_faulty_job_is_that_of_a_dull_one(hosts: Hosts, fault: str, moment: str) -> None:
+    """A worker stops without a word, or a cable is pulled, while pieces arrive or when all is there, in one copy."""
+    nodes, limit = ["node1", "node2", "node3"], "15500kB"
+    hosts.storage.rate(6e6 if moment == "staging" else None)
+    job = hosts.train(nodes, limit)
+    if moment == "staged":
+        first = hosts.generation(3)
+        assert sum(hosts.held(*nodes).values()) == BYTES  # before the first batch: fewer pieces than in its window
+    else:
+        until(lambda: hosts.storage.bytes("node3") > 1_000_000 and len(read(hosts.out).workers) == 3, "for a beginning")
+        first = max(read(hosts.out).begun, default=0)
+        assert not read(hosts.out).steps
+    lost = sum(hosts.held("node3").values())
+    if fault == "hang":
+        kill_on(hosts.cluster, "node3", "staging_elastic_worker", "-STOP")
+        last = hosts.generation(3, after=first)
+    else:
+        hosts.cluster.cut("node3")
+        smaller = hosts.generation(2, after=first)
+        hosts.cluster.heal("node3")
+        last = hosts.generation(3, after=smaller)
+    hosts.storage.rate(None)
+    batches = hosts.stop(job)
+    assert last > first
+    if moment == "staged":
+        assert hosts.storage.bytes() <= 1.01 * BYTES + lost
+    assert dull_batches(hosts, len(batches)) == batches
+
+
 def listed(source: Raw, folder: Path) -> list[FileEntry]:
     """The files as hosts see them."""
     sizes, times = source.manifest.sizes.tolist(), source.manifest.mtimes_ns.tolist()
@@ -294,37 +341,35 @@ def listed(source: Raw, folder: Path) -> list[FileEntry]:
     return [FileEntry(str(each), *more) for each, *more in zip(names, sizes, times, strict=True)]
 
 
-def reads_all(_: RankContext, folder: str, cache: str) -> list[int]:
-    """Samples that a rank has read of many small files in an epoch, each with the right bytes."""
-    init()
-    try:
-        staged = stage(data.files(folder), cache=cache, limit="1GB")
-        sampler = EpochSampler(staged)
-        mine = []
-        for batch in list(sampler.cursor.batches(global_batch_size=500)):
-            sampler.cursor.hand_out(batch)
-            mine += sampler.cursor.own_indices()
-            sampler.cursor.advance(batch.samples)
-        assert all(staged[index] == b"%d" % index * 500 for index in mine)
-        allgather_object(0, name="all have read")
-        return mine
-    finally:
-        shutdown()
-        stage_module._say_good_bye()
-
-
 @pytest.mark.parametrize("size", [1, 8])
 def test_small_files_are_listed_once_and_opened_once_by_any_number_of_ranks(tmp_path: Path, size: int) -> None:
-    (tmp_path / "set").mkdir()
-    for number in range(4000):
-        (tmp_path / "set" / f"{number:04}").write_bytes(b"%d" % number * 500)
+    nbytes = write_small_files(tmp_path / "set", 4000)
     try:
         with SharedFolder(tmp_path / "set") as storage:
-            folder = storage.mount("here")
-            found = run_job(reads_all, size, str(folder), str(tmp_path / "cache"))
+            folder, cache = str(storage.mount("here")), str(tmp_path / "cache")
+            found = run_job(lambda _: trained(folder, cache), size)
             assert sorted(index for mine in found for index in mine) == list(range(4000))
-            assert (storage.listings(), storage.opens()) == (1, 4000)
-            assert storage.bytes() == sum(path.stat().st_size for path in (tmp_path / "set").iterdir())
+            assert (storage.listings(), storage.bytes()) == (1, nbytes)
+            assert 4000 <= storage.opens() <= 4040  # again where a reader does not run while others open 64 files
             waiting.until(lambda: not stagers(tmp_path), "for the stager to end")
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+
+
+def test_20_000_files_on_16_ranks_of_4_hosts(tmp_path: Path) -> None:
+    nbytes = write_small_files(tmp_path / "set", 20_000)
+    try:
+        with Cluster(4) as cluster, SharedFolder(tmp_path / "set") as storage:
+            hosts = Hosts(tmp_path, cluster, storage)
+            command = [sys.executable, str(SMALL), str(hosts.folder), str(hosts.cache), str(hosts.out)]
+            begin_s = time.monotonic()
+            said, _ = (job := hosts.run(cluster.nodes, *command, slots=4)).communicate(timeout=10 * PATIENCE_S)
+            print(f"20,000 files on 16 ranks: {time.monotonic() - begin_s:.0f} s")
+            assert job.returncode == 0, said
+            found = [json.loads(path.read_text()) for path in hosts.out.iterdir()]
+            assert len(found) == 16
+            assert sorted(index for mine in found for index in mine) == list(range(20_000))
+            assert (storage.listings(), storage.bytes()) == (1, nbytes)
+            assert 20_000 <= storage.opens() <= 20_200
     except UnavailableError as reason:
         pytest.skip(str(reason))

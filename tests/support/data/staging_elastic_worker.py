@@ -1,7 +1,7 @@
 """A worker of an elastic job that trains on staged data: ``staging_elastic_worker.py SET CACHE OUT [LIMIT]``.
 
-Each committed step is a line in ``OUT/worker-N``: epoch and samples. Worker 1 kills itself in step 4, once. With a
-``LIMIT``, of a cache for each host, no worker does, and epochs go on until there is ``OUT/end``.
+Each has a ledger in ``OUT``. Worker 1 kills itself in step 4, once. With a ``LIMIT``, of a cache for each host, no
+worker does, and epochs go on until there is ``OUT/end``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.runtime.session.init import current, init, shutdown
+from farandole.testing.ledger import Ledger
 from tests.support.data.staging_source import source_of, staged_bytes, statistics
 from workbench.jobs import NumpyCalls
 
@@ -52,6 +53,7 @@ def main() -> None:
             for batch in list(state.sampler.cursor.batches(global_batch_size=24)):
                 state.sampler.cursor.hand_out(batch)
                 mine = state.sampler.cursor.own_indices()
+                ledger.brought("sampler", state.epoch, mine)
                 for index in mine:
                     assert bytes(staged[index]) == staged_bytes(index)
                 mark = Path(out) / "killed"
@@ -60,19 +62,17 @@ def main() -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
                 ends[:] = (Path(out) / "end").exists()
                 NumpyCalls().allreduce("step", ends, ReduceOp.SUM)
-                line = f"{state.epoch} {' '.join(map(str, mine))}\n"
                 state.sampler.cursor.advance(batch.samples)
                 state.step += 1
-                try:
-                    state.commit()
-                finally:  # it is committed, too, where others are to join now
-                    with (Path(out) / f"worker-{worker}").open("a") as file:
-                        file.write(line)
+                state.commit()
                 if limit and ends[0]:
                     return
             state.epoch += 1
 
-    train(Progress(epoch=0, step=0, sampler=EpochSampler(staged)))
+    progress = Progress(epoch=0, step=0, sampler=EpochSampler(staged))
+    ledger = Ledger(out, progress)
+    train(progress)
+    ledger.close()
     print(f"rank {current().topology.rank} of {current().topology.size}: {statistics(staged).shared_bytes}")
     shutdown()
 

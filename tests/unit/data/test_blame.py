@@ -108,6 +108,6 @@ def test_threads_that_share_a_core_are_told_from_slow_decoding() -> None:
 
 def test_the_advice_for_a_shared_core_names_the_cpuset_and_what_to_type() -> None:
     [rank] = trained([[0.1] * 5], cause="shared core")
-    found = blame([RankInput(0, rank.host, rank.steps, workers=7, cpus="0-0", cpu_count=1)])
-    assert found.advice == "7 decode threads share 1 core (cpuset 0-0); try `srun -c 7`."
-    assert cpu_list([0, 1, 2, 5]) == "0-2,5-5"
+    found = blame([RankInput(0, rank.host, rank.steps, workers=7, cpus="5", cpu_count=1)])
+    assert found.advice == "7 decode threads share 1 core (cpuset 5); try `srun -c 7`."
+    assert [cpu_list(cpus) for cpus in ([5], [0, 1, 2, 5], [0, 2, 3], [])] == ["5", "0-2,5", "0,2-3", ""]

@@ -228,3 +228,27 @@ def test_a_data_set_that_has_grown_or_shrunk_has_another_sampler() -> None:
     del rows[5:]
     with pytest.raises(UsageError, match="has 5 samples"):
         sampler.set_epoch(1)
+
+
+def test_samples_that_are_left_out_count_as_done_and_weigh_nothing() -> None:
+    """Rank 1 of 3 has 1 of 2 samples left; all ranks together have 4 of 6."""
+    cursor = SampleCursor(9, sequential, rank=1, size=3)
+    cursor.hand_out(GlobalBatch(0, 6))
+    assert cursor.leave_out(1, 2) == 2
+    assert cursor.weigh() == pytest.approx(1 * 3 / 4)
+    assert cursor.own_indices() == [2, 3]
+    assert cursor.left_out == 0  # not yet committed
+    cursor.advance(6)
+    assert (cursor.position, cursor.left_out) == (6, 2)
+    other = SampleCursor(9, sequential)
+    other.load_state_dict(cursor.state_dict())
+    assert (other.position, other.left_out) == (6, 2)
+    other.hand_out(GlobalBatch(6, 9))
+    assert other.leave_out(3, 3) == 5
+    assert other.passing() == (0, 1)
+    assert other.weigh() == 0.0  # nothing is left of the step
+    other.rearrange(0, 2)
+    assert other.left_out == 2
+    other.set_epoch(1)
+    assert other.left_out == 0
+    assert "left_out" not in other.state_dict()

@@ -13,13 +13,16 @@ changes a sample that is an array, or the first element of a tuple; for a dict, 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast, final
 
 import numpy as np
 
+from farandole.data.loading.corrupt import CorruptSampleError, described, is_corrupt
 from farandole.data.storage.waits import during
 from farandole.errors import DataError, UsageError
 
@@ -39,10 +42,12 @@ class SampleLoader:
 
     >>> SampleLoader([10, 20, 30], [lambda sample, rng: sample + 1], seed=0)(0, 1)
     21
+
+    With ``skips`` a corrupt sample raises ``CorruptSampleError``; an error of a step stays what it is.
     """
 
-    def __init__(self, dataset: Any, steps: Sequence[Step] = (), seed: int = 0) -> None:
-        self.dataset, self.steps, self.seed = dataset, tuple(steps), seed
+    def __init__(self, dataset: Any, steps: Sequence[Step] = (), seed: int = 0, skips: bool = False) -> None:
+        self.dataset, self.steps, self.seed, self.skips = dataset, tuple(steps), seed, skips
 
     def __call__(self, epoch: int, index: int) -> Any:
         with during("decode"):
@@ -54,7 +59,7 @@ class SampleLoader:
         if read is None:
             return False
         with during("decode"):
-            return bool(read(index, arrays))
+            return bool(self._read(read, index, arrays))
 
     def read_batch(self, indices: Sequence[int], columns: list[Any]) -> bool:
         """Read samples into the columns of a batch; false if the data set cannot."""
@@ -62,15 +67,25 @@ class SampleLoader:
         return read is not None and bool(read(indices, columns))
 
     def _after(self, steps: int, epoch: int, index: int) -> Any:
-        sample = self.dataset[index]
+        sample = self._read(operator.getitem, self.dataset, index)
         for number, step in enumerate(self.steps[:steps]):
             rng = generator(self.seed, epoch, index, number)
             if isinstance(step, MixUp):
-                partner = step.partner(rng, len(self.dataset))
-                sample = step.mix(sample, self._after(number, epoch, partner), rng)
+                partner, other = step.partner(rng, len(self.dataset)), sample
+                with contextlib.suppress(CorruptSampleError):  # else it is mixed with itself
+                    other = self._after(number, epoch, partner)
+                sample = step.mix(sample, other, rng)
             else:
                 sample = step(sample, rng)
         return sample
+
+    def _read(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except Exception as error:
+            if self.skips and is_corrupt(error):
+                raise CorruptSampleError(described(error)) from error
+            raise
 
 
 class Augmentation(ABC):

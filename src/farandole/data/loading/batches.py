@@ -9,21 +9,29 @@ for epoch in range(90):
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, final
 
+from farandole.collective import ReduceOp, Reduction
 from farandole.data.loading.augment import SampleLoader, Step
 from farandole.data.loading.batch_memory import BatchMemory
-from farandole.data.loading.pool import InputWait, LoadedBatches, Loader
+from farandole.data.loading.corrupt import most_of
+from farandole.data.loading.pool import InputWait, LoadedBatches, Loader, sample_name
 from farandole.data.loading.processes import DecodeProcesses
 from farandole.data.loading.report import input_log
 from farandole.data.planning.order import ExactOrder
 from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.elastic.worker.index_batches import IndexBatches, is_control
 from farandole.elastic.worker.sampler import GlobalBatch
-from farandole.errors import UsageError
+from farandole.errors import DataError, UsageError
+from farandole.events import logger
+from farandole.runtime.collectives.objects import BufferAdapter, allgather_object
+from farandole.runtime.collectives.verbs import Verbs
+from farandole.runtime.session.init import current, is_initialized
+from farandole.runtime.session.process_sets import global_process_set
 
 
 @final
@@ -56,6 +64,9 @@ class Batches:
     loaded in advance. ``fake``, as ``farandole run --input fake``, returns the first batch again and again: a training
     that is no faster with it does not wait for its input.
 
+    A sample whose bytes or decoding are corrupt raises ``DataError``. With ``on_corrupt="skip"`` the global batch is
+    smaller by it: see ``iterate``.
+
     In an elastic job pass the ``sampler`` that is registered with the state: the vote on a step counts its samples as
     done. In other jobs ``commit`` does so, which matters if ``state_dict`` is saved in the middle of an epoch.
     """
@@ -75,6 +86,7 @@ class Batches:
         shuffle: bool | None = None,
         ahead: int = 0,
         fake: bool = False,
+        on_corrupt: str = "raise",
     ) -> None:
         if sampler is not None and (seed is not None or shuffle is not None):
             raise UsageError("Batches(sampler=..., seed=..., shuffle=...): the sampler decides about seed and order")
@@ -84,9 +96,12 @@ class Batches:
             processes = min(threads, len(os.sched_getaffinity(0))) if getattr(dataset, "holds_lock", False) else 0
         if threads < 1 or processes < 0:
             raise UsageError(f"threads={threads}, processes={processes}: threads=1 and processes=0 are the least")
+        if on_corrupt not in ("raise", "skip") or (whole and on_corrupt == "skip"):
+            raise UsageError(f"on_corrupt={on_corrupt!r}: it is 'raise' or, without whole=True, 'skip'")
         self.dataset, self.batch_size, self.global_batch_size = dataset, batch_size, global_batch_size
         self.sampler = sampler or ExactSampler(dataset, shuffle is None or shuffle, seed or 0)
         self.threads, self.processes, self.fake = threads, processes, fake or is_control()
+        self.skips = on_corrupt == "skip"
         self.steps: tuple[Step, ...] = (augment,) if callable(augment) else tuple(augment)
         self._indices = IndexBatches(self.sampler, batch_size or 1, global_batch_size, whole)
         self._memory, self._ahead, self._whole = BatchMemory(), ahead, whole
@@ -103,6 +118,12 @@ class Batches:
         """Iterate; ``trains`` returns false for a batch that is only evaluated, which must not weight a gradient.
 
         Raises ``UsageError`` if all batches of an epoch are handed out and ``set_epoch`` was not called since.
+
+        With ``on_corrupt="skip"`` the rank that has a corrupt sample leaves it out of its batch, and names it in a
+        warning. Before each batch that trains, all ranks tell each other whether one was left out: an all-reduce of a
+        byte, so every rank must iterate. The weights of gradients in elastic jobs then make the mean over the samples
+        that are left. A rank that has none left computes on another sample, with weight 0. Samples left out count as
+        done. Raises ``DataError`` on all ranks if an epoch has more of them than 1 %, and than 4.
         """
         cursor = self.sampler.cursor
         if cursor.in_flight and cursor.in_flight[-1].stop == cursor.length:
@@ -115,6 +136,8 @@ class Batches:
             log = input_log.begin(self.workers, in_processes=bool(self.processes))
             contents = self._faked(plan, batches) if isinstance(plan, list) else batches
             for content in cursor.hand_out_with(plan, contents, trains):
+                if self.skips and not self.fake:
+                    self._leave_out(batches, trains())
                 if trains():
                     batch = cursor.in_flight[-1]
                     log.handed_out((cursor.epoch, batch.start), batch.samples, batches.last)
@@ -124,7 +147,7 @@ class Batches:
     def load(self, indices: Iterable[Sequence[int]]) -> LoadedBatches:
         """Load batches of any samples, augmented for this epoch; close the iterator, or exhaust it."""
         cursor = self.sampler.cursor
-        load = SampleLoader(self.dataset, self.steps, cursor.seed)
+        load = SampleLoader(self.dataset, self.steps, cursor.seed, self.skips)
         return LoadedBatches(indices, self._loads(load), self._memory, self._ahead, cursor.rank)
 
     @property
@@ -176,6 +199,28 @@ class Batches:
             self._decoders = load.seed, DecodeProcesses(load, self.processes)
         return [Loader(each, epoch) for each in self._decoders[1].loads]
 
+    def _leave_out(self, batches: LoadedBatches, trains: bool) -> None:
+        """Leave corrupt samples out of the batch that was just handed out. Collective, if the batch trains."""
+        cursor = self.sampler.cursor
+        is_mine = bool(cursor.positions(cursor.in_flight[-1]))  # else its sample is another rank's, too
+        found = {sample_name(i, self): why for i, why in batches.left_out.items() if is_mine}
+        for name, why in found.items():
+            if name not in input_log.corrupt:
+                logger.warning("%s is left out, because it is corrupt: %s", name, why)
+        input_log.corrupt.update(found)
+        if not trains:
+            return
+        everywhere = _told(found)
+        for each in everywhere:
+            input_log.corrupt.update(each)
+        so_far = cursor.leave_out(len(found), sum(map(len, everywhere))) if any(everywhere) else 0
+        if so_far > (most := most_of(cursor.length)):
+            name, why = next(item for each in everywhere for item in each.items())
+            raise DataError(
+                f"{so_far} samples of epoch {cursor.epoch} are corrupt, and on_corrupt='skip' leaves out {most} of "
+                f"{cursor.length} at most: the data set is broken, and not a file of it. The last one is {name}: {why}"
+            )
+
     def _plan(self) -> Iterator[GlobalBatch]:
         return self.sampler.cursor.batches(self.batch_size, self.global_batch_size)
 
@@ -192,6 +237,19 @@ class Batches:
         """The first batch again and again; a batch of another length has its own."""
         loaded = dict(zip(self._by_length(plan), batches, strict=True))
         return (loaded[self._samples(batch)] for batch in plan)
+
+
+_verbs = Verbs(BufferAdapter())
+
+
+def _told(found: dict[str, str]) -> list[dict[str, str]]:
+    """Corrupt samples by rank; the ranks exchange them only if one of them has ``found`` any."""
+    if not is_initialized() or current().provisional or current().topology.size == 1:
+        return [found]
+    is_any = (ctypes.c_char * 1)(b"\1" if found else b"\0")
+    name = "farandole.data.corrupt"
+    _verbs.allreduce([is_any], name, Reduction(ReduceOp.MAX), global_process_set, in_place=True).run()
+    return allgather_object(found, f"{name}.samples") if is_any.raw != b"\0" else []
 
 
 batches = Batches

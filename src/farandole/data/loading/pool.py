@@ -33,6 +33,7 @@ from typing import Any, final
 
 from farandole import events
 from farandole.data.loading.batch_memory import BatchMemory, SampleRows
+from farandole.data.loading.corrupt import CorruptSampleError, described
 from farandole.data.storage.waits import LANE, Meter, ThreadTimes, mine
 from farandole.errors import DataError, UsageError
 
@@ -70,6 +71,8 @@ HELP_S = 2e-3
 _NOT_AT_ONCE_S = 1e-4
 _TOLD = 4
 """Number of late samples of a batch that are examined for the cause."""
+_SUBSTITUTES = 16
+"""Number of other samples that are tried if a batch has none but corrupt ones."""
 
 
 @final
@@ -98,6 +101,8 @@ class _Pending:
         """For each loaded row: the time when it was finished, its seconds by category, and its CPU seconds."""
         self.ready = threading.Event()
         self.error: BaseException | None = None
+        self.corrupt: dict[int, str] = {}
+        """Samples that are to be left out, with the reasons."""
 
     def wait(self, begin_s: float) -> InputWait:
         """Measure a wait from ``begin_s`` until now."""
@@ -153,6 +158,8 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
             cpu_s = time.thread_time()
             try:
                 load.put(batch.content, row)
+            except CorruptSampleError as error:  # the consumer loads the batch again without it
+                batch.corrupt[index] = str(error)
             except BaseException as error:  # the consumer raises it
                 if batch.error is None:
                     batch.error = _named(index, load, error)
@@ -191,14 +198,13 @@ def _whole(work: _Work, batch: _Pending, load: Loader, times: ThreadTimes) -> bo
 
 
 def _named(index: int, load: Loader, error: BaseException) -> DataError:
-    kind = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
-    named = DataError(f"{sample_name(index, load)}: {kind}{error}")
+    named = DataError(f"{sample_name(index, load)}: {described(error)}")
     named.__cause__ = error
     return named
 
 
-def sample_name(index: int, load: Loader) -> str:
-    """Number of a sample, and its file if the data set knows it."""
+def sample_name(index: int, load: Any) -> str:
+    """Number of a sample, and its file if ``load.dataset`` knows it."""
     path_of = getattr(getattr(load, "dataset", None), "path_of", None)
     try:
         return f"sample {index} ({path_of(index)})" if path_of is not None else f"sample {index}"
@@ -212,7 +218,8 @@ class LoadedBatches(Iterator[Any]):
 
     ``ahead`` batches are loaded in advance: by default two, or as many as give each thread two samples. Messages about
     late batches name ``rank``. Raises ``DataError`` in place of a batch with a sample that cannot be loaded; its
-    ``__cause__`` has the traceback. ``last`` is the wait for the last batch.
+    ``__cause__`` has the traceback. ``last`` is the wait for the last batch. If loaders skip corrupt samples, the batch
+    is smaller, or, where it would be empty, has one other sample; ``left_out`` are these samples of the last batch.
     """
 
     def __init__(
@@ -224,6 +231,7 @@ class LoadedBatches(Iterator[Any]):
         rank: int = 0,
     ) -> None:
         self.last = InputWait()
+        self.left_out: dict[int, str] = {}
         self._indices, self._loads, self._memory = iter(indices), loads, memory
         self._ahead, self._rank, self._pid = ahead, rank, os.getpid()
         self._pending: deque[_Pending] = deque()
@@ -251,6 +259,9 @@ class LoadedBatches(Iterator[Any]):
         batch = self._pending[0]
         begin_s = time.monotonic()
         self._await(batch, begin_s)
+        self.left_out = dict(sorted(batch.corrupt.items()))
+        if batch.corrupt and batch.error is None:
+            batch = self._without_corrupt(batch, begin_s)
         self.last = batch.wait(begin_s)
         if self.last.late.seconds and events.subscribers:
             events.emit(events.Phase(LANE, self.last.cause, "input", "starve", begin_s, time.monotonic()))
@@ -275,6 +286,25 @@ class LoadedBatches(Iterator[Any]):
             batch = _Pending(self._memory, indices)
             self._pending.append(batch)
             self._help(batch, 2 if self._work.sample_s < FAST_S else len(self._loads))
+
+    def _without_corrupt(self, batch: _Pending, begin_s: float) -> _Pending:
+        """Load a batch again without its corrupt samples: they are too rare for code that moves rows."""
+        length, asked = len(self._loads[0].dataset), batch.content.indices
+        others = iter([(asked[0] + k * (length // _SUBSTITUTES + 1)) % length for k in range(1, _SUBSTITUTES)])
+        while batch.corrupt and batch.error is None:
+            left = [index for index in batch.content.indices if index not in batch.corrupt]
+            if not left and (other := next(others, None)) is not None:
+                left = [other]
+            again = _Pending(self._memory, left)
+            if left:
+                self._help(again, len(self._loads))
+                self._await(again, begin_s)
+            else:
+                index, why = next(iter(self.left_out.items()))
+                again.error = DataError(f"{sample_name(index, self._loads[0])}: {why}, as all others that were tried")
+            self.left_out |= {index: why for index, why in again.corrupt.items() if index in asked}
+            batch = again
+        return batch
 
     def _help(self, batch: _Pending, threads: int) -> None:
         """Have some threads load a batch."""

@@ -35,6 +35,7 @@ from typing import Any, final
 
 import cloudpickle
 
+from farandole.data.loading.corrupt import CorruptSampleError
 from farandole.data.storage.waits import during, mine
 from farandole.errors import DataError, UsageError
 
@@ -83,7 +84,8 @@ class DecodeProcess:
             mine().add(spent, cpu_s)
             if places is None:
                 kind, text, remote = content
-                raise DataError(f"{kind}: {text}") from RemoteSampleError(f"in {self._name}\n{remote}")
+                failure = CorruptSampleError(text) if kind == "CorruptSampleError" else DataError(f"{kind}: {text}")
+                raise failure from RemoteSampleError(f"in {self._name}\n{remote}")
             if self._mapping is None or len(self._mapping) < nbytes:
                 self._mapping = mmap.mmap(self._arena, nbytes)
             view = memoryview(self._mapping)

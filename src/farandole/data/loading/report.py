@@ -35,6 +35,8 @@ NEGLIGIBLE = 0.01
 WORTH_SAYING, LONG_ENOUGH_S = 0.05, 5.0
 """Share of the time that a process reports at its exit, and the least training time for a report."""
 SHARED_CORE = "shared core"
+NAMED = 5
+"""Number of corrupt samples that the text of a report names."""
 
 Place = tuple[int, int]
 
@@ -67,6 +69,8 @@ class RankInput(msgspec.Struct, frozen=True):
     in_processes: bool = False
     cpus: str = ""
     cpu_count: int = 1
+    corrupt: list[str] = []
+    """Samples that were left out."""
 
 
 @final
@@ -94,6 +98,8 @@ class InputReport(msgspec.Struct, frozen=True):
     first_s: float = 0.0
     """Time until the first batches of iterations were loaded; not part of the other figures."""
     advice: str = ""
+    corrupt: list[str] = []
+    """Samples that were left out in any epoch (``on_corrupt="skip"``)."""
 
     @property
     def share(self) -> float:
@@ -106,6 +112,13 @@ class InputReport(msgspec.Struct, frozen=True):
         return 1.0 - self.share
 
     def __str__(self) -> str:
+        count = len(self.corrupt)
+        names = ", ".join(self.corrupt[:NAMED]) + (", ..." if count > NAMED else "")
+        left_out = f" {count} corrupt {'sample was' if count == 1 else 'samples were'} left out: {names}."
+        return f"{self._timing}{left_out if count else ''}"
+
+    @property
+    def _timing(self) -> str:
         if not self.steps:
             first = f"; the first batches took {self.first_s:.1f} s" if self.first_s else ""
             return f"no step has followed another one yet: ask after some of them{first}"
@@ -160,6 +173,7 @@ def blame(ranks: Sequence[RankInput]) -> InputReport:
         needed_per_s=samples / max(total_s - exposed_s, 1e-9), had_per_s=samples / max(total_s, 1e-9),
         first_s=sum(max(rank[place].starved_s for rank in steps) for place in firsts),
         advice=_advice(worst, blamed[0].cause) if worst else "",
+        corrupt=[*dict.fromkeys(name for rank in ranks for name in rank.corrupt)],
     )  # fmt: skip
 
 
@@ -193,6 +207,8 @@ class InputLog:
 
     def __init__(self) -> None:
         self.steps: deque[InputStep] = deque(maxlen=KEPT)
+        self.corrupt: dict[str, str] = {}
+        """Samples that were left out, as far as this rank knows, with the reasons."""
         self.workers, self.in_processes, self._cpu_count = 0, False, 1
         self._since: tuple[float, float] | None = None
 
@@ -223,14 +239,15 @@ class InputLog:
     def of_rank(self, rank: int, host: str) -> RankInput:
         """The steps, with rank, host and processors of this process."""
         cpus = sorted(os.sched_getaffinity(0))
-        return RankInput(rank, host, [*self.steps], self.workers, self.in_processes, cpu_list(cpus), len(cpus))
+        here = self.workers, self.in_processes, cpu_list(cpus), len(cpus), [*self.corrupt]
+        return RankInput(rank, host, [*self.steps], *here)
 
 
 def cpu_list(cpus: Sequence[int]) -> str:
     """Processors as Linux writes them.
 
     >>> cpu_list([0, 1, 2, 5])
-    '0-2,5-5'
+    '0-2,5'
     """
     runs: list[list[int]] = []
     for cpu in cpus:
@@ -238,7 +255,7 @@ def cpu_list(cpus: Sequence[int]) -> str:
             runs[-1][1] = cpu
         else:
             runs.append([cpu, cpu])
-    return ",".join(f"{first}-{last}" for first, last in runs)
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
 
 
 input_log = InputLog()

@@ -38,6 +38,9 @@ from farandole.errors import DataError
 MARK = ".farandole-cache"
 """Marker file of a folder that Farandole may clean."""
 
+PLANS = "plans"
+"""File in the folder of a data set with the plans of its jobs, on the host of rank 0."""
+
 INDEX = ".index"
 """Suffix of the file of a manifest, beside the folder of its data set."""
 
@@ -45,7 +48,7 @@ ATTEMPTS = 3
 """How often a manifest is written if another process deletes it meanwhile."""
 
 _PIECE = re.compile(r"[0-9a-f]{8}")
-_OURS = re.compile(r"[0-9a-f]{8}(\.sums)?(\.[0-9]+\.new)?")
+_OURS = re.compile(rf"[0-9a-f]{{8}}(\.sums)?(\.[0-9]+\.new)?|{PLANS}")
 
 
 def home_of(base: str) -> Path:

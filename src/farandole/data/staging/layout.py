@@ -22,8 +22,9 @@ import numpy.typing as npt
 from farandole.data.planning.order import ExactOrder, SampleOrder, WindowOrder
 from farandole.data.planning.plan import StagingPlan
 from farandole.data.planning.shares import share_out
+from farandole.data.staging.cache import PLANS
 from farandole.data.staging.host_plan import STREAM_WINDOW, pieces_in, planned
-from farandole.data.staging.plan_journal import SUFFIX, note
+from farandole.data.staging.plan_journal import SUFFIX, PlanRecord, note
 from farandole.data.staging.protocol import Assign, FirstUses, HostEntry
 from farandole.data.staging.staged_files import StagedFiles
 from farandole.elastic.worker.layout import Layout
@@ -165,14 +166,22 @@ class StagedLayout(Layout):
         if least := self._too_small(entries):
             raise DataError(least)
         self._store.is_stream = bool(self._plan.streamed.any())
-        if is_initialized() and current().topology.rank == 0 and (journal := current().settings.elastic_journal):
-            with contextlib.suppress(OSError):  # training continues without the journal
-                note(f"{journal}{SUFFIX}", generation, entries, self._plan)
+        if not is_initialized() or current().topology.rank == 0:
+            self._note(PlanRecord.of(generation, entries, self._plan, self._store.manifest.digest))
         assigned = Assign(session_number() * 2**20 + generation, entries)
         if self._is_leader:
             self._store.link.assign(assigned)
         else:
             self._store.link.remember(assigned)
+
+    def _note(self, record: PlanRecord) -> None:
+        journal = current().settings.elastic_journal if is_initialized() else ""
+        paths = [f"{journal}{SUFFIX}"] if journal else []
+        if not self._store.link.config.mirror:
+            paths.append(f"{self._store.folder}/{PLANS}")
+        for path in paths:
+            with contextlib.suppress(OSError):  # training continues without the record
+                note(path, record)
 
     def _too_small(self, entries: list[HostEntry]) -> str:
         largest = int(self._store.pieces.sizes.max(initial=0))

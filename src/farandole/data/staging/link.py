@@ -102,6 +102,18 @@ class StagerLink:
 
     def ask(self, request: Request) -> tuple[Answer, bytearray]:
         """Send a request; returns the answer and its bytes. Raises ``DataError`` if the stager cannot fulfil it."""
+        try:
+            answer, data = self._answer_to(request)
+        except DataError as error:
+            error.is_outage = True
+            raise
+        if isinstance(answer, Failed):
+            failure = DataError(answer.error)
+            failure.is_outage = not answer.is_damaged
+            raise failure
+        return answer, data
+
+    def _answer_to(self, request: Request) -> tuple[Answer, bytearray]:
         for _ in range(ATTEMPTS):
             try:
                 connection = self._connected()
@@ -112,8 +124,6 @@ class StagerLink:
             if found is None:  # the stager was killed
                 self._forget()
                 continue
-            if isinstance(found[0], Failed):
-                raise DataError(found[0].error)
             return found
         raise DataError(
             f"the stager on {self.config.host} ended {ATTEMPTS} times in one request: is there memory for it, and room "

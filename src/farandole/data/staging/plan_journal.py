@@ -1,18 +1,17 @@
 """Journal of plans: the inputs of each plan, from which it can be computed again.
 
-    note("job.journal.data", generation=3, entries=entries, staging=staging)
+    note("cache/plans", PlanRecord.of(3, entries, staging, manifest.digest))
     for record, staging in replay(lines): ...          # raises if this version plans otherwise
 
-In a job with ``--elastic-journal FILE`` rank 0 appends a line of JSON to ``FILE.data`` whenever hosts agree on
-a plan. ``python -m farandole.data.staging.plan_journal FILE.data`` computes all plans again and prints them.
+Whenever hosts agree on a plan, rank 0 appends a line of JSON to ``plans`` in the cache of its host, and with
+``--elastic-journal FILE`` to ``FILE.data``. ``farandole data replay`` computes all plans again and prints them.
 """
 
 from __future__ import annotations
 
-import sys
+import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import final
 
 import msgspec
@@ -20,7 +19,6 @@ import numpy as np
 import xxhash
 
 from farandole.data.planning.plan import StagingPlan
-from farandole.data.planning.simulate import readable
 from farandole.data.staging.host_plan import planned
 from farandole.data.staging.protocol import HostEntry
 from farandole.errors import UsageError
@@ -28,22 +26,34 @@ from farandole.errors import UsageError
 SUFFIX = ".data"
 """Suffix of the file, beside the journal of the job."""
 
+MOST_BYTES = 2**24
+"""Size beyond which the file is begun anew: a cache outlives many jobs."""
+
 
 @final
 class PlanRecord(msgspec.Struct, frozen=True):
-    """One line: the inputs of a plan, and a digest of the result. ``sizes`` are 64-bit integers, deflated."""
+    """One line: the inputs of a plan, and a digest of the result. ``sizes`` are 64-bit integers, deflated.
+
+    ``manifest`` is the digest of the data set.
+    """
 
     generation: int
     hosts: list[HostEntry]
     sizes: bytes
     digest: str
+    manifest: str = ""
+
+    @classmethod
+    def of(cls, generation: int, entries: list[HostEntry], staging: StagingPlan, manifest: str) -> PlanRecord:
+        """Record of a plan for ``entries``."""
+        return cls(generation, entries, zlib.compress(staging.sizes.tobytes()), digest(staging), manifest)
 
 
-def note(path: str, generation: int, entries: list[HostEntry], staging: StagingPlan) -> None:
+def note(path: str, record: PlanRecord) -> None:
     """Append a plan to the file at ``path``. Raises ``OSError`` if the file cannot be written."""
-    sizes = zlib.compress(staging.sizes.tobytes())
-    with open(path, "ab") as file:
-        file.write(msgspec.json.encode(PlanRecord(generation, entries, sizes, digest(staging))) + b"\n")
+    is_full = os.path.exists(path) and os.path.getsize(path) > MOST_BYTES
+    with open(path, "wb" if is_full else "ab") as file:
+        file.write(msgspec.json.encode(record) + b"\n")
 
 
 def digest(staging: StagingPlan) -> str:
@@ -65,26 +75,3 @@ def replay(lines: Iterable[bytes]) -> Iterator[tuple[PlanRecord, StagingPlan]]:
         if digest(staging) != record.digest:
             raise UsageError(f"line {number}: this version makes another plan of generation {record.generation}")
         yield record, staging
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: python -m farandole.data.staging.plan_journal FILE", file=sys.stderr)
-        return 2
-    try:
-        with Path(arguments[0]).open("rb") as lines:
-            for record, staging in replay(lines):
-                hosts = ", ".join(f"{each.name}{' (leaves)' * each.leaving}" for each in record.hosts)
-                print(
-                    f"generation {record.generation}: {readable(staging.data_bytes)} on {hosts}; "
-                    f"read {readable(staging.read_bytes)}, copied {readable(staging.sent_bytes)}"
-                )
-    except (OSError, UsageError) as error:
-        print(f"farandole: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -134,9 +134,10 @@ class Blocks(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The request failed, for the reason ``error``."""
+    """The request failed, for the reason ``error``; ``is_damaged``: the file differs from the checksum in its index."""
 
     error: str
+    is_damaged: bool = False
 
 
 @final

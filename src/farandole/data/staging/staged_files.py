@@ -43,7 +43,7 @@ class StagedFiles(ByteStore):
     """Files of ``manifest``, which the stager behind ``link`` keeps in ``folder``."""
 
     def __init__(self, manifest: Manifest, link: StagerLink, folder: str = "") -> None:
-        self.manifest, self.link, self._folder = manifest, link, folder
+        self.manifest, self.link, self.folder = manifest, link, folder
         self.pieces = Pieces.of(manifest, link.config.most_bytes)
         self._cache = CacheFolder.of(folder)
         self._open: OrderedDict[int, CachedPiece] = OrderedDict()
@@ -54,7 +54,7 @@ class StagedFiles(ByteStore):
         """True if the stager must know which pieces are in use, because some pieces do not stay."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (self.link.config.index, self.link, self._folder)
+        return _opened, (self.link.config.index, self.link, self.folder)
 
     def size(self, path: str) -> int:
         return int(self.manifest.sizes[self._number(path)])
@@ -99,8 +99,8 @@ class StagedFiles(ByteStore):
 
     def use(self, folder: str) -> None:
         """Look for pieces in this folder: a stager that was started again may use another one."""
-        if folder != self._folder:
-            self._folder, self._cache = folder, CacheFolder.of(folder)
+        if folder != self.folder:
+            self.folder, self._cache = folder, CacheFolder.of(folder)
 
     def close(self) -> None:
         with self._lock:
@@ -127,13 +127,15 @@ class StagedFiles(ByteStore):
                 with during("disk", f"piece {piece}", len(buffer)):
                     if _read_verified(cached, begin, buffer):
                         return
-            elif os.path.exists(self._folder) and not self._cache.path(piece).exists():
+            elif os.path.exists(self.folder) and not self._cache.path(piece).exists():
                 continue  # dropped, because another worker needed the room: try again
             damaged += 1
             with self._lock:
                 self._open.pop(piece, None)
             self.link.ask(Damaged(piece))
-        raise DataError(f"{self._cache.path(piece)} was damaged {ATTEMPTS} times: is the disk under it failing?")
+        failure = DataError(f"{self._cache.path(piece)} was damaged {ATTEMPTS} times: is the disk under it failing?")
+        failure.is_outage = True
+        raise failure
 
     def _opened(self, piece: int) -> CachedPiece | None:
         with self._lock:

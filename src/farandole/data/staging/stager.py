@@ -52,7 +52,7 @@ from farandole.data.staging.protocol import (
     receive_request,
     send,
 )
-from farandole.data.staging.sources import PieceSources
+from farandole.data.staging.sources import DIFFERS, PieceSources
 from farandole.data.staging.stored_pieces import readable
 from farandole.data.storage.manifest import Manifest
 from farandole.data.storage.pieces import Pieces
@@ -212,9 +212,9 @@ class Stager:
             elif state is PieceState.ABSENT:  # it arrived, and was dropped before this thread could check
                 self._demand(piece)
             if state is PieceState.FAILED:
-                return Failed(self._sources.words(piece, self._board.error_of(piece)))
+                return self._failed(piece, self._board.error_of(piece))
             if self._clock() >= until_s:
-                return Failed(self._sources.words(piece, f"no source gave it within {self._config.give_up_s:g} s"))
+                return self._failed(piece, f"no source gave it within {self._config.give_up_s:g} s")
             self._changed.wait(TICK_S)
         source = self._board.sources.get(piece)
         wait = "disk" if source is None else "shared storage" if source == SHARED else "peer"
@@ -231,7 +231,10 @@ class Stager:
                 return Blocks(checksums.encode(), f"peer {host}" if host else "shared storage"), data
             except (DataError, OSError) as error:
                 reasons.append(readable(f"{host or 'shared storage'}: {error}"))
-        return Failed(self._sources.words(need.piece, "; ".join(reasons))), b""
+        return self._failed(need.piece, "; ".join(reasons)), b""
+
+    def _failed(self, piece: int, why: str) -> Failed:
+        return Failed(self._sources.words(piece, why), is_damaged=DIFFERS in why)
 
     def _statistics(self) -> Statistics:
         now, sizes = self._clock(), self._pieces.sizes

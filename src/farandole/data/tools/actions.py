@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from farandole.data.formats.source import Source
 from farandole.data.planning.picture import picture
 from farandole.data.planning.plan import HostSpec, plan
 from farandole.data.planning.simulate import StagingRates, foretell, readable, table
-from farandole.data.staging.cache import clean
+from farandole.data.staging.cache import PLANS, clean
 from farandole.data.staging.checksums import checksums_of
 from farandole.data.staging.host_plan import STREAM_PIECES
+from farandole.data.staging.plan_journal import replay
 from farandole.data.staging.stage import PIECES_IN_CACHE, cache_folder, parse_bytes
 from farandole.data.storage.listing import INDEX_NAME
 from farandole.data.storage.manifest import MAGIC, Manifest
@@ -80,6 +82,22 @@ def pack_samples(args: argparse.Namespace) -> int:
     source = _source(args)
     written = pack(source, args.target, args.into, shuffle=args.shuffle, seed=args.seed, shard_bytes=shard_bytes)
     print(f"{len(written)} written: {written[0]}{' ...' if len(written) > 1 else ''}")
+    return 0
+
+
+def replay_plans(args: argparse.Namespace) -> int:
+    """Compute the recorded plans of jobs again. Raises ``UsageError`` if one differs, or none is recorded."""
+    base = Path(cache_folder(args.path))
+    found = [base] if base.is_file() else sorted(base.glob(f"farandole-cache-{os.geteuid()}/*/{PLANS}"))
+    if not found:
+        raise UsageError(f"{base} has no recorded plans: give cache= of a job, or FILE.data of --elastic-journal FILE")
+    for path in found:
+        print(path)
+        with path.open("rb") as lines:
+            for record, staging in replay(lines):
+                hosts = ", ".join(f"{each.name}{' (leaves)' * each.leaving}" for each in record.hosts)
+                print(f"generation {record.generation}: {readable(staging.data_bytes)} on {hosts}", end="; ")
+                print(f"read {readable(staging.read_bytes)}, copied {readable(staging.sent_bytes)}")
     return 0
 
 

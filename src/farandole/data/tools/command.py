@@ -1,4 +1,4 @@
-"""``farandole data index | plan | doctor | pack | clean``: commands for data before, between and after trainings.
+"""``farandole data index | plan | doctor | pack | replay | clean``: commands for data sets and their caches.
 
 farandole data index /lustre/set --format hdf5 --keys x,y
 farandole data plan /lustre/set --hosts 16 --limit 200GB --epochs 50
@@ -27,6 +27,8 @@ examples:
       are the samples sorted, so that windows do not shuffle them?
   farandole data pack --shuffle /lustre/set /lustre/packed --into tfrecord
       write them in random order, into shards that others read, too
+  farandole data replay
+      compute the plans again that jobs have recorded in $TMPDIR
   farandole data clean
       delete what staging has left in $TMPDIR, and no job uses
 """
@@ -63,6 +65,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     packed.add_argument("--shuffle", action="store_true", help="in random order")
     packed.add_argument("--seed", type=int, default=0, metavar="N", help="of that order (default: 0)")
     packed.add_argument("--shard", default="256MB", metavar="SIZE", help="bytes of a shard (default: 256MB)")
+    replayed = _verb(verbs, "replay", "compute the recorded plans of jobs again, and compare", "replay_plans")
+    replayed.add_argument("path", nargs="?", default="$TMPDIR", metavar="PATH", help="cache, or FILE.data of a journal")
     cleaned = _verb(verbs, "clean", "delete caches that no job uses", "clean_cache")
     cleaned.add_argument("cache", nargs="?", default="$TMPDIR", metavar="CACHE", help="default: $TMPDIR")
 

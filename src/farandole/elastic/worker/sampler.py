@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar, final
 
 from farandole.elastic.worker.layout import Layout
@@ -44,11 +44,13 @@ def sequential(length: int, _seed: int, _epoch: int) -> Sequence[int]:
 class GlobalBatch:
     """Samples of one step of all ranks: the positions ``start`` to ``stop`` in the epoch's order.
 
-    Ranks take neighbouring slices whose lengths differ by one at most.
+    Ranks take neighbouring slices whose lengths differ by one at most. ``left_out`` are numbers of corrupt samples in
+    it, of this rank and of all ranks: they count as done, and have no part in the gradient.
     """
 
     start: int
     stop: int
+    left_out: tuple[int, int] = field(default=(0, 0), compare=False)
 
     @property
     def samples(self) -> int:
@@ -115,6 +117,8 @@ class SampleCursor:
         self.epoch = 0
         self.position = 0
         """Number of committed samples of this epoch."""
+        self.left_out = 0
+        """Number of corrupt ones among them, which no gradient has seen."""
         self.in_flight: list[GlobalBatch] = []
         """Batches that are handed out and not yet committed."""
         self.is_fresh = False
@@ -146,7 +150,7 @@ class SampleCursor:
     def set_epoch(self, epoch: int) -> None:
         """Begin ``epoch``; an epoch under way goes on."""
         if epoch != self.epoch:
-            self.epoch, self.position = epoch, 0
+            self.epoch, self.position, self.left_out = epoch, 0, 0
             self._drop()
 
     def rearrange(self, rank: int, size: int) -> None:
@@ -199,6 +203,17 @@ class SampleCursor:
                 self._passing, self.is_fresh = [], True
             self._passing.append(batch)
 
+    def leave_out(self, mine: int, everywhere: int) -> int:
+        """Leave corrupt samples out of the last batch: ``mine`` of this rank, ``everywhere`` of all ranks.
+
+        Returns the number of them in this epoch so far.
+        """
+        batch = self.in_flight[-1]
+        self.in_flight[-1] = replace(batch, left_out=(mine, everywhere))
+        if self._passing and self._passing[-1] is batch:
+            self._passing[-1] = self.in_flight[-1]
+        return self.left_out + sum(each.left_out[1] for each in self.in_flight)
+
     def hand_out_with(
         self, batches: Iterable[GlobalBatch], contents: Iterable[T], trains: Callable[[], bool] = lambda: True
     ) -> Iterator[T]:
@@ -230,10 +245,10 @@ class SampleCursor:
         return weight([self])
 
     def passing(self) -> tuple[int, int]:
-        """Numbers of samples of the pass that begins: of this rank, and of all ranks together."""
+        """Numbers of samples of the pass that begins: of this rank, and of all ranks together (1 at least)."""
         self.is_fresh = False
-        mine = sum(len(batch.positions(self.rank, self.size)) for batch in self._passing)
-        return mine, sum(batch.samples for batch in self._passing)
+        mine = sum(len(batch.positions(self.rank, self.size)) - batch.left_out[0] for batch in self._passing)
+        return mine, sum(batch.samples - batch.left_out[1] for batch in self._passing) or min(1, len(self._passing))
 
     def leave(self) -> None:
         """Note that the pass under way is over samples of other cursors."""
@@ -258,6 +273,7 @@ class SampleCursor:
             )
         training.saw(self.samples())
         self.position += samples
+        self.left_out += sum(batch.left_out[1] for batch in self.in_flight)
         self.in_flight.clear()
 
     def record(self, samples: int) -> None:
@@ -268,13 +284,15 @@ class SampleCursor:
 
     def state_dict(self) -> dict[str, Any]:
         """Progress for ``load_state_dict``, with any number of ranks."""
-        order = {} if self.layout is None else {"order": self.layout.name}
+        more: dict[str, Any] = {} if self.layout is None else {"order": self.layout.name}
+        if self.left_out:
+            more["left_out"] = self.left_out
         return {
             "epoch": self.epoch,
             "processed_num": self.position,
             "seed": self.seed,
             "length": self.length,
-            **order,
+            **more,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -288,6 +306,7 @@ class SampleCursor:
                 "the order of its samples is another one, begin the epoch anew"
             )
         self.epoch, self.position = int(state["epoch"]), int(state["processed_num"])
+        self.left_out = int(state.get("left_out", 0))
         self.seed = int(state.get("seed", self.seed))
         if self.layout is not None and "order" in state:
             self.layout.adopt(str(state["order"]))

@@ -53,7 +53,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     ``threads``, or ``processes`` of new interpreters, load instead of torch's processes, into memory that is reused
     when no tensor refers to it any more; ``augment``: see ``farandole.data.loading.augment``. The batches are those of
-    torch's ``default_collate``, the same for any number of threads and processes.
+    torch's ``default_collate``, the same for any number of threads and processes. With them
+    ``on_corrupt="skip"`` leaves corrupt samples out of their batches, with a warning: the gradient is the mean over the
+    samples that are left. See ``farandole.data.Batches.iterate``.
 
     Other arguments are torch's. Raises ``ValueError`` for arguments that the sampler determines.
     """
@@ -69,6 +71,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         threads: int = 0,
         processes: int = 0,
         augment: Step | Sequence[Step] = (),
+        on_corrupt: str = "raise",
         **others: Any,
     ) -> None:
         wrong = [name for name in TWICE if others.get(name)]
@@ -89,9 +92,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._pool = Batches(
                 dataset, 0 if global_batch_size else batch_size, global_batch_size=global_batch_size, sampler=sampler,
                 whole=whole, threads=threads or processes, processes=processes or None, augment=augment,
+                on_corrupt=on_corrupt,
             )  # fmt: skip
-        elif augment:
-            raise UsageError("elastic.DataLoader(augment=...) without threads: give threads=8, or processes=4")
+        elif augment or on_corrupt != "raise":
+            name = "augment=..." if augment else f"on_corrupt={on_corrupt!r}"
+            raise UsageError(f"elastic.DataLoader({name}) without threads: give threads=8, or processes=4")
         super().__init__(dataset, batch_sampler=batches, **others)
 
     def close(self) -> None:

@@ -1,0 +1,45 @@
+"""Corrupt samples: which errors tell of one, and how many an epoch may lose to ``on_corrupt="skip"``."""
+
+from __future__ import annotations
+
+from typing import final
+
+from farandole.errors import DataError, FarandoleError
+
+MOST_SHARE, MOST_AT_LEAST = 0.01, 4
+"""Share of an epoch that may be corrupt, and the number that may be in any case; beyond them the data set is broken."""
+
+
+@final
+class CorruptSampleError(Exception):
+    """A sample cannot be read or decoded, and is to be left out; the cause is the error of its reader."""
+
+
+def is_corrupt(error: BaseException) -> bool:
+    """True if an error is about the bytes of a sample, and not about storage, memory, a package or a wrong call.
+
+    >>> is_corrupt(ValueError("no header")), is_corrupt(FileNotFoundError(2, "No such file or directory"))
+    (True, False)
+    """
+    found: BaseException | None = error
+    while found is not None:
+        is_system = isinstance(found, (MemoryError, ImportError)) or (isinstance(found, OSError) and bool(found.errno))
+        is_other = isinstance(found, FarandoleError) and (not isinstance(found, DataError) or found.is_outage)
+        if is_system or is_other or not isinstance(found, Exception):
+            return False
+        found = found.__cause__
+    return True
+
+
+def described(error: BaseException) -> str:
+    """Text of an error, with its kind unless it is a ``DataError``."""
+    return f"{'' if isinstance(error, DataError) else f'{type(error).__name__}: '}{error}"
+
+
+def most_of(samples: int) -> int:
+    """Number of corrupt samples that an epoch of so many may leave out.
+
+    >>> most_of(100), most_of(20_000)
+    (4, 200)
+    """
+    return max(MOST_AT_LEAST, int(MOST_SHARE * samples))

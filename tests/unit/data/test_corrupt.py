@@ -1,0 +1,59 @@
+"""Which errors tell of a corrupt sample, and how many of them an epoch may leave out."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from farandole.data.formats.reading import translated
+from farandole.data.loading.corrupt import described, is_corrupt, most_of
+from farandole.data.storage.byte_store import unreadable
+from farandole.errors import AbortError, DataError, UsageError
+
+
+def outage() -> DataError:
+    found = DataError("no host gave it within 600 s")
+    found.is_outage = True
+    return found
+
+
+def caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def translated_from(error: Exception) -> DataError:
+    with pytest.raises(DataError) as caught, translated("a.tif", "TIFF"):
+        raise error
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (DataError("its 12 bytes fail their checksum"), True),
+        (zlib.error("incomplete stream"), True),
+        (OSError("image file is truncated"), True),  # as Pillow and h5py raise it: no error of the system
+        (translated_from(ValueError("no TIFF")), True),
+        (translated_from(ModuleNotFoundError("no tifffile", name="tifffile")), False),
+        (caused(unreadable("a", 5, OSError(5, "Input/output error")), OSError(5, "Input/output error")), False),
+        (FileNotFoundError(2, "No such file or directory"), False),
+        (caused(ValueError("decode"), MemoryError()), False),
+        (UsageError("Crop(where='left')"), False),
+        (outage(), False),
+        (caused(ValueError("decode"), outage()), False),
+        (caused(DataError("decode"), KeyboardInterrupt()), False),
+    ],
+)
+def test_an_error_of_the_bytes_is_told_from_one_of_the_machine(error: Exception, expected: bool) -> None:
+    assert is_corrupt(error) is expected
+
+
+def test_errors_of_other_ranks_are_none_of_a_sample() -> None:
+    assert not is_corrupt(AbortError.__new__(AbortError))
+
+
+def test_a_few_or_one_in_a_hundred_may_be_left_out() -> None:
+    assert [most_of(samples) for samples in (0, 10, 499, 500, 20_000)] == [4, 4, 4, 5, 200]
+    assert (described(DataError("a")), described(ValueError("a"))) == ("a", "ValueError: a")
