@@ -41,8 +41,11 @@ def run(quick: bool) -> list[Table]:
             backends.rows.append(_row(name, taken, "farandole", "gloo", MOST[name]))
         else:
             shared.rows.append(_row(name, taken, "shard_state", "replicated", 1.10))
+    twice = Table("DistributedOptimizer(shard_state=True, replicas=2) in a TorchState, 4 ranks, 1 thread each", "ms")
+    for name, taken in launch("distributed_rank", rounds, seconds, "replicas", options=("-np", "4")).items():
+        twice.rows.append(_row(name, taken, "replicas=2", "replicated", 1.25))
     backends.rows.append(_row("a job until the group is there", _starts(3 if quick else 7), "farandole", "gloo", 1.1))
-    return [backends, shared]
+    return [backends, shared, twice]
 
 
 def _row(name: str, taken: dict[str, list[float]], ours: str, other: str, most: float) -> Row:

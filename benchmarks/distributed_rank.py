@@ -74,11 +74,13 @@ def trainings(group: dist.ProcessGroup) -> dict[str, Step]:
     return {"DDP, MLP of 40 MB": stepper(replicated), "FSDP2 by layer, MLP of 40 MB": stepper(sharded)}
 
 
-def optimizers(shard_state: bool) -> dict[str, Step]:
-    """A step of AdamW, whose state is twice the weights."""
+def optimizers(shard_state: bool, replicas: int = 0) -> dict[str, Step]:
+    """A step of AdamW, whose state is twice the weights; one that is voted, if there are ``replicas``."""
     task = make("large")
     optimizer: Any = torch.optim.AdamW(task.network.parameters(), lr=1e-4)
-    optimizer = hvd.DistributedOptimizer(optimizer, shard_state=shard_state)
+    optimizer = hvd.DistributedOptimizer(optimizer, shard_state=shard_state, replicas=max(1, replicas))
+    if replicas:
+        hvd.elastic.TorchState(task.network, optimizer)  # has the optimizer vote, from now on
 
     def step() -> None:
         optimizer.zero_grad()
@@ -102,19 +104,27 @@ def timed(step: Step, seconds: float) -> float:
 
 
 def main() -> None:
-    """``RESULT ROUNDS SECONDS``."""
+    """``RESULT ROUNDS SECONDS``, and ``replicas`` for the optimizers of an elastic job alone."""
     result, rounds, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("farandole")
     hvd.init()
     ours, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
     assert ours is not None
-    contenders: dict[str, dict[str, Step]] = {
-        "farandole": {**verbs(ours), **trainings(ours)},
-        "gloo": {**verbs(gloo), **trainings(gloo)},
-        "replicated": optimizers(shard_state=False),
-        "shard_state": optimizers(shard_state=True),
-    }
+    contenders: dict[str, dict[str, Step]]
+    if sys.argv[4:] == ["replicas"]:
+        contenders = {
+            "replicated": optimizers(shard_state=False, replicas=1),
+            "shard_state": optimizers(shard_state=True),
+            "replicas=2": optimizers(shard_state=True, replicas=2),
+        }
+    else:
+        contenders = {
+            "farandole": {**verbs(ours), **trainings(ours)},
+            "gloo": {**verbs(gloo), **trainings(gloo)},
+            "replicated": optimizers(shard_state=False),
+            "shard_state": optimizers(shard_state=True),
+        }
     for steps in contenders.values():
         for step in steps.values():
             timed(step, 0.0)

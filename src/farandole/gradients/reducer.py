@@ -52,7 +52,14 @@ class Reducer(ABC, Generic[T]):
 
         In other jobs, take a snapshot of this rank's parameters and gradients, to be compared at the next meeting.
         """
-        snapshot = self._snapshots.take(self._named) if self._snapshots.is_due() else None
+        self.vote_with(self.snapshot())
+
+    def snapshot(self) -> StepDigests | None:
+        """Snapshot of the parameters and gradients of this step, once in a step; ``None`` if none is due."""
+        return self._snapshots.take(self._named) if self._snapshots.is_due() else None
+
+    def vote_with(self, snapshot: StepDigests | None) -> None:
+        """``vote`` with a snapshot that was taken before: some parameters change before the vote."""
         if self.step_vote is not None:
             self.samples = self.step_vote.cast(self._meet(snapshot), self._passed) or None
         elif snapshot is not None:

@@ -22,7 +22,8 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.reducing_optimizer import ReducingOptimizer
-from farandole.torch.sharded_optimizer import ShardedOptimizer, require_shareable, require_undivided
+from farandole.torch.sharded_optimizer import ShardedOptimizer, require_shareable
+from farandole.torch.state_division import require_undivided
 from farandole.torch.subclass import put_before
 from farandole.torch.virtual_workers import VirtualWorkers
 
@@ -43,6 +44,7 @@ def DistributedOptimizer(  # noqa: N802 (used like a class)
     process_set: ProcessSet = global_process_set,
     virtual_workers: VirtualWorkers | int | None = None,
     shard_state: bool | str = False,
+    replicas: int = 1,
 ) -> ReducingOptimizer | AdasumOptimizer:
     """Make ``optimizer`` step with the gradients of all ranks. Use the returned object from then on.
 
@@ -61,16 +63,17 @@ def DistributedOptimizer(  # noqa: N802 (used like a class)
     of lists to make (``num_groups`` is its older name). ``sparse_as_dense``: reduce sparse gradients as dense ones;
     they are sparse again afterwards. ``process_set``: the ranks that share gradients. ``virtual_workers``: the same
     bits for any number of workers, see ``VirtualWorkers``. ``shard_state``: each rank keeps 1/N of the optimizer's
-    state, see ``ShardedOptimizer``. Raises ``ValueError`` for invalid arguments.
+    state, see ``ShardedOptimizer``. ``replicas=2``: 2/N of it, in an elastic job with this optimizer in a
+    ``TorchState``: its own part, and a copy of another rank's, on another host if possible. A killed rank then costs
+    the interrupted step, and not all steps since the last commit. In other jobs ``replicas`` is without effect, and
+    two ranks keep the whole. Raises ``ValueError`` for invalid arguments.
     """
     if isinstance(optimizer, ReducingOptimizer | AdasumOptimizer):
         raise UsageError("the optimizer is distributed already: wrap the original, once")
     how = gradient_reduction(op, gradient_predivide_factor)
     passes = checked_passes(backward_passes_per_step)
     names = Names.checked((group["params"] for group in optimizer.param_groups), named_parameters)
-    if num_groups:
-        warnings.warn("num_groups is the older name of groups", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
+    groups = _groups(num_groups, groups)
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     numbers = numbered_groups(groups, trained, torch.Tensor)
     travels = None if compression is Compression.none else compression
@@ -78,7 +81,7 @@ def DistributedOptimizer(  # noqa: N802 (used like a class)
     virtual = VirtualWorkers(virtual_workers) if isinstance(virtual_workers, int) else virtual_workers
     if virtual is not None:
         require_plain(terms, virtual.count, passes)
-    require_shareable(optimizer, how.op, virtual is not None, shard_state)
+    require_shareable(optimizer, how.op, virtual is not None, shard_state, replicas)
     require_undivided(optimizer)
     front = ShardedOptimizer if shard_state else AdasumOptimizer if how.op is ReduceOp.ADASUM else ReducingOptimizer
     distributed: ReducingOptimizer | AdasumOptimizer = put_before(front, optimizer)
@@ -87,5 +90,12 @@ def DistributedOptimizer(  # noqa: N802 (used like a class)
     else:
         distributed._begin(names, terms, passes, virtual)
     if isinstance(distributed, ShardedOptimizer):
-        distributed._begin_sharing(optimizer)
+        distributed._begin_sharing(optimizer, replicas)
     return distributed
+
+
+def _groups(num_groups: int, groups: Groups | None) -> Groups | None:
+    if not num_groups:
+        return groups
+    warnings.warn("num_groups is the older name of groups", DeprecationWarning, stacklevel=3)
+    return num_groups if groups is None else groups

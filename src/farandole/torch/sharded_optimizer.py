@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, final
+from typing import Any
 
 import torch
 import torch.optim.optimizer as hooks
 
 from farandole.adapters.torch import adapter
 from farandole.collective import ReduceOp
-from farandole.errors import UsageError
+from farandole.errors import CollectiveError, UsageError
+from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.tree_broadcast import broadcast_tree
 from farandole.runtime.session.init import current, takes_part
@@ -30,7 +31,16 @@ from farandole.torch.mpi_ops import ops
 from farandole.torch.optim.larc import LARCOptimizer
 from farandole.torch.reducer import TorchReducer
 from farandole.torch.reducing_optimizer import ReducingOptimizer
-from farandole.torch.state_shards import State, StateShards
+from farandole.torch.state_division import (
+    DIVISION,
+    DividedState,
+    Part,
+    StateDivision,
+    answer,
+    of_no_tensor,
+    refuse_lookup,
+)
+from farandole.torch.state_shards import Kept, State, StateShards, copy_holders, flat, gradient, listed
 
 _leaves = Leaves(adapter)
 
@@ -45,39 +55,6 @@ BY_TENSOR = {optim.LAMB, optim.LARS, optim.RMSpropWarmupSGD} | {
 }
 """Optimizers whose step treats each tensor independently."""
 
-DIVISION = "_division"
-"""Attribute of the user's optimizer and of its front object, which share their state: the assignment of its parts."""
-
-
-@final
-class StateDivision:
-    """Parts of an optimizer's state: ``shards`` if this rank has only its part, ``consolidated`` if gathered here."""
-
-    def __init__(self) -> None:
-        self.shards: StateShards | None = None
-        self.consolidated: dict[Any, State] | None = None
-        self.is_everywhere = False
-
-    def take_back(self, state: dict[Any, State]) -> None:
-        """Make ``state`` the gathered whole again. Raises ``UsageError`` if it was not gathered here."""
-        if self.shards is None:
-            return
-        if self.consolidated is None:
-            raise UsageError(
-                f"this rank has part {self.shards.rank} of {self.shards.size} of the optimizer's state, and the ranks, "
-                "or the optimizer before it, are others now: call optimizer.consolidate_state_dict(to=None) before "
-                "shutdown(), or before you wrap the same optimizer again"
-            )
-        rest = _of_no_tensor(state)
-        state.clear()
-        state.update({**self.consolidated, **rest})
-        self.let_go(state)
-
-    def let_go(self, state: dict[Any, State]) -> None:
-        """Forget the parts, because ``state`` is whole again."""
-        self.shards, self.consolidated, self.is_everywhere = None, None, False
-        _answer(state, dict)
-
 
 class ShardedOptimizer(ReducingOptimizer):
     """Mixin that ``DistributedOptimizer`` puts before the user's class: the ranks shard its state.
@@ -88,6 +65,7 @@ class ShardedOptimizer(ReducingOptimizer):
 
     _division: StateDivision
     _cuts: bool
+    _replicas: int
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
         """Run the user's step on this rank's part of the parameters, then exchange the parameters.
@@ -100,15 +78,22 @@ class ShardedOptimizer(ReducingOptimizer):
         if closure is not None:
             raise UsageError("step(closure) with shard_state=True: call backward(), then step() without a closure")
         self.prepare()
-        self._reducer.vote()
-        shards, reducer = self._divided(), self._gradient_reducer
+        # All that needs other ranks, and all that may raise, is done before the vote: from there on the step counts.
+        shards, reducer, division = self._divided(), self._gradient_reducer, self._division
+        lane = reducer.lane(current("step()"), ".parameters")
         # Before the step: an optimizer may drop the gradients that it has used, which are only those of its part.
         stepped = [param for _, param in reducer.named() if param.requires_grad or param.grad is not None]
         shards.require_steady(stepped)
-        self._division.consolidated, self._division.is_everywhere = None, False
-        with _alone(self, others), shards.in_place_of(self.param_groups):
-            result = super(ReducingOptimizer, self).step(**others)
-        shards.exchange(reducer.lane(current("step()"), ".parameters"), stepped)
+        division.consolidated, division.is_everywhere, division.ahead = None, False, None
+        keeps_copies, snapshot = len(shards.parts) > 1, reducer.snapshot()
+        with _alone(self, others):
+            if keeps_copies:
+                shards.exchange(lane, stepped, lambda few: [flat(v) for v, _ in self._stepped_aside(few, others)])
+            self._vote(snapshot, others)
+            with shards.in_place_of(self.param_groups):
+                result = super(ReducingOptimizer, self).step(**others)
+        if not keeps_copies:
+            shards.exchange(lane, stepped, _values)
         for hook in chain(self._optimizer_step_post_hooks.values(), hooks._global_optimizer_post_hooks.values()):
             hook(self, (self,), others)
         self._reducer.stepped()
@@ -133,8 +118,9 @@ class ShardedOptimizer(ReducingOptimizer):
         if to is not None and to not in process_set.ranks:
             raise UsageError(f"consolidate_state_dict(to={to}): the ranks of this optimizer are {process_set.ranks}")
         named = dict(self._gradient_reducer.named())
+        own = [shards.rank]
         mine = {
-            name: {piece.begin: self.state[view] for piece, view in shards.own(param) if view in self.state}
+            name: {piece.begin: self.state[view] for _, piece, view in shards.kept(param, own) if view in self.state}
             for name, param in named.items()
         }
         mine = copy.deepcopy(mine)  # later steps must not change the gathered state
@@ -161,7 +147,7 @@ class ShardedOptimizer(ReducingOptimizer):
                 "consolidate_state_dict(to=0) on every rank, and then state_dict() on rank 0 (to=None: on any)"
             )
         own, self.state = self.state, defaultdict(dict, self._division.consolidated)
-        self.state.update(_of_no_tensor(own))
+        self.state.update(of_no_tensor(own))
         try:
             return super().state_dict()
         finally:
@@ -172,10 +158,106 @@ class ShardedOptimizer(ReducingOptimizer):
         super().load_state_dict(*args, **kwargs)
         self._division.let_go(self.state)
 
-    def _begin_sharing(self, optimizer: torch.optim.Optimizer) -> None:
-        self._cuts, self._division = type(optimizer) in BY_ELEMENT, StateDivision()
+    def _begin_sharing(self, optimizer: torch.optim.Optimizer, replicas: int) -> None:
+        self._cuts, self._replicas, self._division = type(optimizer) in BY_ELEMENT, replicas, StateDivision()
         optimizer.__dict__[DIVISION] = self._division  # for ``require_undivided``, if the optimizer is wrapped again
+        optimizer.state = self.state = DividedState(dict, self.state)
         self._gradient_reducer.steps_together = True
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+    #
+    # With copies a step is voted, and nothing after the vote needs another rank. The parameters are exchanged before
+    # the vote: each rank steps clones of its own pieces, a few at a time, and the ranks that keep no state of a piece
+    # receive its new values. After the vote each rank steps its own part and its copy of another part; the gradients
+    # of all parts are on every rank. A rank that did not see whether the vote passed keeps both outcomes.
+
+    @property
+    def can_vote(self) -> bool:
+        """True if a lost rank's part can be had from another rank, so that steps may be voted."""
+        return self._replicas > 1
+
+    @property
+    def parts_here(self) -> tuple[int, tuple[int, ...]] | None:
+        """Number of parts, and those that this rank keeps; ``None`` if it has the whole state."""
+        shards = self._division.shards
+        return None if shards is None or self._division.is_whole else (shards.size, tuple(shards.parts))
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if this rank keeps its parts as of the next step, too, whose vote has failed here."""
+        return self._division.ahead is not None
+
+    def part(self, number: int, *, ahead: bool) -> Part:
+        """Part ``number``, which this rank keeps; ``ahead``: after the step whose vote has failed here."""
+        if ahead and self._division.ahead is not None:
+            return self._division.ahead[number]
+        assert self._division.shards is not None
+        found: Part = {}
+        for name, param in self._gradient_reducer.named():
+            for each in self._division.shards.kept(param, [number]):
+                found.setdefault(name, {})[each.piece.begin] = _values([each])[0].clone(), self.state.get(each.view)
+        return found
+
+    def join_parts(self, parts: Sequence[Part]) -> None:
+        """Write the values of all ``parts`` to the parameters, and make this rank's state the whole again."""
+        shards, whole = self._division.shards, {}
+        assert shards is not None
+        for name, param in self._gradient_reducer.named():
+            pieces = {begin: piece for part in parts for begin, piece in part.get(name, {}).items()}
+            for begin, (values, _) in pieces.items():
+                flat(param)[begin : begin + values.numel()] = values
+            if states := {begin: state for begin, (_, state) in pieces.items() if state is not None}:
+                whole[param] = shards.joined(param, states)
+        self._division.consolidated = whole
+        self._division.take_back(self.state)
+
+    def take_back(self) -> None:
+        """Make a state that was gathered on every rank whole again on this one, until the next step."""
+        if self._division.is_everywhere:
+            self._division.take_back(self.state)
+
+    def drop_parts(self) -> None:
+        """Forget this rank's parts, which other ranks replace."""
+        if not self._division.is_whole:
+            self.state.clear()
+            self._division.let_go(self.state)
+
+    def _vote(self, snapshot: StepDigests | None, others: dict[str, Any]) -> None:
+        try:
+            self._reducer.vote_with(snapshot)
+        except CollectiveError:
+            if self._copies > 1:
+                self._division.ahead = self._parts_ahead(others)
+            raise
+
+    def _parts_ahead(self, others: dict[str, Any]) -> dict[int, Part]:
+        shards = self._division.shards
+        assert shards is not None
+        found: dict[int, Part] = {number: {} for number in shards.parts}
+        named = {param: name for name, param in self._gradient_reducer.named()}
+        kept = [each for param in named for each in shards.kept(param)]
+        for each, (clone, state) in zip(kept, self._stepped_aside(kept, others), strict=True):
+            found[each.piece.owner].setdefault(named[each.param], {})[each.piece.begin] = flat(clone), state
+        return found
+
+    def _stepped_aside(self, pieces: Sequence[Kept], others: dict[str, Any]) -> list[tuple[torch.Tensor, State | None]]:
+        """Values and states of ``pieces`` after a step with clones of them; the pieces stay as they are."""
+        clones, each_clone = defaultdict[torch.Tensor, list[torch.Tensor]](list), list[torch.Tensor]()
+        rest = copy.deepcopy(of_no_tensor(self.state))
+        for each in pieces:
+            clone, grad = each.view.detach().clone(), gradient(each)
+            clone.grad = None if grad is None else grad.detach().clone()
+            if each.view in self.state:
+                self.state[clone] = {key: _cloned(value) for key, value in self.state[each.view].items()}
+            clones[each.param].append(clone)
+            each_clone.append(clone)
+        with listed(self.param_groups, lambda param: clones.get(param, [])):
+            super(ReducingOptimizer, self).step(**others)
+        found = [(clone, self.state.pop(clone, None)) for clone in each_clone]
+        for key in of_no_tensor(self.state):
+            del self.state[key]
+        self.state.update(rest)
+        return found
 
     @property
     def _gradient_reducer(self) -> TorchReducer:
@@ -187,27 +269,35 @@ class ShardedOptimizer(ReducingOptimizer):
         return self._reducer.process_set
 
     def _is_shared(self) -> bool:
-        return takes_part(self._process_set, "an optimizer's step") and len(self._process_set.ranks) > 1
+        return takes_part(self._process_set, "an optimizer's step") and len(self._process_set.ranks) > self._copies
+
+    @property
+    def _copies(self) -> int:
+        """Number of ranks that keep each part; copies are for steps that are voted."""
+        return 1 if self._reducer.step_vote is None else self._replicas
 
     def _divided(self) -> StateShards:
         """Return the assignment of elements; the first call drops the state of other ranks' elements."""
         reducer, division = self._gradient_reducer, self._division
-        lane = reducer.lane(current("step()"), ".parameters")
-        if division.shards is not None and (division.shards.rank, division.shards.size) != (lane.rank, lane.size):
+        session = current("step()")
+        lane, hosts = reducer.lane(session, ".parameters"), session.topology.hosts
+        holders = copy_holders([hosts[rank] for rank in self._process_set.ranks]) if self._copies > 1 else []
+        if division.shards is not None and not division.shards.fits(lane.rank, lane.size, holders):
             division.take_back(self.state)
-        shards = division.shards or StateShards(lane.rank, lane.size, self._cuts)
+        shards = division.shards or StateShards(lane.rank, lane.size, self._cuts, holders)
         shards.cover(param for _, param in reducer.named())
         if division.shards is None:
             shards.keep_own(self.state)
             division.shards = shards
-            _answer(self.state, _refuse_lookup)
+            answer(self.state, refuse_lookup)
         return shards
 
 
 def require_shareable(
-    optimizer: torch.optim.Optimizer, op: ReduceOp, has_virtual_workers: bool, shard_state: bool | str
+    optimizer: torch.optim.Optimizer, op: ReduceOp, has_virtual_workers: bool, shard_state: bool | str, replicas: int
 ) -> None:
     """Raise ``UsageError`` for an optimizer that cannot, or may not be able to, step a part of the parameters."""
+    _require_copyable(optimizer, shard_state, replicas)
     if shard_state is False:
         return
     if shard_state not in (True, "by tensor"):
@@ -226,11 +316,26 @@ def require_shareable(
         )
 
 
-def require_undivided(optimizer: torch.optim.Optimizer) -> None:
-    """Restore the whole state of an optimizer that was wrapped before; raises ``UsageError`` if it is in parts."""
-    division: StateDivision | None = optimizer.__dict__.pop(DIVISION, None)
-    if division is not None:
-        division.take_back(optimizer.state)
+def _require_copyable(optimizer: torch.optim.Optimizer, shard_state: bool | str, replicas: int) -> None:
+    """Raise ``UsageError`` for wrong ``replicas``, and if the step of a tensor depends on the tensors beside it.
+
+    PyTorch's Adafactor takes ``eps=None`` from the dtype of the first tensor of a group, for all of them.
+    """
+    if replicas not in (1, 2):
+        raise UsageError(f"replicas={replicas!r}: use 1, or 2 to keep each part of the state on two ranks")
+    if replicas == 1:
+        return
+    if shard_state is False:
+        raise UsageError(
+            "replicas=2 without shard_state: every rank keeps the whole state already; pass shard_state=True, or leave "
+            "replicas out"
+        )
+    for group in optimizer.param_groups if isinstance(optimizer, getattr(torch.optim, "Adafactor", ())) else ():
+        if group["eps"][0] is None and len({param.dtype for param in group["params"]}) > 1:
+            raise UsageError(
+                "replicas=2 with Adafactor, which takes eps=None from the first tensor of a group, and a group of "
+                "several dtypes: pass eps=(1e-7, 1e-3), or a group for each dtype"
+            )
 
 
 @contextmanager
@@ -255,30 +360,20 @@ def _alone(optimizer: torch.optim.Optimizer, others: dict[str, Any]) -> Iterator
     optimizer._optimizer_step_post_hooks = OrderedDict()
     hooks._global_optimizer_pre_hooks = OrderedDict()
     hooks._global_optimizer_post_hooks = OrderedDict()
-    _answer(optimizer.state, dict)
+    answer(optimizer.state, dict)
     try:
         yield
     finally:
         optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = kept
         hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks = of_all
-        _answer(optimizer.state, _refuse_lookup)
+        answer(optimizer.state, refuse_lookup)
         if scale is not None:
             optimizer.grad_scale = scale  # type: ignore[attr-defined]
 
 
-def _answer(state: dict[Any, State], missing: Callable[[], Any]) -> None:
-    """Set ``missing`` as the default factory of ``state``."""
-    if isinstance(state, defaultdict):
-        state.default_factory = missing
+def _values(pieces: Sequence[Kept]) -> list[torch.Tensor]:
+    return [flat(param)[piece.begin : piece.end] for param, piece, _ in pieces]
 
 
-def _refuse_lookup() -> State:
-    raise UsageError(
-        "optimizer.state of a parameter with shard_state=True: other ranks have it, or parts of it. Call "
-        "optimizer.consolidate_state_dict(to=None) on every rank, and change what state_dict() gives; load it again"
-    )
-
-
-def _of_no_tensor(state: dict[Any, State]) -> dict[Any, State]:
-    """Entries of an optimizer's state whose key is not a parameter."""
-    return {key: value for key, value in state.items() if not isinstance(key, torch.Tensor)}
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)

@@ -12,8 +12,8 @@ ranks, each keeps 1/N of the state, steps with that part, and gathers the other 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -34,12 +34,35 @@ CHUNK_BYTES = 2**24
 """Size of the memory for the exchange, for parameters of any size: sharding must not cost what it saves."""
 
 
+def copy_holders(hosts: Sequence[str]) -> list[int]:
+    """Rank that keeps the copy of each rank's part, by the hosts of the ranks: each keeps one, of another rank.
+
+    >>> copy_holders(["a", "a", "a"]), copy_holders(["a", "a", "b", "b"]), copy_holders(["a", "a", "b"])
+    ([1, 2, 0], [2, 3, 0, 1], [2, 0, 1])
+
+    The copy is on another host for all ranks, unless a host has more than half of them: then for as many as possible.
+    """
+    size, most = len(hosts), max(Counter(hosts).values())
+    by_host = sorted(range(size), key=lambda rank: (hosts.index(hosts[rank]), rank))
+    shift = most if most < size else 1  # so far that no host reaches itself
+    found = {rank: by_host[(place + shift) % size] for place, rank in enumerate(by_host)}
+    return [found[rank] for rank in range(size)]
+
+
 class ShardPiece(NamedTuple):
     """Elements ``begin`` to ``end - 1`` of a flat parameter; the rank ``owner`` keeps their state."""
 
     owner: int
     begin: int
     end: int
+
+
+class Kept(NamedTuple):
+    """A piece of a parameter, and the tensor that the optimizer steps instead of the parameter."""
+
+    param: torch.Tensor
+    piece: ShardPiece
+    view: torch.Tensor
 
 
 class _Travelling(NamedTuple):
@@ -52,11 +75,16 @@ class _Travelling(NamedTuple):
 
 @final
 class StateShards:
-    """Parts of parameters among ``size`` ranks. ``splits``: a tensor may be cut, because elements are independent."""
+    """Parts of parameters among ``size`` ranks. ``splits``: a tensor may be cut, because elements are independent.
 
-    def __init__(self, rank: int, size: int, splits: bool) -> None:
+    ``holders``: the rank that keeps a copy of each rank's part; no copies if empty.
+    """
+
+    def __init__(self, rank: int, size: int, splits: bool, holders: Sequence[int] = ()) -> None:
         self.rank, self.size = rank, size
-        self._splits = splits
+        self._splits, self._holders = splits, list(holders)
+        self.parts = [rank, *(owner for owner, holder in enumerate(holders) if holder == rank)]
+        """Parts whose state this rank keeps, by their owners: its own, and the one that it copies."""
         self._pieces: dict[torch.Tensor, list[ShardPiece]] = {}
         self._loads = [0] * size
         self._views: dict[tuple[torch.Tensor, int], torch.Tensor] = {}
@@ -75,11 +103,16 @@ class StateShards:
             self._pieces[param] = [ShardPiece(owner, 0, param.numel())]
             self._loads[owner] += param.numel()
 
-    def own(self, param: torch.Tensor) -> Iterator[tuple[ShardPiece, torch.Tensor]]:
-        """This rank's parts of a parameter, each with the tensor that the optimizer steps instead of the parameter."""
+    def fits(self, rank: int, size: int, holders: Sequence[int]) -> bool:
+        """True if this is the assignment for these ranks."""
+        return (self.rank, self.size, self._holders) == (rank, size, list(holders))
+
+    def kept(self, param: torch.Tensor, parts: Sequence[int] | None = None) -> Iterator[Kept]:
+        """Pieces of a parameter whose state this rank keeps; only of ``parts``, if given."""
+        wanted = self.parts if parts is None else parts
         for piece in self._pieces[param]:
-            if piece.owner == self.rank:
-                yield piece, self._view(param, piece)
+            if piece.owner in wanted:
+                yield Kept(param, piece, self._view(param, piece))
 
     def require_steady(self, params: Iterable[torch.Tensor]) -> None:
         """Raise on every rank, before the step, for a parameter that cannot be stepped in parts."""
@@ -100,20 +133,20 @@ class StateShards:
     @contextmanager
     def in_place_of(self, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
         """Context in which the groups of an optimizer list only this rank's parts, each with its gradient."""
-        whole = [group["params"] for group in groups]
-        parts = [[self._graded(param, *own) for param in params for own in self.own(param)] for params in whole]
         try:
-            for group, own in zip(groups, parts, strict=True):
-                group["params"] = own
-            yield
+            with listed(groups, lambda param: [_graded(each) for each in self.kept(param)]):
+                yield
         finally:
-            for group, params in zip(groups, whole, strict=True):
-                group["params"] = params
             for view in self._views.values():
                 view.grad = None
 
-    def exchange(self, lane: PlannedLane, params: Sequence[torch.Tensor]) -> None:
-        """Exchange the stepped parts of ``params`` between all ranks."""
+    def exchange(
+        self, lane: PlannedLane, params: Sequence[torch.Tensor], step: Callable[[list[Kept]], list[torch.Tensor]]
+    ) -> None:
+        """Exchange this rank's part of ``params`` with all ranks, as ``step`` returns the values of its pieces.
+
+        Pieces whose state this rank keeps are left as they are.
+        """
         if self._lane is not lane:
             self._lane, self._memory, self._rounds = lane, {}, {}
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -125,8 +158,9 @@ class StateShards:
             key = list(map(id, stepped))
             if self._rounds.get(dtype, ([], []))[0] != key:
                 self._rounds[dtype] = key, self._planned(stepped, memory.numel() // self.size)
+            values = _Values([each for param in stepped for each in self.kept(param, [self.rank])], step)
             for each in self._rounds[dtype][1]:
-                each.run(lane, memory, self.rank)
+                each.run(lane, memory, self.rank, self.parts, values)
 
     # -- states -------------------------------------------------------------------------------------------------------
 
@@ -134,7 +168,7 @@ class StateShards:
         """Reduce ``states`` of whole parameters to this rank's parts; values for all elements are kept in each part."""
         for param in [param for param in states if param in self._pieces]:
             state = states.pop(param)
-            for piece, view in self.own(param):
+            for _, piece, view in self.kept(param):
                 states[view] = state if view is param else {k: _part(v, param, piece) for k, v in state.items()}
 
     def joined(self, param: torch.Tensor, parts: dict[int, State]) -> State:
@@ -157,6 +191,8 @@ class StateShards:
             ends = [end if end == numel else end - end % ALIGNED for end in ends]
             bounds = zip(range(self.size), [0, *ends], ends, strict=False)
             pieces = [ShardPiece(*bound) for bound in bounds if bound[1] < bound[2]]
+            if self._holders and param.is_contiguous():
+                pieces = [small for piece in pieces for small in _small(piece)]
             self._pieces[param] = pieces or [ShardPiece(0, 0, 0)]  # a parameter without elements still has a state
             first += numel
 
@@ -167,11 +203,6 @@ class StateShards:
         view = self._views.setdefault((param, piece.begin), flat)  # one object for all steps: it is the state's key
         if view.data_ptr() != flat.data_ptr():  # the script has replaced the parameter's memory
             view.data = flat
-        return view
-
-    def _graded(self, param: torch.Tensor, piece: ShardPiece, view: torch.Tensor) -> torch.Tensor:
-        if view is not param and param.grad is not None:
-            view.grad = param.grad.detach().reshape(-1)[piece.begin : piece.end]
         return view
 
     def _memory_of(self, lane: PlannedLane, dtype: torch.dtype) -> torch.Tensor:
@@ -211,17 +242,78 @@ class _Round:
         self._first = [sum(self._counts[:rank]) for rank in range(size)]
         self._given = [_Travelling(param, piece, self._first[piece.owner] + place) for param, piece, place in given]
 
-    def run(self, lane: PlannedLane, memory: torch.Tensor, rank: int) -> None:
-        """Copy this rank's pieces in, gather, and copy the other ranks' pieces out."""
+    def run(self, lane: PlannedLane, memory: torch.Tensor, rank: int, parts: Sequence[int], values: _Values) -> None:
+        """Copy this rank's pieces in, gather, and copy out the pieces that are not in ``parts``."""
         for param, piece, offset in self._given:
             if piece.owner == rank:
-                memory[offset : offset + piece.end - piece.begin] = flat(param)[piece.begin : piece.end]
+                memory[offset : offset + piece.end - piece.begin] = values.of(param, piece)
         begin, count = self._first[rank], self._counts[rank]
         whole = adapter.array(memory[: sum(self._counts)])
         lane.allgather("parameters", whole.slice(begin, count), whole, self._counts)
         for param, piece, offset in self._given:
-            if piece.owner != rank:
+            if piece.owner not in parts:
                 flat(param)[piece.begin : piece.end] = memory[offset : offset + piece.end - piece.begin]
+
+
+@final
+class _Values:
+    """Values of this rank's pieces, in their order, that ``step`` returns for a few pieces at a time."""
+
+    def __init__(self, pieces: Sequence[Kept], step: Callable[[list[Kept]], list[torch.Tensor]]) -> None:
+        self._pieces, self._step = deque(pieces), step
+        self._ready: deque[tuple[Kept, torch.Tensor]] = deque()
+
+    def of(self, param: torch.Tensor, part: ShardPiece) -> torch.Tensor:
+        """Values of a part of the current piece, or of a later one."""
+        while not self._ready or self._ready[0][0].param is not param or self._ready[0][0].piece.end < part.end:
+            if self._ready:
+                self._ready.popleft()
+            if not self._ready:
+                taken = self._taken()
+                self._ready.extend(zip(taken, self._step(taken), strict=True))
+        (_, piece, _), values = self._ready[0]
+        return values[part.begin - piece.begin : part.end - piece.begin]
+
+    def _taken(self) -> list[Kept]:
+        taken, most = [self._pieces.popleft()], CHUNK_BYTES // 4
+        while self._pieces and sum(each.view.numel() for each in [*taken, self._pieces[0]]) <= most:
+            taken.append(self._pieces.popleft())
+        return taken
+
+
+@contextmanager
+def listed(groups: Sequence[dict[str, Any]], parts: Callable[[torch.Tensor], list[torch.Tensor]]) -> Iterator[None]:
+    """Context in which the groups of an optimizer list ``parts`` of each parameter in its place."""
+    whole = [group["params"] for group in groups]
+    found = [[part for param in params for part in parts(param)] for params in whole]
+    try:
+        for group, own in zip(groups, found, strict=True):
+            group["params"] = own
+        yield
+    finally:
+        for group, params in zip(groups, whole, strict=True):
+            group["params"] = params
+
+
+def gradient(kept: Kept) -> torch.Tensor | None:
+    """Gradient of a piece, shaped as the tensor that the optimizer steps; ``None`` if there is none."""
+    grad = kept.param.grad
+    if grad is None or kept.view is kept.param:
+        return grad
+    return grad.detach().reshape(-1)[kept.piece.begin : kept.piece.end]
+
+
+def _graded(kept: Kept) -> torch.Tensor:
+    if kept.view is not kept.param:
+        kept.view.grad = gradient(kept)
+    return kept.view
+
+
+def _small(piece: ShardPiece) -> Iterator[ShardPiece]:
+    """Parts of ``piece`` of which a step aside may have a copy: they take no more memory than the exchange."""
+    count = max(ALIGNED, CHUNK_BYTES // 4 - CHUNK_BYTES // 4 % ALIGNED)
+    for begin in range(piece.begin, piece.end, count):
+        yield ShardPiece(piece.owner, begin, min(begin + count, piece.end))
 
 
 def flat(param: torch.Tensor) -> torch.Tensor:

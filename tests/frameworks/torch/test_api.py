@@ -47,7 +47,7 @@ SIGNATURES = {
     "SyncBatchNorm": "num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True, process_set",
     "DistributedOptimizer": "optimizer, named_parameters=None, compression, backward_passes_per_step=1, op=0, "
     "gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, process_set, "
-    "virtual_workers=None, shard_state=False",
+    "virtual_workers=None, shard_state=False, replicas=1",
     "start_timeline": "file_path, mark_cycles=False",
 }
 

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -34,7 +35,8 @@ class Plan(msgspec.Struct, frozen=True):
     """``epochs`` are trained, and as many more as it takes until a later generation has trained ``until_size`` ranks.
 
     ``commit_every`` steps workers may come and go; ``loaders`` are processes that prepare batches. Rank 1 does not see
-    the end of the vote of step ``torn``, which the others do.
+    the end of the vote of step ``torn``, which the others do. ``replicas`` of each part of the optimizer's state are
+    kept; 0: every rank keeps the whole.
     """
 
     faults: list[Fault] = []
@@ -43,6 +45,7 @@ class Plan(msgspec.Struct, frozen=True):
     commit_every: int = 1
     loaders: int = 0
     torn: int = -1
+    replicas: int = 0
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -138,7 +141,9 @@ class Training:
 
     def __init__(self, folder: str, plan: Plan) -> None:
         self.plan, self.eaten = plan, 0
-        self.model, self.optimizer, self.scheduler, self.scaler = model_and_more(hvd.DistributedOptimizer)
+        self.model, self.optimizer, self.scheduler, self.scaler = model_and_more(
+            partial(hvd.DistributedOptimizer, shard_state=plan.replicas > 0, replicas=max(1, plan.replicas))
+        )
         self.sampler = hvd.elastic.ElasticSampler(Samples(), seed=3)
         self.loader = hvd.elastic.DataLoader(
             Samples(), global_batch_size=GLOBAL_BATCH, sampler=self.sampler, num_workers=plan.loaders

@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, Make] = {
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.01, momentum=0.5, centered=True),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.01),
     "nadam": lambda params: torch.optim.NAdam(params, lr=0.01),
-    "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.01),
+    "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.01, eps=(1e-7, 1e-3)),
     "lamb": lambda params: optim.LAMB(params, lr=0.01),
     "larc": lambda params: optim.LARC(torch.optim.SGD(params, lr=0.1, momentum=0.9)),
 }
@@ -109,16 +109,86 @@ def check_weights_and_states_are_those_of_the_replicated_optimizer() -> None:
 
 
 def check_each_rank_keeps_its_part_of_the_state() -> None:
-    def kept(optimizer: Any) -> int:
-        states = (value for state in optimizer.state.values() for value in state.values())
-        return sum(value.numel() for value in states if isinstance(value, torch.Tensor))
-
     model, other = Net(), Net()
     whole, shared = _distributed(OPTIMIZERS["adamw"], model, False), _distributed(OPTIMIZERS["adamw"], other, True)
     for each, optimizer in ((model, whole), (other, shared)):
         _trained(OPTIMIZERS["adamw"], range(2), each, optimizer)
-    assert kept(shared) <= kept(whole) * (1 / hvd.size() + 0.05), (kept(shared), kept(whole))
-    assert sum(hvd.allgather_object(kept(shared), name="kept")) >= kept(whole)
+    assert _kept(shared) <= _kept(whole) * (1 / hvd.size() + 0.05), (_kept(shared), _kept(whole))
+    assert sum(hvd.allgather_object(_kept(shared), name="kept")) >= _kept(whole)
+
+
+def _kept(optimizer: Any) -> int:
+    states = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.numel() for value in states if isinstance(value, torch.Tensor))
+
+
+def check_with_replicas_weights_and_states_are_those_of_the_replicated_optimizer() -> None:
+    """Where steps are voted; each part is on two ranks, which have the same bits of it."""
+    for name, make in OPTIMIZERS.items():
+        least = int(name == "adafactor")
+        models = Net(least), Net(least)
+        whole, shared = _distributed(make, models[0], False), _distributed(make, models[1], True, replicas=2)
+        states = [hvd.elastic.TorchState(*pair) for pair in zip(models, (whole, shared), strict=True)]
+        for model, optimizer in zip(models, (whole, shared), strict=True):
+            _trained(make, range(4), model, optimizer)
+        _same(*models, name)
+        assert [state._step_vote.step for state in states] == [4, 4]
+        if hvd.size() > 2:
+            total, mine = shared.parts_here
+            assert (total, len(mine)) == (hvd.size(), 2)
+            found = hvd.allgather_object({part: _kept_part(shared, part) for part in mine}, name="parts")
+            for part in range(total):
+                one, other = (each[part] for each in found if part in each)
+                _same_tree(one, other, f"{name}: part {part}")
+        assert name != "adamw" or _kept(shared) <= _kept(whole) * (min(1.0, 2 / hvd.size()) + 0.05)
+        shared.consolidate_state_dict(to=None)
+        _same_tree(whole.state_dict(), shared.state_dict(), name)
+
+
+def _kept_part(optimizer: Any, number: int) -> Any:
+    return copy.deepcopy(optimizer.part(number, ahead=False))
+
+
+def check_replicas_without_a_vote_are_without_effect_and_wrong_ones_are_refused() -> None:
+    model = Net()
+    one, two = (_distributed(OPTIMIZERS["adam"], Net(), True, replicas=replicas) for replicas in (1, 2))
+    for optimizer in (one, two):
+        _trained(OPTIMIZERS["adam"], range(1), model, optimizer)
+    assert _kept(one) == _kept(two)
+    for replicas in (0, 3):
+        with pytest.raises(UsageError, match=f"replicas={replicas}: use 1, or 2"):
+            hvd.DistributedOptimizer(_sgd(model), shard_state=True, replicas=replicas)
+    with pytest.raises(UsageError, match="replicas=2 without shard_state"):
+        hvd.DistributedOptimizer(_sgd(model), replicas=2)
+    with pytest.raises(UsageError, match="a group of several dtypes"):
+        hvd.DistributedOptimizer(torch.optim.Adafactor(Net(1).parameters()), shard_state=True, replicas=2)
+
+
+def check_a_script_cannot_change_a_state_that_is_in_parts() -> None:
+    model = Net()
+    optimizer = _distributed(OPTIMIZERS["adam"], model, True)
+    optimizer.state.pop(model.first.weight, None)  # nothing is there yet
+    _trained(OPTIMIZERS["adam"], range(2), model, optimizer)
+    change: list[Callable[[Any], Any]] = [
+        lambda state: state.pop(model.first.weight, None),
+        lambda state: state.__setitem__(model.first.weight, {}),
+        lambda state: state.__delitem__(model.first.weight),
+    ]
+    for each in change if hvd.size() > 1 else ():
+        with pytest.raises(UsageError, match=r"consolidate_state_dict\(to=None\) on every rank"):
+            each(optimizer.state)
+    optimizer.consolidate_state_dict(to=None)
+    state = optimizer.state_dict()
+    if hvd.size() == 1:
+        assert optimizer.state.pop(model.first.weight)
+        return
+    state["state"].pop(0)  # as the error says
+    optimizer.load_state_dict(state)
+    assert float(optimizer.state.pop(model.first.bias)["step"]) == 2
+    _trained(OPTIMIZERS["adam"], range(2, 3), model, optimizer)
+    optimizer.consolidate_state_dict(to=None)
+    steps = {float(state["step"]) for state in optimizer.state_dict()["state"].values()}
+    assert 1.0 in steps, "the state that was removed has begun anew"
 
 
 def check_a_state_goes_on_in_either_kind_of_optimizer_and_over_the_ranks() -> None:
@@ -227,10 +297,14 @@ def check_a_parameter_larger_than_the_memory_it_travels_through() -> None:
 
     state_shards.CHUNK_BYTES, kept = 1024, state_shards.CHUNK_BYTES
     try:
-        models = Net(), Net()
-        for model, shard in zip(models, (False, True), strict=True):
-            _trained(OPTIMIZERS["sgd"], range(3), model, _distributed(OPTIMIZERS["sgd"], model, shard))
-        _same(*models, "in rounds")
+        models = Net(), Net(), Net()
+        for model, (shard, replicas) in zip(models, ((False, 1), (True, 1), (True, 2)), strict=True):
+            optimizer = _distributed(OPTIMIZERS["sgd"], model, shard, replicas=replicas)
+            state = hvd.elastic.TorchState(model, optimizer) if replicas == 2 else None
+            _trained(OPTIMIZERS["sgd"], range(3), model, optimizer)
+            del state
+        _same(*models[:2], "in rounds")
+        _same(*models[1:], "in rounds and twice")
     finally:
         state_shards.CHUNK_BYTES = kept
 
@@ -277,9 +351,10 @@ def check_an_optimizer_of_ones_own_is_shared_out_by_tensor_if_one_says_so() -> N
     with pytest.raises(UsageError, match="'by tensor'"):
         hvd.DistributedOptimizer(PerTensor(models[0].parameters()), shard_state=True)
     saved = []
-    kinds: list[bool | str] = [False, "by tensor"]
-    for model, shard in zip(models, kinds, strict=True):
-        optimizer: Any = hvd.DistributedOptimizer(PerTensor(model.parameters()), shard_state=shard)
+    kinds: list[tuple[bool | str, int]] = [(False, 1), ("by tensor", 1), ("by tensor", 2)]
+    for model, (shard, replicas) in zip((*models, Net(1)), kinds, strict=True):
+        optimizer: Any = hvd.DistributedOptimizer(PerTensor(model.parameters()), shard_state=shard, replicas=replicas)
+        state = hvd.elastic.TorchState(model, optimizer) if replicas == 2 else None
         for step in range(3):
             model.loss(step).backward()
             optimizer.step()
@@ -287,9 +362,9 @@ def check_an_optimizer_of_ones_own_is_shared_out_by_tensor_if_one_says_so() -> N
         if shard:
             optimizer.consolidate_state_dict(to=None)
         saved.append(optimizer.state_dict())
-    _same(*models, "by tensor")
-    _same_tree(saved[0], saved[1], "by tensor")
-    assert saved[1]["state"]["global"] == {"steps": 3}
+        _same(models[0], model, ("by tensor", replicas, state))
+        _same_tree(saved[0], saved[-1], "by tensor")
+    assert saved[2]["state"]["global"] == {"steps": 3}
 
 
 def check_who_wraps_it_again_goes_on_with_the_whole_or_is_told() -> None:

@@ -136,11 +136,12 @@ def DistributedOptimizer(  # noqa: N802 (used like a class)
     process_set: ProcessSet = global_process_set,
     virtual_workers: VirtualWorkers | int | None = None,
     shard_state: bool | str = False,
+    replicas: int = 1,
 ) -> _DistributedOptimizer | _DistributedAdasumOptimizer:
     """``farandole.torch.DistributedOptimizer``; the class of the result is in this module."""
     made: Any = farandole.torch.DistributedOptimizer(
         optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
-        num_groups, groups, sparse_as_dense, process_set, virtual_workers, shard_state,
+        num_groups, groups, sparse_as_dense, process_set, virtual_workers, shard_state, replicas,
     )  # fmt: skip
     front: type = _DistributedAdasumOptimizer if isinstance(made, AdasumOptimizer) else _DistributedOptimizer
     front = _DistributedShardedOptimizer if isinstance(made, ShardedOptimizer) else front
