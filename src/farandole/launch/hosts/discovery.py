@@ -16,6 +16,7 @@ reading thread sets ``_found`` and signals ``_bell``; the loop reads and clears 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import shutil
@@ -46,7 +47,8 @@ class Discovery(ABC):
 
     def __init__(self, source: str, every_s: float = EVERY_S) -> None:
         self._source, self._every_s = source, every_s
-        self._again = f"it is looked at again every {every_s:g} s"
+        when = f"every {every_s:g} s" if every_s < math.inf else "when a host is lost"
+        self._again = f"it is looked at again {when}"
         self.say: Callable[[str], object] = lambda _: None
         """Prints a text for the user."""
         self._last: tuple[Host, ...] | None = None
@@ -201,7 +203,7 @@ class PrintedHosts(Discovery):
     @property
     def deadline_s(self) -> float | None:
         """Time of the next start, or of the timeout of the current run."""
-        return self._next_s
+        return self._next_s if self._next_s < math.inf else None
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -268,8 +270,9 @@ class Script(PrintedHosts):
 class SlurmNodes(PrintedHosts):
     """Nodes of a Slurm job, which its owner may shrink or grow while it runs (``scontrol update``).
 
-    ``hosts``: the initial nodes. ``squeue`` runs every ``every_s`` seconds, and after the loss of a host: Slurm kills
-    the processes on nodes that it removes. A new node has the most common number of slots of the initial nodes.
+    ``hosts``: the initial nodes. ``squeue`` runs every ``every_s`` seconds (infinity: never), and after the loss of a
+    host: Slurm kills the processes on nodes that it removes. A new node has the most common number of slots of the
+    initial nodes.
     """
 
     def __init__(self, job: str, hosts: Sequence[Host], every_s: float, variables: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ Sources of hosts: the output of a script, a file, ``-H``, Slurm's allocation, or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import final
 
@@ -71,9 +72,9 @@ def elastic_job(
     elif slurm is not None and means.launcher != "local":
         known = list(slurm.tasks)
         own = [Host(host, settings.slots_per_host or tasks) for host, tasks in slurm.tasks.items()]
-        discovery = (
-            SlurmNodes(slurm.job, own, settings.slurm_look_s, variables) if settings.slurm_look_s else Fixed(own)
-        )
+        # Leases let a run grow: the nodes of the leader are looked at only after the loss of one, not every minute.
+        look_s = math.inf if run_folder and settings.slurm_look_s else settings.slurm_look_s
+        discovery = SlurmNodes(slurm.job, own, look_s, variables) if look_s else Fixed(own)
     else:
         known = [here]
         most = settings.min_np if run_folder else settings.max_np or settings.min_np
