@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farandole.data.formats.example import parse_example
@@ -53,6 +53,8 @@ def as_we_have_it(record: bytes) -> dict[str, Any]:
     return {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in found.items()}
 
 
+# The profile of conftest.py is not loaded here, and the first text takes seconds beside other tests.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.text(max_size=10), LISTS, max_size=6))
 def examples_of_tensorflow_are_read_as_it_reads_them(features: dict[str, Any]) -> None:
     message = written(features)
