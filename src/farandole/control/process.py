@@ -63,10 +63,12 @@ NOT_FOUND = 127
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _BOUND = f"""\
-import ctypes, os, sys
+import _signal, ctypes, os, sys
 number, parent, *command = sys.argv[1:]
 ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, int(number))
 if os.getppid() == int(parent):
+    for ignored in _signal.SIGPIPE, _signal.SIGXFSZ:  # by the interpreter, and so by what it executes
+        _signal.signal(ignored, _signal.SIG_DFL)
     os.execvp(command[0], command)
 """
 """Program that ``bound`` puts before a command; it exits at once if the parent died before ``prctl``."""

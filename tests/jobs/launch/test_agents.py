@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UsageError
+from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import Agents, AgentStarter, StarterGroup
 from farandole.launch.agents.local import Local
 from farandole.launch.agents.srun import Srun
@@ -131,6 +133,26 @@ def test_a_child_that_is_added_does_not_outlive_the_launcher_either() -> None:
     deadline = time.monotonic() + 30.0
     while os.path.exists(f"/proc/{pid}") and b") Z " not in Path(f"/proc/{pid}/stat").read_bytes():
         assert time.monotonic() < deadline
+
+
+def test_a_child_that_is_added_has_the_limits_from_before_the_router_raised_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = (
+        "import sys, resource; sys.stdin.readline(); print(*resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)"
+    )
+    monkeypatch.setattr("farandole.launch.agents.local.entry_command", lambda _: [sys.executable, "-c", limits])
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Agents([], Settings(), captured=True) as agents:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+        try:
+            agent = agents.add(StarterGroup(Local(), ("a",)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        agent.config(LaunchedAgentConfig.of(Settings(), [], ""))
+        while agent.code is None:
+            agent.attend()
+    assert agent.said == f"{before[0]} {before[1]}"
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text()))

@@ -165,6 +165,27 @@ def test_a_failed_controller_whose_output_nobody_reads_holds_up_nothing_else(job
         assert numbers[-1] == 6000
 
 
+def test_a_failed_controller_whose_error_nobody_reads_has_a_successor(job: StartJob, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    into_pipe = ["bash", "-c", 'exec "$@" 2>pipe', "bash"]
+    running = job("-np", "1", "--min-np", "1", bash=NOTICING, before=into_pipe)
+    running.prints("up")
+    writer = os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.close(writer)
+    fail_controller(running.process.pid)
+    running.process.send_signal(signal.SIGUSR1)
+    running.prints("noticed")
+    os.set_blocking(reader, True)
+    with open(reader, "rb") as errors:
+        text = errors.read().decode()
+    assert running.end() == 0
+    assert text.count(FAILED) == 1
+
+
 PATIENT = """
 trap 'echo told; until [ -e go ]; do read -t 0.01 <> <(:); done; echo had time; exit 0' TERM
 echo up

@@ -302,6 +302,12 @@ def test_a_script_that_cannot_start_ends_the_job(job: StartJob) -> None:
     assert "    why" in running.stderr
 
 
+def test_a_network_interface_that_is_not_there_is_an_error_of_the_user(job: StartJob) -> None:
+    running = job("--min-np", "1", "-H", "localhost:1,127.0.0.2:1", "--network-interface", "nope0", bash="true")
+    assert running.end() == 2
+    assert running.stderr.startswith("farandole run: --network-interface nope0: this host has no interface nope0")
+
+
 def test_killing_the_launcher_leaves_nothing(train: Train) -> None:
     running = train("-np", "2", "--min-np", "1")
     generation(running, lambda _, size: size == 2)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import time
@@ -139,6 +140,11 @@ class AgentProcess:
             file.write(pack(msgspec.json.encode, config, exact=True) + b"\n")
         os.set_blocking(self._input, False)  # only now: the line above must be written completely
 
+    def limit_descriptors(self, limits: tuple[int, int]) -> None:
+        """Set its soft and hard limit, which workers inherit; call it before ``config``, without which none start."""
+        with contextlib.suppress(OSError):  # it has exited
+            resource.prlimit(self._pid, resource.RLIMIT_NOFILE, limits)
+
     def tell(self, text: bytes) -> bytes:
         """Write to the agent's standard input, after its config, without blocking; return the bytes not written."""
         self._told = True
@@ -149,8 +155,10 @@ class AgentProcess:
     def attend(self) -> None:
         """Read its output and its exit status."""
         # Exit status before output: then all its output has arrived, and is read below for ``explain``.
-        if self.code is None and os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            self.code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        if self.code is None and (ended := os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            # Before it is reaped: a controller that failed in between would leave a child of which nobody can hear.
+            self.code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            os.waitpid(self._pid, 0)
         with contextlib.suppress(BlockingIOError):
             while self._listening:
                 text = os.read(self._output, 2**16)
@@ -207,6 +215,7 @@ class Agents:
         self, groups: Sequence[StarterGroup], settings: Settings, *, captured: bool, death_signal: int | None = None
     ) -> None:
         self._settings, self._death_signal = settings, death_signal
+        self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._processes: list[AgentProcess] = []
         try:
             for group in groups:
@@ -223,9 +232,10 @@ class Agents:
         return next(each for each in self._processes if host in each.hosts)
 
     def add(self, group: StarterGroup) -> AgentProcess:
-        """Start another child while the job runs, whose router has threads."""
+        """Start another child while the job runs, whose router has threads and has raised the limit of descriptors."""
         one = AgentProcess(group, self._settings, captured=True, death_signal=self._death_signal, threads=True)
         self._processes.append(one)
+        one.limit_descriptors(self._descriptors)
         return one
 
     def drop(self, agent: AgentProcess) -> None:

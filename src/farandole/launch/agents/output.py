@@ -68,6 +68,11 @@ class JobOutput:
         """True if the launcher has confirmed all output; call it after the pumps have ended."""
         return all(wire.idle for wire in self._wires)
 
+    @property
+    def has_ended(self) -> bool:
+        """True after ``finish``, when everything is written: ``say`` prints nothing then."""
+        return not any(pump.is_alive() for pump in self._pumps)
+
     def add(self, stream: int, fd: int, tag: Tag, sink: Sink | None = None) -> OutputSource:
         """Copy lines from ``fd`` to a stream, or to a separate ``sink``."""
         return self._pumps[stream].add(fd, sink or self._sinks[stream], tag)

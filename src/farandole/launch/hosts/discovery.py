@@ -7,10 +7,10 @@
 No call blocks. A failed read is reported once, and the hosts stay unchanged (initially none).
 
 All of it runs in the thread of the controller's loop, except ``Watched._read``: a read of a file system that does not
-answer never times out, and a controller that waited for it would be killed as hung, and so would the next one. The
-reading thread sets ``_found`` and signals ``_bell``; the loop reads and clears ``_found``. Only the loop uses
-``_is_reading``, which lets one thread run at a time, so each field has one writer, and no lock is needed. A
-``Discovery`` is made in the launcher and used in forked controllers; hence it opens nothing before ``look``.
+answer never times out, and a controller that waited for it would stop the job. The reading thread sets ``_found`` and
+signals ``_bell``; the loop reads and clears ``_found``. Only the loop uses ``_is_reading``, which lets one thread run
+at a time, so each field has one writer, and no lock is needed. A ``Discovery`` is copied for each controller
+(``elastic_launcher``); hence it opens nothing before ``look``.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Watched(Discovery):
         os.eventfd_write(self._bell, 1)  # last: the loop reads ``_found`` after this signal
 
     def close(self) -> None:
-        """Free the descriptor, unless a read is in progress: then the process is about to exit."""
+        """Free the descriptor, unless a read is in progress: then the thread still signals it."""
         if self._bell >= 0 and not self._is_reading:
             os.close(self._bell)
             self._bell = -1

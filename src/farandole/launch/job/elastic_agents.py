@@ -106,6 +106,7 @@ class ElasticAgents:
         """Remove the agent of a host."""
         agent = self._by_host.pop(host, None)
         if isinstance(agent, AgentProcess):
+            agent.hosts = ()  # else its exit would count as that of its successor
             self._replaced.append(agent)
 
     def keep_running(self) -> None:
@@ -116,7 +117,7 @@ class ElasticAgents:
 
     def drop_exited(self) -> None:
         """Free the resources of exited children; call it once after each update of the watched descriptors."""
-        for child in self._unwatched:
-            self._children.drop(child)
+        while self._unwatched:
+            self._children.drop(self._unwatched.pop())
         self._replaced = [child for child in self._replaced if child.code is None or child.fds]
         self._unwatched = [child for child in self._children if child.code is not None and not child.fds]

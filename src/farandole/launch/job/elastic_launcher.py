@@ -36,7 +36,7 @@ from farandole.elastic.membership.policy import Policy
 from farandole.engines.choose import choose
 from farandole.errors import FarandoleError, UsageError
 from farandole.launch.agents.agents import Agents, print_now
-from farandole.launch.agents.output import Receipts
+from farandole.launch.agents.output import STDERR, Receipts
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.leader_log import SupersededError
 from farandole.launch.job.elastic_agents import ElasticAgents
@@ -126,15 +126,21 @@ class _Controllers:
                 return self._serve(settings, agents)
             except Exception as error:
                 if not self._listen and isinstance(error, FarandoleError):
-                    raise  # this controller could not even listen
+                    raise  # the settings are wrong: this controller could not even listen
                 now = time.monotonic()
                 failures = [*(each for each in failures if now - each < WITHIN_S), now]
                 why = f"the controller has failed: {type(error).__name__}: {error}"
                 if len(failures) >= MOST_FAILURES:
                     return JobResult(1, f"{why}; it is the {MOST_FAILURES}th within {WITHIN_S:g} s")
-                text = f"{traceback.format_exc()}farandole: {why}: another one takes over\n"
-            print_now(printed(text))
+                self._say(f"{traceback.format_exc()}farandole: {why}: another one takes over\n")
             agents.keep_running()
+
+    def _say(self, text: str) -> None:
+        output = self._handover.output.output
+        if output.has_ended:
+            print_now(printed(text))
+        else:  # the next controller does not wait for a reader who does not read
+            output.say(STDERR, printed(text))
 
     def _serve(self, settings: Settings, agents: ElasticAgents) -> JobResult:
         with contextlib.ExitStack() as held:
@@ -142,8 +148,8 @@ class _Controllers:
             elastic = msgspec.structs.replace(self._elastic, discovery=copy.deepcopy(self._elastic.discovery))
             router = held.enter_context(Router(JobKeys.from_secret(self._secret), self._listen or self._first()))
             held.push(self._end_children)  # after the loop, which watches their descriptors
+            agents.addresses = self._addresses(router.address, settings)
             self._listen = router.address
-            agents.addresses = self._addresses(settings)
             if self._monitor is not None:
                 self._monitor.contact(agents.addresses, self._secret)
             lines = self._journal.lines()
@@ -173,8 +179,8 @@ class _Controllers:
     def _first(self) -> str:
         return everywhere(self._elastic.job.settings.ports) if self._elastic.reaches_out else own_host_only()
 
-    def _addresses(self, settings: Settings) -> list[str]:
-        return own_endpoints(self._listen, settings.network_interface) if self._elastic.reaches_out else [self._listen]
+    def _addresses(self, listen: str, settings: Settings) -> list[str]:
+        return own_endpoints(listen, settings.network_interface) if self._elastic.reaches_out else [listen]
 
     def _adopt(self, membership: Recorded) -> bool:
         """Give a new membership the workers of the previous leader; False if there are none."""

@@ -131,10 +131,14 @@ class ElasticLoop(Loop):
         for host in counts:
             if host not in self._inherited:
                 self._lost(host, f"the agent of {host} {self._why_gone(host)}")
-        signals, self._handover.signals = self._handover.signals, []
-        unpassed, self._handover.unpassed = self._handover.unpassed, []
-        for number in (*signals, *unpassed):
-            self._hear(number)
+        self._passing = [(number, set(self._inherited)) for number in self._handover.unpassed]
+        self._confirm()
+        self._repeat_end()
+
+    def _repeat_end(self) -> None:
+        """Repeat what users have ordered before."""
+        if self._handover.signals:
+            self._obey_signals()
 
     @property
     def _reconnect_s(self) -> float:
@@ -165,6 +169,7 @@ class ElasticLoop(Loop):
         return super()._fds | set(self._discovery.fds if self._orders is None else ())
 
     def _pass_on(self, number: int, hosts: Collection[str]) -> list[str]:
+        self._handover.unpassed.append(number)  # first: if this controller fails now, the next one passes it on
         have_workers = set(hosts) - (self._coming - self._inherited)
         self._passing.append((number, set(super()._pass_on(number, have_workers))))
         self._confirm()
@@ -400,11 +405,14 @@ class ElasticLoop(Loop):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
+        self._handover.signals.append(number)
+        self._obey_signals()
+
+    def _obey_signals(self) -> None:
         signals = self._handover.signals
-        signals.append(number)
         again = len(signals) > 1
         what = "again: killing the workers" if again else f"ending {len(self._workers)} workers (again: kill at once)"
-        self._say(f"{signal_name(number)}{' ' if again else ': '}{what}")
+        self._say(f"{signal_name(signals[-1])}{' ' if again else ': '}{what}")
         first = signals[0]
         if not self._is_stopped:
             self._result = JobResult(128 + first, f"the job was ended by {signal_name(first)}")

@@ -6,11 +6,11 @@
     thread.superseded           # why this leader was replaced; "" while it leads
     thread.look()               # check now, and signal fd
 
-A controller that waited for a file server would be killed as hung, and a waiting launcher would not react to Ctrl-C, so
-a thread waits. It takes entries from the queue ``_entries``, and sets the numbers in ``_claimed``, the sentence in
-``superseded`` and the time in ``sure_s``, which only the thread writes; after a change it signals ``fd``. The thread is
-a daemon: stuck in the kernel it cannot be joined. ``_lock`` guards ``_closed`` and, with it, the number of ``fd``,
-which may belong to another file after ``close``.
+A controller that waited for a file server would serve no worker, and would not react to Ctrl-C, so a thread waits. It
+takes entries from the queue ``_entries``, and sets the numbers in ``_claimed``, the sentence in ``superseded`` and the
+time in ``sure_s``, which only the thread writes; after a change it signals ``fd``. The thread is a daemon: stuck in the
+kernel it cannot be joined. ``_lock`` guards ``_closed`` and, with it, the number of ``fd``, which may belong to another
+file after ``close``.
 
 A folder that does not answer does not end the job: the current generation trains on, and no other one is formed
 meanwhile. The contact file is written last, so that a delay there delays no claim.

@@ -68,10 +68,13 @@ class LeasedLoop(ElasticLoop):
 
     def take_over(self) -> None:
         """See ``ElasticLoop``. A leader that adopts workers has only those of leases."""
-        is_stopped = self._handover.decided is not None and not self._formation.orders
+        self._is_stopped = self._handover.decided is not None and not self._formation.orders
         super().take_over()
-        if is_stopped:
+
+    def _repeat_end(self) -> None:
+        if self._is_stopped:
             self._end_for_people()
+        super()._repeat_end()  # after it: a signal may leave workers less time
 
     @property
     def _reconnect_s(self) -> float:

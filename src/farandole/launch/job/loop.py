@@ -199,8 +199,8 @@ class Loop(ControllerHost):
 
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._interrupts in ready:
-            for number in os.read(self._interrupts, 4096):
-                self._hear(number)
+            [number] = os.read(self._interrupts, 1)  # one: if this controller fails, the next one reads the others
+            self._hear(number)
         if self._receipts is not None and self._receipts.fd in ready:
             for host, receipt in self._receipts.collect():
                 self._root.tell(host, receipt)

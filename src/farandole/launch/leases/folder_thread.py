@@ -8,11 +8,10 @@
     thread.written()                    # [(b"person", "")], after the line is on disk
     limits = thread.limits()            # None: unchanged
 
-A controller that waited for a file server would be killed as hung, and so would the next one. The thread takes lines
-from the queue ``_lines``, puts what it has read in ``_found`` and ``_begun``, and the tags of written lines in
-``_written``; the loop's thread takes them. Each is written at one end only. For ``_begun`` and ``_written`` the thread
-signals ``fd``, under ``_lock``, which guards ``_closed`` and the number of that descriptor. The thread is a daemon:
-stuck in the kernel it cannot be joined.
+A controller that waited for a file server would stop the job. The thread takes lines from the queue ``_lines``, puts
+what it has read in ``_found`` and ``_begun``, and the tags of written lines in ``_written``; the loop's thread takes
+them. Each is written at one end only. For ``_begun`` and ``_written`` the thread signals ``fd``, under ``_lock``, which
+guards ``_closed`` and the number of that descriptor. The thread is a daemon: stuck in the kernel it cannot be joined.
 """
 
 from __future__ import annotations

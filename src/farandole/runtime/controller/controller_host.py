@@ -1,4 +1,4 @@
-"""Event loop of a process that hosts a controller: launcher, controller of an elastic job, or started by workers.
+"""Event loop of a process that hosts a controller: a launcher, or a process started by workers.
 
     with host: host.serve()
 
@@ -13,6 +13,7 @@ with its number would count as watched, and never wake the loop. So the owner of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from abc import ABC, abstractmethod
@@ -49,7 +50,8 @@ class ControllerHost(ABC):
 
     def __exit__(self, *_: object) -> None:
         for fd in self._watched:
-            self._root.router.unwatch(fd)
+            with contextlib.suppress(OSError):  # an error in ``_watch`` may have left it unwatched
+                self._root.router.unwatch(fd)
         self._watched = set()
 
     # -- decisions of subclasses --------------------------------------------------------------------------------------
