@@ -125,7 +125,7 @@ class DataError(FarandoleError, RuntimeError):
     """A file of a data set is damaged, unreadable, or has content that no reader supports; the text names it."""
 
     is_outage = False
-    """True if a process or a disk of the staging failed, and the file may be whole."""
+    """True if a process or a disk of the staging failed, or a server, and the file may be whole."""
 
 
 @final

@@ -416,10 +416,11 @@ class GradientReducer(Reducer[T]):
         self._forget_snapshots()
 
     def _weigh(self) -> float:
-        """Weight of this rank's gradients in an average: by its number of samples if known, else 1."""
-        if self.step_vote is None or self._terms.how.op is not ReduceOp.AVERAGE:
+        """Weight of this rank's gradients: in an average by its samples if these are known, in a sum 0 without any."""
+        if self.step_vote is None or self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             return 1.0
-        return self.step_vote.weigh()
+        weight = self.step_vote.weigh()
+        return weight if self.op is ReduceOp.AVERAGE else float(weight > 0.0)
 
     def _count(self, step_vote: StepVote) -> None:
         """Count the samples of a new pass; once per step, even if several passes use the same samples."""

@@ -143,7 +143,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
 
     @property
     def _weighs_passes(self) -> bool:
-        return self.passes_per_step > 1 and self.step_vote is not None and self._terms.how.op is ReduceOp.AVERAGE
+        weighs = self.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
+        return self.passes_per_step > 1 and self.step_vote is not None and weighs
 
     def _weigh(self) -> float:
         """See ``GradientReducer``."""

@@ -243,7 +243,7 @@ class ShardedOptimizer(ReducingOptimizer):
     def _stepped_aside(self, pieces: Sequence[Kept], others: dict[str, Any]) -> list[tuple[torch.Tensor, State | None]]:
         """Values and states of ``pieces`` after a step with clones of them; the pieces stay as they are."""
         clones, each_clone = defaultdict[torch.Tensor, list[torch.Tensor]](list), list[torch.Tensor]()
-        rest = copy.deepcopy(of_no_tensor(self.state))
+        rest, settings = copy.deepcopy(of_no_tensor(self.state)), [dict(group) for group in self.param_groups]
         for each in pieces:
             clone, grad = each.view.detach().clone(), gradient(each)
             clone.grad = None if grad is None else grad.detach().clone()
@@ -254,6 +254,8 @@ class ShardedOptimizer(ReducingOptimizer):
         with listed(self.param_groups, lambda param: clones.get(param, [])):
             super(ReducingOptimizer, self).step(**others)
         found = [(clone, self.state.pop(clone, None)) for clone in each_clone]
+        for group, before in zip(self.param_groups, settings, strict=True):
+            group.update(before)  # an optimizer may count its steps there
         for key in of_no_tensor(self.state):
             del self.state[key]
         self.state.update(rest)

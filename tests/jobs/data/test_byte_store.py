@@ -229,8 +229,9 @@ def test_servers_of_one_protocol_are_told_apart(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(url_files, "file_system", lambda url: (Server(url.split("/")[2]), url))
     store = UrlFiles()
     assert [store.read(f"ssh://{name}/set/a", 0, 3) for name in ("one", "two", "one")] == [b"one", b"two", b"one"]
-    with pytest.raises(DataError, match="an error of its own making"):
+    with pytest.raises(DataError, match="an error of its own making") as caught:
         store.read("ssh://broken/set/a", 0, 3)
+    assert caught.value.is_outage  # no damage of the samples in it, which on_corrupt="skip" would leave out
 
 
 def test_what_fsspec_does_not_know_is_named() -> None:

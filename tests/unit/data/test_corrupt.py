@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from urllib.error import URLError
 
 import pytest
 
@@ -39,6 +40,10 @@ def translated_from(error: Exception) -> DataError:
         (translated_from(ModuleNotFoundError("no tifffile", name="tifffile")), False),
         (caused(unreadable("a", 5, OSError(5, "Input/output error")), OSError(5, "Input/output error")), False),
         (FileNotFoundError(2, "No such file or directory"), False),
+        (FileNotFoundError("bucket/part-0"), False),  # as fsspec raises it: without a number
+        (caused(ValueError("decode"), TimeoutError("timed out")), False),
+        (ConnectionResetError("closed by the peer"), False),
+        (URLError("no host"), False),
         (caused(ValueError("decode"), MemoryError()), False),
         (UsageError("Crop(where='left')"), False),
         (outage(), False),

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from typing import final
+from urllib.error import URLError
 
 from farandole.errors import DataError, FarandoleError
 
 MOST_SHARE, MOST_AT_LEAST = 0.01, 4
 """Share of an epoch that may be corrupt, and the number that may be in any case; beyond them the data set is broken."""
+
+OF_THE_MACHINE = (
+    MemoryError, ImportError, FileNotFoundError, PermissionError, ConnectionError, TimeoutError, URLError
+)  # fmt: skip
+"""Errors that are none of a sample; without a number of the system, too, as libraries of networks raise them."""
 
 
 @final
@@ -23,7 +29,7 @@ def is_corrupt(error: BaseException) -> bool:
     """
     found: BaseException | None = error
     while found is not None:
-        is_system = isinstance(found, (MemoryError, ImportError)) or (isinstance(found, OSError) and bool(found.errno))
+        is_system = isinstance(found, OF_THE_MACHINE) or (isinstance(found, OSError) and bool(found.errno))
         is_other = isinstance(found, FarandoleError) and (not isinstance(found, DataError) or found.is_outage)
         if is_system or is_other or not isinstance(found, Exception):
             return False

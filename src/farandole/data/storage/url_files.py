@@ -25,8 +25,14 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         found, path = fsspec.core.url_to_fs(url)
     except Exception as error:  # a file system may raise anything
-        raise DataError(f"{url} cannot be opened: {error}") from error
+        raise _outage(f"{url} cannot be opened", error) from error
     return found, str(path)
+
+
+def _outage(what: str, error: Exception) -> DataError:
+    found = DataError(f"{what}: {error}")
+    found.is_outage = True  # whatever a file system raises, it is no damage of the sample that was to be read
+    return found
 
 
 @final
@@ -44,7 +50,7 @@ class UrlFiles(ByteStore):
         try:
             return int(system.size(inner))
         except Exception as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
+            raise _outage(f"{path} cannot be read", error) from error
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         if not len(buffer):
@@ -54,7 +60,7 @@ class UrlFiles(ByteStore):
             try:
                 found = system.cat_file(inner, start=offset, end=offset + len(buffer))
             except Exception as error:
-                raise DataError(f"{path} cannot be read at byte {offset}: {error}") from error
+                raise _outage(f"{path} cannot be read at byte {offset}", error) from error
         if len(found) != len(buffer):
             raise DataError(
                 f"{path} gives {len(found)} bytes from byte {offset} on, and {len(buffer)} were asked for: it is "

@@ -41,6 +41,9 @@ class LargeBatchOptimizer(torch.optim.Optimizer, ABC):
     ) -> None:
         """Update ``weights`` by their ``grads``."""
 
+    def _advance(self, group: Group) -> None:
+        """Count a step of ``group``, also on a rank that has none of its weights: see ``ShardedOptimizer``."""
+
     def add_param_group(self, param_group: Group) -> None:
         """Add a group; its parameters with fewer than two dimensions become a second, ``exempt`` group."""
         for group in split(param_group):
@@ -63,6 +66,7 @@ class LargeBatchOptimizer(torch.optim.Optimizer, ABC):
                 weights = [self._weight(p) for p in params]
                 self._update(group, weights, grads, [self.state[p] for p in params])
                 self._write_back(params, weights)
+            self._advance(group)
         return loss
 
     def load_state_dict(self, state_dict: State) -> None:

@@ -67,7 +67,6 @@ class RMSpropWarmupSGD(LargeBatchOptimizer):
     ) -> None:
         lr, alpha = float(group["lr"]), group["alpha"]
         share = sgd_share(group["epoch"], group["center"], group["period"])
-        group["epoch"] += 1.0 / group["steps_per_epoch"]
         if group["weight_decay"]:
             grads = list(torch._foreach_add(grads, weights, alpha=group["weight_decay"]))
         squares, changes = buffers(states, "square_avg", weights), buffers(states, "momentum_buffer", weights)
@@ -81,3 +80,7 @@ class RMSpropWarmupSGD(LargeBatchOptimizer):
         torch._foreach_mul_(changes, group["momentum"])
         torch._foreach_addcmul_(changes, factors, grads, value=-1.0)
         torch._foreach_add_(weights, changes, alpha=lr)
+
+    @final
+    def _advance(self, group: Group) -> None:
+        group["epoch"] += 1.0 / group["steps_per_epoch"]

@@ -58,6 +58,27 @@ def check_gradients_are_the_mean_over_the_samples_however_uneven_the_ranks() -> 
         assert hvd.allreduce(torch.tensor(seen), op=hvd.Sum).item() == sampler.processed_num == length
 
 
+def check_a_sum_is_over_each_sample_once_where_a_rank_has_none() -> None:
+    """Such a rank computes on a sample of another one, to have as many steps."""
+    for passes in (1, 2):
+        model, numbers = _linear(), Numbers(2 * hvd.size() + 1)  # the last batch has one sample
+        options: Any = {"op": hvd.Sum, "backward_passes_per_step": passes}
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), **options)
+        sampler = hvd.elastic.ElasticSampler(numbers, seed=1)
+        state = hvd.elastic.TorchState(model, optimizer, sampler=sampler)
+        state.sync()
+        found = []
+        loader = hvd.elastic.DataLoader(numbers, global_batch_size=2 * hvd.size(), sampler=sampler)
+        for i, x in enumerate(loader, 1):
+            model(x).sum().backward()
+            if i % passes == 0:
+                assert model.weight.grad is not None
+                found.append(model.weight.grad.item())
+                optimizer.step()
+                optimizer.zero_grad()
+        assert sum(found) == sum(range(len(numbers))), (passes, found)
+
+
 def check_the_loss_of_a_closure_is_the_mean_over_the_samples_too() -> None:
     for length, batch_size in ((7, 2), (1, 3), (12 * hvd.size(), 5), (2 * hvd.size() + 1, 1)):
         model, numbers = _linear(), Numbers(length)

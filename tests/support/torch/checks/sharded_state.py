@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, Make] = {
     "nadam": lambda params: torch.optim.NAdam(params, lr=0.01),
     "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.01, eps=(1e-7, 1e-3)),
     "lamb": lambda params: optim.LAMB(params, lr=0.01),
+    "rmsprop warm-up": lambda params: optim.RMSpropWarmupSGD(params, lr=0.05, steps_per_epoch=1, center=2, period=2),
     "larc": lambda params: optim.LARC(torch.optim.SGD(params, lr=0.1, momentum=0.9)),
 }
 
