@@ -99,7 +99,7 @@ SLICES = {
     "horovod": _of("compat/", "torch/"),
     "notebooks": _of("notebook/", "monitor/", "launch/function/", also=[_module("attacks", "notebook")]),
     "page": _of("monitor/", "/web/src/"),
-    "search": _of("search/"),
+    "search": _of("search/", "launch/providers/"),
     "clusters": _of("launch/clusters/", "ray.py", "dask.py", "spark.py"),
     "docs": _of("launch/command/", "settings.py", "/docs/"),
     "examples": _of("largebatch/", "/examples/"),

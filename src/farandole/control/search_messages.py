@@ -15,11 +15,12 @@ from farandole.control.message import Message
 
 @final
 class PoolHello(Message, frozen=True):
-    """A pool worker has connected and is free; ``version`` is its Farandole version."""
+    """A pool worker has connected and is free; ``worker_id`` is its own in the pool, ``version`` that of Farandole."""
 
     host: str
     pid: int
     version: str
+    worker_id: int = -1
 
 
 @final

@@ -24,7 +24,7 @@ from farandole.notebook.outcome import DIED, CellOutcome, first_cause, read
 from farandole.notebook.output import RankLines
 
 if TYPE_CHECKING:
-    from farandole.search.pools import Pool
+    from farandole.notebook.engine_provider import EngineProvider
 
 SHOW_S = 0.1
 """Interval at which output is shown: ten times a second is enough for eyes, and for a browser."""
@@ -207,14 +207,14 @@ class EngineRanks:
         self._seats = list(self._reseat(self, setup, timeout_s))
         self._serial = 0
 
-    def search_pool(self) -> Pool:
+    def search_pool(self) -> EngineProvider:
         """The living engines, as workers of a search: ``farandole.search(..., pool=ranks)`` calls this."""
-        from farandole.notebook.search_pool import NotebookPool  # cells do not need it
+        from farandole.notebook.engine_provider import EngineProvider  # cells do not need it
 
         engines = dict(self._seats[rank] for rank in self.living)
         if not engines:
             raise UsageError(f"pool=ranks: no engine of these lives:\n{self!r}")
-        return NotebookPool(self._client, engines)
+        return EngineProvider(self._client, engines)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

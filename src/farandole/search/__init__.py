@@ -13,16 +13,16 @@ from typing import Any, final
 __all__ = ["FixedList", "HostPool", "LocalPool", "SearchResult", "SearchedTrial", "Space", "Trial", "search"]
 
 _HOMES = {
-    "Advisor": "advisor",
-    "FixedList": "advisor",
-    "HostPool": "host_pool",
-    "LocalPool": "pools",
-    "Pool": "pools",
-    "SearchResult": "api",
-    "SearchedTrial": "api",
-    "Space": "space",
-    "Trial": "trial",
-    "search": "api",
+    "Advisor": ("search.advisor", "Advisor"),
+    "FixedList": ("search.advisor", "FixedList"),
+    "HostPool": ("launch.providers.hosts", "HostProvider"),
+    "LocalPool": ("launch.providers.local", "LocalProvider"),
+    "Pool": ("launch.providers.provider", "Provider"),
+    "SearchResult": ("search.api", "SearchResult"),
+    "SearchedTrial": ("search.api", "SearchedTrial"),
+    "Space": ("search.space", "Space"),
+    "Trial": ("search.trial", "Trial"),
+    "search": ("search.api", "search"),
 }
 
 
@@ -37,7 +37,8 @@ class _CallableModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         """Load a public name on first access, because a worker needs none of them."""
         if name in _HOMES:
-            return getattr(importlib.import_module(f"farandole.search.{_HOMES[name]}"), name)
+            module, its_name = _HOMES[name]
+            return getattr(importlib.import_module(f"farandole.{module}"), its_name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 

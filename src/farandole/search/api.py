@@ -25,10 +25,10 @@ from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.monitor_messages import MonitorConfig
 from farandole.errors import UsageError
+from farandole.launch.providers.provider import Provider
 from farandole.search.advisor import Advisor
 from farandole.search.loop import SearchLimits, SearchLoop
-from farandole.search.pools import Pool, PoolSource
-from farandole.search.resolve import advisor_of, check_limits, pool_of
+from farandole.search.resolve import PoolSource, advisor_of, check_limits, pool_of
 from farandole.search.run_record import RunRecord
 from farandole.search.rungs import Rungs
 from farandole.search.space import Space, Value
@@ -87,7 +87,7 @@ def search(
     space: Space | Mapping[str, Any] | str | os.PathLike[str],
     trials: int = 32,
     workers: int | tuple[int, int] = (1, 4),
-    pool: int | str | Pool | PoolSource = 1,
+    pool: int | str | Provider | PoolSource = 1,
     *,
     epochs: int = 1,
     min_epochs: int = 1,
@@ -146,13 +146,13 @@ def search(
     # By default the page does not stay: the caller's process goes on, and would have an unexpected child process.
     stay_s = settings.live_stay_s if "live_stay_s" in knobs else 0.0
     page = monitor_config(where, live=live, listen=live_listen, certificate=live_certificate, stay_s=stay_s)
-    having = pool_of(pool, hosts, where.resolve(), settings)
-    check_limits(limits, having)
+    provider = pool_of(pool, hosts, where.resolve(), settings)
+    check_limits(limits, provider)
     asked = {"trials": trials, "rungs": plan.rungs, "direction": direction, "advisor": method, "seed": seed}
     shown: dict[str, int | bool] = {"trials": trials, "epochs": epochs, "minimize": plan.minimize}
     record = RunRecord.here({"space": plan.space, **asked}, shown)
     return _in_folder(
-        where, record, plan, proposing, partial(_run, pool=having, terms=terms, page=page, progress=progress)
+        where, record, plan, proposing, partial(_run, provider=provider, terms=terms, page=page, progress=progress)
     )
 
 
@@ -183,22 +183,18 @@ def _set_aside(folder: Path) -> None:
         folder.mkdir(mode=0o700)
 
 
-def _run(study: Study, pool: Pool, terms: SearchLimits, page: MonitorConfig | None, *, progress: bool) -> None:
+def _run(study: Study, provider: Provider, terms: SearchLimits, page: MonitorConfig | None, *, progress: bool) -> None:
     """Run the trials that are left."""
-    secret = new_secret()
+    secret, reaches_out = new_secret(), provider.reaches_out
     with contextlib.ExitStack() as held:
-        router = held.enter_context(
-            Router(
-                JobKeys.from_secret(secret), everywhere(terms.settings.ports) if pool.reaches_out else own_host_only()
-            )
-        )
-        held.enter_context(pool)
+        door = everywhere(terms.settings.ports) if reaches_out else own_host_only()
+        router = held.enter_context(Router(JobKeys.from_secret(secret), door))
+        held.enter_context(provider)
+        loop = held.enter_context(SearchLoop(router, study, provider, terms))
         try:
             interface = terms.settings.network_interface
-            addresses = own_endpoints(router.address, interface) if pool.reaches_out else [router.address]
-            pool.connect(router.send)
-            pool.start(Contact(addresses, secret))
-            loop = held.enter_context(SearchLoop(router, study, pool, terms))
+            addresses = own_endpoints(router.address, interface) if reaches_out else [router.address]
+            loop.open(Contact(addresses, secret))
             view = held.enter_context(SearchView(study, loop.size, terms.folder, sys.stderr if progress else None))
             watch = held.enter_context(contextlib.closing(SearchWatch(study, terms.folder, router.send, time.time)))
             monitor = None if page is None else held.enter_context(shown_live(page, addresses, secret))
@@ -209,7 +205,7 @@ def _run(study: Study, pool: Pool, terms: SearchLimits, page: MonitorConfig | No
             if monitor is not None:
                 monitor.result = 0, end_of(study)
         except BaseException:
-            pool.end_now()  # their results are no longer needed
+            loop.abandon()  # the results of workers are no longer needed
             raise
 
 

@@ -1,6 +1,6 @@
 """Worker of a search in an IPython engine: the task that a pool of engines sends to each engine.
 
-    client[engine].apply_async(serve_in_engine, contact.encode(), own_path())
+    client[engine].apply_async(serve_in_engine, contact.encode(), own_path(), worker_id)
 
 When the task ends, the seat of the engine, the session of its cells, its variables and its module path are as before.
 So models of cells survive a search. Farandole's guard sets the session aside, as for every task.
@@ -24,7 +24,7 @@ BEGUN = "begun"
 """Name under which the task publishes that it runs, and no longer waits behind other requests."""
 
 
-def serve_in_engine(contact: bytes, path: Sequence[str]) -> None:
+def serve_in_engine(contact: bytes, path: Sequence[str], worker_id: int) -> None:
     """Work for the search until it no longer needs this engine; a SIGINT ends the work at once.
 
     ``path``: folders of the search's modules, which a function that is pickled by name needs here.
@@ -32,7 +32,7 @@ def serve_in_engine(contact: bytes, path: Sequence[str]) -> None:
     publish_data({BEGUN: True})
     with _as_it_was(), engine.by_variables():
         sys.path += [each for each in path if each not in sys.path]
-        serve(Contact.decode(contact))
+        serve(Contact.decode(contact), worker_id)
 
 
 @contextlib.contextmanager

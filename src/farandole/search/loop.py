@@ -1,11 +1,12 @@
 """Loop of a search: one socket for all trials and all pool workers.
 
-    with SearchLoop(router, study, pool, terms) as loop:
+    with SearchLoop(router, study, provider, terms) as loop:
+        loop.open(contact)
         loop.run()
 
 One thread runs all of it. One socket receives the messages of pool workers, known by the prefix of their identity, and
 of the sessions that they join, known by the worker id in their ``Hello``, which is in the range of one trial. Each turn
-handles messages, carries out decisions of the memberships, and then allots workers to trials.
+handles messages, carries out decisions of the fleet and of the memberships, and then allots workers to trials.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, final
 
 from farandole import events
-from farandole.control.agent_messages import AGENT, Report
+from farandole.cluster.contact import Contact
+from farandole.control.agent_messages import AGENT
 from farandole.control.channel import Router
 from farandole.control.messages import Hello, Refuse
 from farandole.control.run_messages import PERSON, RunOrder, RunQuestion, RunReply
@@ -39,17 +40,18 @@ from farandole.control.search_messages import (
 )
 from farandole.control.watch_messages import WATCHER
 from farandole.elastic.membership import actions
+from farandole.elastic.membership.job_events import HostLost
 from farandole.errors import ControlError
+from farandole.launch.providers.fleet import Fleet, FleetWorker, KillProcess, ProcessState
+from farandole.launch.providers.provider import Provider, ProviderEvent, words_of
 from farandole.runtime.coordination.downlink import CONTROL
 from farandole.search import wording
 from farandole.search.allot import Noise, Running, Time, allot
-from farandole.search.pool_workers import PoolWorker, PoolWorkers
-from farandole.search.pools import Pool, ProcessEnded
 from farandole.search.rung_checkpoint import key_of, read_metrics, read_reported
 from farandole.search.study import HELD, Study
 from farandole.search.trial_job import TrialJob, job_of
 from farandole.search.watch import SearchWatch
-from farandole.search.worker import POOL
+from farandole.search.worker import POOL, pool_worker
 from farandole.settings import Settings
 from farandole.version import __version__
 
@@ -84,18 +86,21 @@ class SearchLoop:
     The argument of ``on_change`` describes the change.
     """
 
-    def __init__(self, router: Router, study: Study, pool: Pool, terms: SearchLimits) -> None:
+    def __init__(self, router: Router, study: Study, provider: Provider, terms: SearchLimits) -> None:
         self.on_change: Callable[[str], object] = lambda _: None
         self.watch: SearchWatch | None = None
         """Record and orders of watchers, if the search is recorded."""
         self.jobs: dict[int, TrialJob] = {}
         """Jobs of the trials that have workers, by their index."""
-        self.workers = PoolWorkers(pool, router.send)
-        self._router, self._study, self._pool, self._terms = router, study, pool, terms
+        self.fleet = Fleet(provider.slots, provider.heed_s)
+        self._router, self._study, self._provider, self._terms = router, study, provider, terms
+        self._contact = Contact([], "")
+        self._starts: list[tuple[TrialJob, actions.Start]] = []
+        """Starts that memberships have decided, and that wait for a free worker on their host."""
         self._watched: set[int] = set()
         self._page = -1  # pidfd of the live page's process
         self._uids: dict[bytes, TrialJob] = {}  # by session: common prefix of its sockets' identities
-        self._next_job, self._size = 0, pool.size
+        self._next_job, self._size = 0, self.fleet.size
         self._measured = _Measured()
         self._ends_s = time.monotonic() + terms.deadline_s
         self._stops_s = math.inf  # end of the time to leave after the search's deadline
@@ -106,26 +111,42 @@ class SearchLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.workers.retire_all()
+        for worker in self.fleet:
+            if worker.identity:
+                self._router.send(worker.identity, PoolRetire())
         for fd in self._watched:
             self._router.unwatch(fd)
         self._watched = set()
+
+    def open(self, contact: Contact) -> None:
+        """Start the workers, which find this search by ``contact``."""
+        self._contact = contact
+        self._provider.open(contact, self._router.send)
+        self._on_events(self._provider.events(time.monotonic()))
+
+    def abandon(self) -> None:
+        """Kill all workers, whose results are no longer needed."""
+        for worker in self.fleet:
+            self._kill(worker)
 
     def run(self) -> None:
         """Run until no trial is left that could go on, or the time is over."""
         while not self._is_over():
             self._watch()
             ready = self._router.wait(self._patience_s())
-            for identity, message in in_order(iter(self._router.recv, None)):
-                self._take(identity, message)
+            messages = list(iter(self._router.recv, None))
+            mail = [each for each in messages if each[0].startswith(AGENT) or isinstance(each[1], PoolHello)]
+            for identity, message in messages:
+                if not identity.startswith(AGENT):  # first: a worker's last message may arrive after its exit's report
+                    self._take(identity, message)
             if self._page in ready:
                 self._lose_page()
-            if ended := ready & set(self._pool.fds):
-                for fd in ended:
-                    self._router.unwatch(fd)
-                self._watched -= ended
-                self._on_ended(self._pool.attend(ended))
-            self._on_ended(self._pool.tick(time.monotonic()))
+            for fd in (ended := ready & self._watched):  # which the provider may close
+                self._router.unwatch(fd)
+            self._watched -= ended
+            self._on_events(self._provider.events(time.monotonic(), ended, mail))
+            self.fleet.tick(time.monotonic())
+            self._carry_out()
             self._turn(time.monotonic())
             if self.watch is not None and self.watch.turn(self):
                 self.on_change("")
@@ -163,13 +184,13 @@ class SearchLoop:
         self._study.stop(number, why)
         for job in self._jobs_of(number):
             if job.stopping or job.failure:
-                for worker in self.workers.of(job.workers):
-                    self.workers.kill(worker)
+                for worker in self.fleet.of(job.workers):
+                    self._kill(worker)
             job.stop(why)
 
     def size(self, number: int) -> int:
         """Number of workers that a trial has now."""
-        return sum(len(self.workers.of(job.workers)) for job in self._jobs_of(number))
+        return sum(len(self.fleet.of(job.workers)) for job in self._jobs_of(number))
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -182,7 +203,7 @@ class SearchLoop:
         return not math.isinf(self._stops_s)
 
     def _watch(self) -> None:
-        for fd in set(self._pool.fds) - self._watched:
+        for fd in set(self._provider.fds) - self._watched:
             self._router.watch(fd)
             self._watched.add(fd)
 
@@ -199,19 +220,16 @@ class SearchLoop:
             os.close(page)
 
     def _patience_s(self) -> float | None:
-        moments = [self._pool.deadline_s, *(job.deadline_s for job in self.jobs.values())]
+        moments = [self._provider.deadline_s, self.fleet.deadline_s, *(job.deadline_s for job in self.jobs.values())]
         moments.append(self._stops_s if self._is_ending else self._ends_s)
         until_s = min(moments)
-        return None if math.isinf(until_s) else max(0.0, until_s - time.monotonic())
+        return None if until_s == math.inf else max(0.0, until_s - time.monotonic())
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _take(self, identity: bytes, message: Any) -> None:
         if identity.startswith(POOL):
             self._on_pool(identity, message)
-            return
-        if identity.startswith(AGENT):
-            self._on_ended(self._pool.take(identity, message))
             return
         if identity.startswith(PERSON):
             self._on_person(identity, message)
@@ -233,9 +251,9 @@ class SearchLoop:
 
     def _on_person(self, identity: bytes, message: Any) -> None:
         if isinstance(message, RunQuestion):
-            hosts = {**(self._pool.slots or {}), **dict.fromkeys(self._pool.leaving, 0)}
+            hosts = {**self.fleet.slots, **dict.fromkeys(self.fleet.leaving, 0)}
             at = {host: [job.number for job in self.jobs.values() if host in job.slots] for host in hosts}
-            views = [PoolHostView(host, hosts[host], at[host], host in self._pool.leaving) for host in hosts]
+            views = [PoolHostView(host, hosts[host], at[host], host in self.fleet.leaving) for host in hosts]
             self._router.send(identity, PoolView(views, self._study.summary))
         elif isinstance(message, RunOrder) and message.verb == "stop":
             self.stop()
@@ -251,22 +269,24 @@ class SearchLoop:
                 self._router.refuse("workers of another version", text)
                 self._router.send(identity, PoolRetire())
                 return
-            if self._pool.came(message.host, message.pid):
-                self.workers.add(PoolWorker(identity, message.host, message.pid))
+            self.fleet.connect(message.worker_id, identity, message.pid)
+            if not self.fleet.knows(message.worker_id):
+                text = "process %d on %s is none of the workers that the search has started"
+                events.logger.warning(text, message.pid, message.host)
             return
-        worker = self.workers.speaker(identity, message)
+        worker = self.fleet.speaker(identity, message)
         if worker is None:
             return
         if isinstance(message, TrialReport):
             self._on_report(worker, message)
-        elif isinstance(message, TrialLeft) and worker.is_killed:
+        elif isinstance(message, TrialLeft) and worker.state is ProcessState.KILLED:
             self._on_killed_left(worker)
         elif isinstance(message, TrialLeft):
-            worker.worker_id = -1
+            worker.member_id = -1
             self._on_left(worker, message)
 
-    def _on_report(self, worker: PoolWorker, report: TrialReport) -> None:
-        job = self.jobs.get(job_of(worker.worker_id))
+    def _on_report(self, worker: FleetWorker, report: TrialReport) -> None:
+        job = self.jobs.get(job_of(worker.member_id))
         if job is None:
             return
         if job.number in self._measured.begun_s and report.epoch >= self._study.plan.rungs.levels[0]:
@@ -285,12 +305,12 @@ class SearchLoop:
         phase = self._study.rows[job.number].phase
         self.on_change(wording.of_report(job.number, report.epoch, report.value, phase, (goes_on, reason)))
 
-    def _on_left(self, worker: PoolWorker, left: TrialLeft) -> None:
+    def _on_left(self, worker: FleetWorker, left: TrialLeft) -> None:
         job = self.jobs.get(job_of(left.worker_id))
         if job is None:
             return
         # A function may also raise because the scheduler ended other processes of its node, such as data loaders.
-        is_taken = left.end in ("raised", "lost") and worker.host in self._pool.leaving
+        is_taken = left.end in ("raised", "lost") and worker.host in self.fleet.leaving
         job.is_excused |= is_taken
         if left.end == "raised" and not is_taken:
             why = f"rank {left.rank} on {worker.host} raised {left.text}"
@@ -308,32 +328,60 @@ class SearchLoop:
                 self._study.returned(job.number, left.value)
             job.left(left.worker_id)
 
-    def _on_killed_left(self, worker: PoolWorker) -> None:
+    def _on_killed_left(self, worker: FleetWorker) -> None:
         """Handle a killed worker whose function has caught the interrupt: the message of the worker is no result."""
-        self.workers.retire(worker)
-        job = self.jobs.get(job_of(worker.worker_id))
+        job, member_id = self.jobs.get(job_of(worker.member_id)), worker.member_id
+        self.fleet.spare(worker)
+        self._router.send(worker.identity, PoolRetire())  # an interrupt under way must not end another trial
         if job is not None:
             words = f"a worker of trial {job.number} on {worker.host} (process {worker.pid}) was interrupted"
-            job.died(worker.worker_id, 1, words, worker.pid)
+            job.died(member_id, 1, words, worker.pid)
 
-    def _on_ended(self, ended: Sequence[ProcessEnded]) -> None:
-        """Handle exits of processes, and the loss of their hosts."""
-        for each in ended:
-            self._on_process_ended(each)
-        hosts = self._pool.slots
-        if hosts is None:
-            return
-        known = {*hosts, *self._pool.leaving}
-        for lost in self.workers.elsewhere(known):  # workers that their agent has not reported yet
-            self._on_process_ended(ProcessEnded(lost.pid, -signal.SIGKILL, "is lost with its host", lost.host))
+    # -- processes and hosts ------------------------------------------------------------------------------------------
+
+    def _on_events(self, found: Sequence[ProviderEvent]) -> None:
+        """Handle starts and exits of processes, and hosts that are offered, leave and are lost."""
+        fleet, least = self.fleet, self._terms.workers[0]
+        for event in found:
+            if isinstance(event, HostLost):
+                events.logger.warning("the search goes on without host %s: %s", event.host, event.reason)
+            for worker in fleet.on(event):
+                self._on_exited(worker)
+            if isinstance(event, HostLost) and not fleet.slots and not fleet.may_grow:
+                raise ControlError(f"no host of the search is left; the last one was {event.host}: {event.reason}")
+            if fleet.given_up is not None:
+                words = self._provider.explain(fleet.given_up)
+                raise ControlError(f"the workers of the search end before they have begun: the last one{words}")
+        self._carry_out()
         for job in self.jobs.values():
-            if gone := job.slots.keys() - known:
+            if gone := job.slots.keys() - fleet.slots.keys() - fleet.leaving:
                 self._take_away(job, gone, f"its hosts are lost: {', '.join(sorted(gone))}")
-        if self._pool.size < self._terms.workers[0] and not self._pool.may_grow:
+        if fleet.size < least and not fleet.may_grow:
             raise ControlError(
-                f"{self._pool.size} workers of the pool are left, and a trial has {self._terms.workers[0]} at least: "
-                f"{self._pool.remedy}"
+                f"{fleet.size} workers of the pool are left, and a trial has {least} at least: {self._provider.remedy}"
             )
+
+    def _on_exited(self, worker: FleetWorker) -> None:
+        job = self.jobs.get(job_of(worker.member_id)) if worker.member_id >= 0 else None
+        if job is not None and worker.exited is not None:
+            exited = words_of(worker.exited)
+            words = f"a worker of trial {job.number} on {worker.host} (process {worker.pid}) {exited}"
+            self.on_change(words)
+            job.died(worker.member_id, worker.exited.code or 1, words, worker.pid)
+
+    def _kill(self, worker: FleetWorker) -> None:
+        self.fleet.kill(worker, time.monotonic())
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Carry out the orders of the fleet."""
+        for order in self.fleet.take_orders():
+            if isinstance(order, KillProcess):
+                self._provider.kill(*order)
+            else:
+                is_lent = self._provider.lends
+                specs = [pool_worker(worker_id, self._contact, is_lent=is_lent) for worker_id in order.worker_ids]
+                self._provider.start(order.host, specs)
 
     @staticmethod
     def _take_away(job: TrialJob, hosts: Collection[str], why: str) -> None:
@@ -343,16 +391,6 @@ class SearchLoop:
         else:
             job.slots = {}
             job.fail(why)
-
-    def _on_process_ended(self, ended: ProcessEnded) -> None:
-        worker = self.workers.ended(ended)
-        if worker is None:
-            return
-        job = self.jobs.get(job_of(worker.worker_id)) if worker.worker_id >= 0 else None
-        if job is not None:
-            words = f"a worker of trial {job.number} on {worker.host} (process {ended.pid}) {ended.words}"
-            self.on_change(words)
-            job.died(worker.worker_id, ended.code or 1, words, ended.pid)
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
@@ -368,43 +406,51 @@ class SearchLoop:
         if now >= self._ends_s and not self._is_ending:
             self._end(now)
         self._allot(now)
-        if self._pool.size != self._size:
-            self.on_change(f"the pool has {self._pool.size} workers; before: {self._size}")
-            self._size = self._pool.size
+        if self.fleet.size != self._size:
+            self.on_change(f"the pool has {self.fleet.size} workers; before: {self._size}")
+            self._size = self.fleet.size
 
     def _obey(self, job: TrialJob, order: actions.Decision) -> None:
         action = order.action
         events.logger.debug("trial %d: %s (%s)", job.number, action, order.reason)
         if isinstance(action, actions.Start):
-            self.workers.starts.append((job, action))
+            self._starts.append((job, action))
         elif isinstance(action, actions.Kill):
-            workers = self.workers.of([action.worker_id])
+            workers = self.fleet.of([action.worker_id])
             for worker in workers:
-                self.workers.kill(worker)
+                self._kill(worker)
             if not workers:
-                starts = self.workers.starts
-                self.workers.starts = [each for each in starts if each[1].worker_id != action.worker_id]
+                self._starts = [each for each in self._starts if each[1].worker_id != action.worker_id]
                 job.died(action.worker_id, 1, order.reason)
 
     def _serve_starts(self) -> None:
         """Order free workers to join, as far as there are any on the hosts that the memberships have chosen."""
         left = []
-        for job, start in self.workers.starts:
-            is_lost = self._pool.slots is not None and start.host not in self._pool.slots
+        for job, start in self._starts:
+            is_lost = start.host not in self.fleet.slots
             if is_lost or job.index not in self.jobs or job.has_ended or job.failure or job.stopping:
                 if job.index in self.jobs:
                     job.died(start.worker_id, 1, "the trial needs it no more")
-            elif (worker := self.workers.order(start.host, self._order(job, start.worker_id))) is None:
+            elif (worker := self._send_order(start.host, self._order(job, start.worker_id))) is None:
                 left.append((job, start))
             else:
                 job.controller.worker_started(start.worker_id, worker.pid, worker.host)
-        self.workers.starts = left
+        self._starts = left
+
+    def _send_order(self, host: str, order: TrialOrder) -> FleetWorker | None:
+        """Order a free worker on ``host`` to join, and return it; a worker that cannot be reached is killed."""
+        for worker in [each for each in self.fleet.free if each.host == host]:
+            if self._router.send(worker.identity, order):
+                worker.member_id = order.worker_id
+                return worker
+            self._kill(worker)  # in case it is only disconnected, after which it exits anyway
+        return None
 
     def _move_starts(self) -> None:
         """Let trials use other hosts if they wait for a worker on a host that has too few workers left."""
-        for host, size in (self._pool.slots or {}).items():
+        for host, size in self.fleet.slots.items():
             surplus = sum(job.slots.get(host, 0) for job in self.jobs.values()) - size
-            waiting = [job for job, start in self.workers.starts if start.host == host]
+            waiting = [job for job, start in self._starts if start.host == host]
             for job in waiting[: max(0, surplus)]:
                 if job.slots[host] > 1:
                     job.resize({**job.slots, host: job.slots[host] - 1})
@@ -413,19 +459,19 @@ class SearchLoop:
 
     def _leave_hosts(self) -> None:
         """Move trials away from hosts that a scheduler takes back, to others if possible, and dismiss these hosts."""
-        leaving, (least, most) = set(self._pool.leaving), self._terms.workers
+        leaving, (least, most) = self.fleet.leaving, self._terms.workers
         for job in self.jobs.values():
             if leaving & job.slots.keys() and not job.stopping:
                 size = job.size
                 job.slots = {host: slots for host, slots in job.slots.items() if host not in leaving}
                 # If no worker stays, old and new workers form one generation, in which the state is transferred.
-                new = min(size - job.size, max(0, self.workers.free), most if job.slots else most - size)
+                new = min(size - job.size, self._free, most if job.slots else most - size)
                 if job.size + new >= least:
-                    job.resize(self.workers.spread(job.slots, job.size + new))
+                    job.resize(self._spread(job.slots, job.size + new))
                 else:  # it begins again from its last report, which may be the one at which it leaves
                     job.stop("its hosts are wanted back, and too few others are free")
-        for host in leaving - self.workers.busy_hosts:
-            self._on_ended(self._pool.dismiss(host))
+        for host in self.fleet.vacated:
+            self._provider.release(host)
 
     def _order(self, job: TrialJob, worker_id: int) -> TrialOrder:
         row, rungs, folder = self._study.rows[job.number], self._study.plan.rungs, self._terms.folder
@@ -437,7 +483,7 @@ class SearchLoop:
             rungs.levels[-1],
             # With several hosts, a lost host may end all workers of a trial: then write a checkpoint at each report.
             # Write one at the last rung, too, because a later call may ask for more epochs.
-            list(range(1, rungs.levels[-1] + 1) if self._pool.reaches_out else rungs.levels),
+            list(range(1, rungs.levels[-1] + 1) if self._provider.reaches_out else rungs.levels),
             str(self._folder_of(row.number)),
             str(folder / "output" / f"trial-{row.number:04d}.txt"),
             self._terms.workers[1],
@@ -449,13 +495,13 @@ class SearchLoop:
 
     def _is_done(self, job: TrialJob) -> bool:
         """True if no worker has the trial, and none will join it again."""
-        has_workers = self.workers.of(job.workers)
+        has_workers = self.fleet.of(job.workers)
         return not has_workers and (job.is_over or job.has_ended or bool(job.failure) or bool(job.stopping))
 
     def _release(self, job: TrialJob) -> None:
         del self.jobs[job.index]
         self._uids = {uid: each for uid, each in self._uids.items() if each is not job}
-        self.workers.starts = [each for each in self.workers.starts if each[0] is not job]
+        self._starts = [each for each in self._starts if each[0] is not job]
         if self._jobs_of(job.number):  # it was resumed while its workers were leaving, and has others
             self.on_change("")
             return
@@ -478,7 +524,7 @@ class SearchLoop:
         at_work = [job for job in self.jobs.values() if not (job.has_ended or job.failure or job.stopping)]
         kept = [job for job in at_work if study.is_paused or study.rows[job.number].is_held]  # they are about to pause
         at_work = [job for job in at_work if job not in kept]
-        capacity = self._pool.size - sum(job.size for job in kept)
+        capacity = self.fleet.size - sum(job.size for job in kept)
         noises = self._measured.noises
         running = [Running(job.number, *study.rung(study.rows[job.number]), noises.get(job.number)) for job in at_work]
         left = Time(self._ends_s - now, statistics.median(rungs_s) if rungs_s else 0.0)
@@ -488,7 +534,7 @@ class SearchLoop:
             share = next(share for share in shares if share.number == job.number)
             self._resize(job, share.size, share.reason)
         for _ in range(begin):
-            if self.workers.free < self._terms.workers[0]:
+            if self._free < self._terms.workers[0]:
                 return
             number, reason = study.next()
             if number is None:
@@ -515,35 +561,24 @@ class SearchLoop:
 
     def _resize(self, job: TrialJob, size: int, reason: str) -> None:
         """Give workers to the trial, as far as there are free workers, or take workers from it."""
+        size = min(size, job.size + self._free)
         if size == job.size:
             return
-        grows = size - job.size
-        if grows > 0 and self.workers.free < grows:
-            size = job.size + max(0, self.workers.free)
-            if size == job.size:
-                return
         before = job.size
-        job.resize(self.workers.spread(job.slots, size))
+        job.resize(self._spread(job.slots, size))
         for order in job.tick(time.monotonic()):
             self._obey(job, order)
         self._serve_starts()
         if before:
             self.on_change(f"trial {job.number}: {before} -> {size} workers: {reason or 'others wait'}")
 
+    @property
+    def _free(self) -> int:
+        """Number of free workers, without those that waiting starts will use."""
+        return max(0, len(self.fleet.free) - len(self._starts))
+
+    def _spread(self, slots: Mapping[str, int], size: int) -> dict[str, int]:
+        return self.fleet.spread(slots, size, [start.host for _, start in self._starts])
+
     def _jobs_of(self, number: int) -> list[TrialJob]:
         return [job for job in self.jobs.values() if job.number == number]
-
-
-def in_order(messages: Iterable[tuple[bytes, Any]]) -> list[tuple[bytes, Any]]:
-    """Messages that arrived together, exits of processes last: earlier messages of a worker may follow its exit.
-
-    Messages of an agent that follow such an exit stay after it.
-    """
-    first: list[tuple[bytes, Any]] = []
-    later: list[tuple[bytes, Any]] = []
-    for identity, message in messages:
-        is_later = identity.startswith(AGENT) and (
-            isinstance(message, Report) or any(identity == other for other, _ in later)
-        )
-        (later if is_later else first).append((identity, message))
-    return first + later

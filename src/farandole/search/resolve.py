@@ -1,19 +1,19 @@
-"""Advisor and pool of a search, from the arguments of the user.
+"""Advisor and provider of workers of a search, from the arguments of the user.
 
 advisor, name = advisor_of("tpe", plan)                 # the name stands in run.json
-pool = pool_of(8, "", folder, settings)                 # 8 processes on this host
-check_limits((1, 4), pool)
+provider = pool_of(8, "", folder, settings)             # 8 processes on this host
+check_limits((1, 4), provider)
 """
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from farandole.errors import UsageError
+from farandole.launch.providers.provider import Provider, own_path
 from farandole.search.advisor import Advisor, FixedList
-from farandole.search.pools import LocalPool, Pool, PoolSource, own_path
 from farandole.search.study import StudyPlan
 from farandole.settings import Settings
 
@@ -22,6 +22,18 @@ CBO = "cbo"
 
 LEASES = "leases"
 """Name of the pool of nodes that jobs of a scheduler lend."""
+
+LEASES_FOLDER = "pool"
+"""Name of the folder, inside the search's folder, in which joining nodes find the search."""
+
+
+@runtime_checkable
+class PoolSource(Protocol):
+    """Object that has workers for a search, such as the engines that ``farandole.notebook.attach`` has made ranks."""
+
+    def search_pool(self) -> Provider:
+        """Provider of the current workers."""
+        ...
 
 
 def advisor_of(told: Any, plan: StudyPlan) -> tuple[Advisor, str]:
@@ -55,32 +67,34 @@ def _require_deephyper() -> None:
         raise UsageError(f"advisor={CBO!r} is DeepHyper's: type pip install 'farandole[deephyper]'")
 
 
-def pool_of(told: int | str | Pool | PoolSource, hosts: str, folder: Path, settings: Settings) -> Pool:
-    """The pool for the arguments ``pool`` and ``hosts``; output of its workers goes to a file in ``folder``."""
+def pool_of(told: int | str | Provider | PoolSource, hosts: str, folder: Path, settings: Settings) -> Provider:
+    """The provider for the arguments ``pool`` and ``hosts``; output of its workers goes to a file in ``folder``."""
     output = folder / "output" / "workers.txt"
     if hosts:
         if told != 1:
             raise UsageError(f"hosts={hosts!r} is a pool: leave out pool={told!r}")
-        from farandole.search.host_pool import HostPool  # most searches are on this host
+        from farandole.launch.providers.hosts import HostProvider  # most searches are on this host
 
-        return HostPool(hosts, output, own_path(), settings)
+        return HostProvider(hosts, output, own_path(), settings)
     if isinstance(told, str):
         if told != LEASES:
             raise UsageError(f"pool={told!r}: give a number of workers, {LEASES!r}, or ranks of a notebook")
-        from farandole.search.lease_pool import NAME, LeasePool
+        from farandole.launch.providers.leases import LeaseProvider
 
-        return LeasePool(folder / NAME, output, own_path(), settings)
+        return LeaseProvider(folder / LEASES_FOLDER, output, own_path(), settings)
     if isinstance(told, int):
-        return LocalPool(told, output, own_path())
-    return told if isinstance(told, Pool) else told.search_pool()
+        if told < 1:
+            raise UsageError(f"pool={told} has no worker; give at least 1")
+        from farandole.launch.providers.local import LocalProvider
+
+        return LocalProvider(told, output, own_path())
+    return told if isinstance(told, Provider) else told.search_pool()
 
 
-def check_limits(limits: tuple[int, int], pool: Pool) -> None:
+def check_limits(limits: tuple[int, int], provider: Provider) -> None:
     """Raise ``UsageError`` if no trial can have as many workers as ``limits`` say."""
-    least, most = limits
+    (least, most), size = limits, sum(provider.slots.values())
     if not 1 <= least <= most:
         raise UsageError(f"workers=({least}, {most}): the fewest and the most of one trial, from 1 on")
-    if least > pool.size and not pool.may_grow:
-        raise UsageError(
-            f"workers=({least}, {most}) and pool={pool.size}: no trial can have as few as {least} of {pool.size}"
-        )
+    if least > size and provider.slots:
+        raise UsageError(f"workers=({least}, {most}) and pool={size}: no trial can have as few as {least} of {size}")

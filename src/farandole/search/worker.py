@@ -1,8 +1,8 @@
 """Warm worker of a search: a process that joins one trial after the other, and keeps its loaded modules.
 
-It finds the search by ``FARANDOLE_CALLER``, a contact in JSON, which the process that starts it sets. A trial is an
-elastic job whose controller is in the process of the search: the worker joins it with ``init()``, as in any elastic
-job, with another ``FARANDOLE_WORKER_ID`` each time.
+It finds the search by ``FARANDOLE_CALLER``, a contact in JSON, and has a ``FARANDOLE_WORKER_ID`` in its pool; the
+search sets both. A trial is an elastic job whose controller is in the process of the search: the worker joins it with
+``init()``, as in any elastic job, with another ``FARANDOLE_WORKER_ID`` each time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import sys
 import threading
 import traceback
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import final
 
 from farandole.cluster.contact import Contact, is_loopback
 from farandole.cluster.environment import CALLER, OWN, WORKER_ID, variables_for
+from farandole.control.agent_messages import WorkerSpec
 from farandole.control.channel import Dealer
 from farandole.control.dial import first_answering
+from farandole.control.entry import entry_command
 from farandole.control.keys import JobKeys
 from farandole.control.search_messages import (
     PoolHello,
@@ -55,16 +57,15 @@ DISMISSED = (None, 0, 128 + signal.SIGTERM)
 """Codes of ``SystemExit`` with which an elastic job dismisses a worker."""
 
 
-def worker_environment(contact: Contact, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a worker, from that of the process that starts it, which may be a worker of another job."""
-    kept = {name: value for name, value in inherited.items() if name not in IDENTITY}
-    unbuffered = {} if "PYTHONUNBUFFERED" in kept else {"PYTHONUNBUFFERED": "1"}
-    return {**kept, **unbuffered, CALLER: contact.encode().decode()}
+def pool_worker(worker_id: int, contact: Contact, *, is_lent: bool) -> WorkerSpec:
+    """Process to start for the search at ``contact``; ``is_lent``: on a node that a scheduler may take back."""
+    command = [*entry_command(MODULE), *([LENT] if is_lent else [])]
+    return WorkerSpec(worker_id, command, {CALLER: contact.encode().decode(), WORKER_ID: str(worker_id)})
 
 
 def main() -> None:
     """Serve the search until it no longer needs this process."""
-    told = os.environ.pop(CALLER, "")
+    told, worker_id = os.environ.pop(CALLER, ""), os.environ.pop(WORKER_ID, "-1")
     if not told:
         sys.exit("farandole: this process is a worker of farandole.search(), which starts it; you cannot")
     if LENT in sys.argv:
@@ -72,7 +73,7 @@ def main() -> None:
         # A handler and not SIG_IGN, which programs that a trial starts would inherit.
         _sigterm.install()
     try:
-        serve(Contact.decode(told.encode()))
+        serve(Contact.decode(told.encode()), int(worker_id))
     except (ControlError, StartError) as error:
         sys.exit(f"farandole: a worker of the search ends: {error}")
 
@@ -110,10 +111,10 @@ class _Sigterm:
 _sigterm = _Sigterm()
 
 
-def serve(contact: Contact) -> None:
-    """Work for the search at ``contact`` until it no longer needs this process."""
+def serve(contact: Contact, worker_id: int) -> None:
+    """Work for the search at ``contact``, as this worker of its pool, until it no longer needs this process."""
     with _connect(contact) as dealer:
-        _Worker(dealer, contact).serve()
+        _Worker(dealer, contact, worker_id).serve()
 
 
 def _connect(contact: Contact) -> Dealer:
@@ -128,14 +129,14 @@ def _connect(contact: Contact) -> Dealer:
 class _Worker:
     """Loop of the process; everything runs in its main thread, training functions, too."""
 
-    def __init__(self, dealer: Dealer, contact: Contact) -> None:
+    def __init__(self, dealer: Dealer, contact: Contact, worker_id: int) -> None:
         self._dealer = dealer
         host = os.environ.get(OWN.hostname) or socket.gethostname()
         for name in IDENTITY:
             os.environ.pop(name, None)
         forecast = variables_for(Topology.of(0, (host,), 0), dealer.address, contact.key)
         os.environ.update({**forecast, "FARANDOLE_MIN_NP": "1", "HOROVOD_ELASTIC": "1"})
-        dealer.send(PoolHello(host, os.getpid(), __version__))
+        dealer.send(PoolHello(host, os.getpid(), __version__, worker_id))
 
     def serve(self) -> None:
         """Carry out orders until ``PoolRetire``, or until the search has exited."""

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from farandole.cluster.contact import Contact
 from farandole.control.addresses import own_host_only
+from farandole.control.agent_messages import AGENT, WorkerSpec
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.search_messages import PoolHello
 from farandole.control.watch_messages import WATCHER, WatchOrder
+from farandole.launch.providers.provider import HostOffered, Provider, ProviderEvent
 from farandole.monitor.comparison import trials_told
 from farandole.monitor.folder import MarkRecord, RunInfo, RunWriter, TrialRecord, read_records
 from farandole.monitor.runs import TRIALS, loaded, trial_curves
 from farandole.search.loop import SearchLimits, SearchLoop
-from farandole.search.pools import Pool, ProcessEnded
 from farandole.search.study import Study
 from farandole.search.watch import SearchWatch
 from farandole.search.worker import POOL
@@ -30,42 +31,36 @@ HERE = "a"
 
 
 @final
-class NoPool(Pool):
-    """A pool of so many workers that are played; ``killed`` and ``spared`` are their numbers."""
+class NoProvider(Provider):
+    """Provider of so many workers that are played; ``started`` and ``killed`` are their worker ids."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        super().__init__()
+        self.slots = {HERE: size}
+        self.started: list[int] = []
         self.killed: list[int] = []
-        self.spared: list[int] = []
-        self.wanted_back: set[str] = set()
 
-    @property
-    def leaving(self) -> Collection[str]:
-        return self.wanted_back
+    def open(self, contact: Contact, send: object) -> None:
+        self._news.append(HostOffered(HERE, self.slots[HERE]))
 
-    @property
-    def size(self) -> int:
-        return self._size
+    def start(self, host: str, workers: Sequence[WorkerSpec]) -> None:
+        assert host == HERE
+        self.started += [worker.worker_id for worker in workers]
 
-    @property
-    def fds(self) -> Collection[int]:
-        return ()
+    def kill(self, host: str, worker_id: int, number: int = 9) -> None:
+        assert (host, number) == (HERE, 9)
+        self.killed.append(worker_id)
 
-    def start(self, contact: Contact) -> None: ...
+    def tell(self, *events: ProviderEvent) -> None:
+        self._news += events
 
-    def attend(self, ready: Collection[int]) -> list[ProcessEnded]:
-        return []
-
-    def came(self, host: str, pid: int) -> bool:
-        return True
-
-    def kill(self, host: str, pid: int) -> None:
-        self.killed.append(pid)
-
-    def spare(self, host: str, pid: int) -> None:
-        self.spared.append(pid)
-
-    def end_now(self) -> None: ...
+    def events(
+        self, now: float, ready: Collection[int] = (), mail: Sequence[tuple[bytes, Any]] = ()
+    ) -> list[ProviderEvent]:
+        for identity, event in mail:
+            if identity.startswith(AGENT):  # a played one
+                self.tell(event)
+        return self._told()
 
     def close(self) -> None: ...
 
@@ -180,16 +175,18 @@ def test_what_rests_is_shown_so_and_a_trial_does_not_go_on_while_the_search_rest
 
 
 @contextmanager
-def looped(folder: Path, size: int, most: int) -> Iterator[tuple[SearchLoop, Study, NoPool]]:
+def looped(folder: Path, size: int, most: int) -> Iterator[tuple[SearchLoop, Study, NoProvider]]:
     study, log = make(folder)
-    pool = NoPool(size)
+    provider = NoProvider(size)
     terms = SearchLimits((1, most), math.inf, folder, b"", Settings(min_np=1, max_np=most))
     with (
         log,
         Router(JobKeys.from_secret(new_secret()), own_host_only()) as router,
-        SearchLoop(router, study, pool, terms) as loop,
+        SearchLoop(router, study, provider, terms) as loop,
     ):
-        yield loop, study, pool
+        loop.open(Contact([], new_secret()))
+        assert provider.started == list(range(size))
+        yield loop, study, provider
 
 
 def test_a_trial_is_repeated_when_it_is_over(tmp_path: Path) -> None:
@@ -206,11 +203,11 @@ def test_a_trial_is_repeated_when_it_is_over(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_cannot_be_reached_gets_no_trial(tmp_path: Path) -> None:
-    with looped(tmp_path, 1, 1) as (loop, study, pool):
-        loop._take(POOL + b"x", PoolHello(HERE, 4711, __version__))
+    with looped(tmp_path, 1, 1) as (loop, study, provider):
+        loop._take(POOL + b"x", PoolHello(HERE, 4711, __version__, 0))
         loop._turn(0.0)
         assert study.rows[0].is_active
-        assert (list(loop.workers), pool.killed) == ([], [4711])
+        assert (loop.fleet.free, provider.killed) == ([], [0])
 
 
 def test_trials_that_are_to_rest_get_no_more_workers(tmp_path: Path) -> None:
@@ -221,7 +218,7 @@ def test_trials_that_are_to_rest_get_no_more_workers(tmp_path: Path) -> None:
         loop._begin(0, "", 0.0)
         [job] = loop.jobs.values()
         for pid in (1, 2, 3):
-            loop._take(POOL + bytes([pid]), PoolHello(HERE, pid, __version__))
+            loop._take(POOL + bytes([pid]), PoolHello(HERE, pid, __version__, pid - 1))
         job.resize({HERE: 1})
         study.hold(0)
         loop._allot(0.0)

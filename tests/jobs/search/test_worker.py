@@ -26,7 +26,7 @@ child.terminate()
 child.join(20)
 print(child.exitcode)
 child.kill()
-this = worker._Worker(Search(), Contact([Search.address], new_secret()))
+this = worker._Worker(Search(), Contact([Search.address], new_secret()), 0)
 order = TrialOrder(0, 0, {"x": 0.9}, 1, 1, [1], "trial", "output.txt", 1, pickle.dumps(sometimes_raises))
 for _ in range(2):
     left = this._take_part(order)

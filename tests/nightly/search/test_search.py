@@ -14,8 +14,9 @@ import pytest
 
 import farandole
 from farandole.errors import ControlError, UsageError
+from farandole.launch.providers.local import LocalProvider
+from farandole.launch.providers.provider import Provider
 from farandole.search.api import SearchResult
-from farandole.search.pools import LocalPool
 from tests.support.launching import run_to_end
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
@@ -130,7 +131,7 @@ def test_a_trial_gives_workers_back_that_its_noise_scale_is_not_worth(
 def test_workers_that_cannot_begin_end_the_search(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise SystemExit(7)")
     (tmp_path / "run" / "output").mkdir(parents=True)
-    pool = LocalPool(2, tmp_path / "workers.txt", [str(tmp_path)])
+    pool = LocalProvider(2, tmp_path / "workers.txt", [str(tmp_path)])
     with pytest.raises(ControlError, match="end before they have begun: the last one exited with code"):
         search(objectives.curve, tmp_path / "run", pool=pool)
 
@@ -173,3 +174,9 @@ def test_the_package_can_be_called_and_loads_nothing() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert told[0] == "True"
     assert not {"optuna", "rich", "zmq", "farandole.search.api"} & set(told)
+
+
+def test_all_that_is_exported_is_there() -> None:
+    search_module = sys.modules["farandole.search"]
+    assert all(getattr(search_module, name) for name in search_module.__all__)
+    assert (search_module.Pool, search_module.LocalPool) == (Provider, LocalProvider)

@@ -1,8 +1,8 @@
 """Searches on three engines of IPython Parallel that are ranks: ``python -m tests.support.search.search_engines``.
 
-An engine dies in a trial of two, which goes on; each trial is there once; Ctrl-C gives the engines back, and one that
-hangs in a trial is interrupted, but no cell that runs on one. What cells have made is there afterwards, and their
-session goes on.
+They keep the contract of providers. An engine dies in a trial of two, which goes on; each trial is there once; Ctrl-C
+gives the engines back, and one that hangs in a trial is interrupted, but no cell that runs on one. What cells have made
+is there afterwards, and their session goes on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import ipyparallel
 import pytest
@@ -20,9 +20,12 @@ import pytest
 import farandole
 import farandole.notebook
 from farandole.errors import ControlError, UsageError
+from farandole.launch.providers.provider import Provider
+from farandole.notebook.engine_provider import EngineProvider
 from farandole.search.api import SearchResult
 from tests.support.patience import PATIENCE_S
 from tests.support.search.objectives import await_file, loses_rank_1, loss, note, once, ranks
+from workbench.provider import ProviderUnderTest, run_contract
 
 SESSION = "[hvd.size(), hvd.allreduce(np.ones(1), op=hvd.Sum).item(), kept]"
 
@@ -47,6 +50,20 @@ def alone(trial: Any) -> None:
         trial.report(loss(float(trial.parameters["x"]), epoch), epoch)
 
 
+@final
+class EnginesUnderTest(ProviderUnderTest):
+    """Two of the engines."""
+
+    runs_commands = False
+
+    def __init__(self, attached: Any) -> None:
+        super().__init__()
+        self._attached = attached
+
+    def provider(self, folder: Path) -> Provider:
+        return EngineProvider(self._attached.client, dict(self._attached.seats[:2]))
+
+
 def search(function: Any, folder: Path, pool: Any, **options: Any) -> SearchResult:
     told = {"space": {"x": (0.0, 1.0)}, "trials": 1, "workers": 1, "epochs": 1, "progress": False, **options}
     result = farandole.search(function, folder=folder, pool=pool, **told)
@@ -66,6 +83,9 @@ def check(folder: Path, rc: Any) -> None:
     """Search four times on the engines of one client."""
     attached = farandole.notebook.attach(rc)
     attached.run("import numpy as np, farandole.numpy as hvd\nhvd.init()\nkept = 'by a cell'")
+    check_session(attached, 3)
+    found = run_contract(EnginesUnderTest(attached))
+    assert not any(found.values()), found
     check_session(attached, 3)
     check_each_trial_once(folder / "shares", attached)
     check_session(attached, 3)
@@ -144,13 +164,16 @@ def check_kill(folder: Path, attached: Any) -> None:
     """An engine that is given up is interrupted, and its trial begins again; no engine dies of it."""
     folder.mkdir()
     (folder / "signal").write_text(f"{os.getpid()} {signal.SIGUSR1:d}")
-    pool = attached.search_pool()
+    provider = attached.search_pool()
+    pids = {seat.engine: seat.report.pid for seat in attached.seats}
 
     def give_up(*_: object) -> None:
-        pool.kill(socket.gethostname(), int((folder / "began.txt").read_text().split()[1]))
+        pid = int((folder / "began.txt").read_text().split()[1])
+        [worker_id] = [worker_id for worker_id, task in provider._tasks.items() if pids[task.engine] == pid]
+        provider.kill(socket.gethostname(), worker_id, signal.SIGINT)
 
     signal.signal(signal.SIGUSR1, give_up)
-    assert search(hangs, folder, pool).trials[0].phase == "complete"
+    assert search(hangs, folder, provider).trials[0].phase == "complete"
     assert len((folder / "began.txt").read_text().splitlines()) == 2
     assert len(attached.living) == 3
 

@@ -1,0 +1,1 @@
+"""Providers, which say where processes can run, and the fleet, which says which of them run."""
