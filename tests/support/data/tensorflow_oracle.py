@@ -54,19 +54,24 @@ def as_we_have_it(record: bytes) -> dict[str, Any]:
 
 
 # The profile of conftest.py is not loaded here, and the first text takes seconds beside other tests.
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@patient
 @given(st.dictionaries(st.text(max_size=10), LISTS, max_size=6))
 def examples_of_tensorflow_are_read_as_it_reads_them(features: dict[str, Any]) -> None:
     message = written(features)
     assert as_we_have_it(message.SerializeToString()) == as_tensorflow_has_it(message)
 
 
+@patient
 @given(st.dictionaries(st.text(max_size=10), LISTS, max_size=4), st.booleans(), st.integers(1, 3))
 def ours_are_read_by_tensorflow(features: dict[str, Any], is_packed: bool, parts: int) -> None:
     record = example(features, is_packed, parts)
     assert as_we_have_it(record) == as_tensorflow_has_it(tf.train.Example.FromString(record))
 
 
+@patient
 @given(st.dictionaries(st.text(max_size=10), LISTS, max_size=4), st.data())
 def what_tensorflow_refuses_is_refused(features: dict[str, Any], data: st.DataObject) -> None:
     record = bytearray(example(features) or b"\x0a\x00")
