@@ -9,7 +9,7 @@ The docstring of a message describes what it reports or orders. A message about 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias, cast, final
+from typing import TypeAlias, final
 
 import msgspec
 
@@ -457,6 +457,7 @@ def bags(letters: Iterable[Envelope]) -> Iterator[Envelopes]:
 def decode(frame: bytes) -> AnyMessage:
     """Decode a frame; raises ``ControlError`` for anything that is not exactly one known message."""
     try:
-        return cast("AnyMessage", unpack(_decoder.decode, frame))
+        message: AnyMessage = unpack(_decoder.decode, frame)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ControlError(f"a frame of {len(frame)} bytes is no message of this version: {error}") from error
+    return message
