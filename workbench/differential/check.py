@@ -6,6 +6,7 @@ with Checker(sizes=(1, 2, 3)) as checker:
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from types import TracebackType
 from typing import final
@@ -74,11 +75,12 @@ class Checker:
             job.close()
 
     def close(self) -> None:
-        """End the jobs."""
+        """End the jobs, and free what the oracle's programs left in cycles: a shared model has a descriptor."""
         for size in tuple(self._jobs):
             self.forget(size)
         if self._own:
             self._nursery.close()
+        gc.collect()
 
     def _job(self, size: int) -> RankPool:
         job = self._jobs.get(size)

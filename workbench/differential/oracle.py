@@ -183,7 +183,8 @@ def consult(program: Callable[[Any, Any], None], size: int) -> list[Outcome]:
             outcomes[rank] = msgspec.structs.replace(run(program, hvd), steps=hvd.steps)
         finally:
             meetings.more_threads(rank, -1)  # in any case: ranks that wait for this one must find out
-            for parameter in hvd.parameters:
+            stepped = [p for each in hvd.optimizers for group in each.param_groups for p in group["params"]]
+            for parameter in (*hvd.parameters, *stepped):  # of a layer that was replaced, and of its replacement
                 parameter.grad = None  # with its graph it would keep the parameter, where no collector finds that
 
     with _backward_that_reduces(), warnings.catch_warnings():
