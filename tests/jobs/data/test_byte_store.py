@@ -17,7 +17,7 @@ import pytest
 
 from farandole.data.staging.stage import stage
 from farandole.data.storage import byte_store, url_files
-from farandole.data.storage.byte_store import SharedFiles
+from farandole.data.storage.byte_store import Rows, SharedFiles
 from farandole.data.storage.fields import Field
 from farandole.data.storage.listing import list_files
 from farandole.data.storage.manifest import Manifest
@@ -72,6 +72,21 @@ def test_reads_what_is_there(made: Made) -> None:
         assert store.read(path("a.bin"), offset, nbytes) == content[offset : offset + nbytes]
     assert store.read(path("a.bin"), SIZE - 10) == content[-10:]
     assert (store.size(path("empty")), store.read(path("empty"))) == (0, b"")
+
+
+def test_rows_are_read_by_one_call(made: Made) -> None:
+    store, path, content = made
+    offsets = np.random.default_rng(2).integers(0, SIZE - 1000, 20).tolist()
+    for _ in range(2):  # the second time its files are open
+        into = np.zeros((20, 1000), np.uint8)
+        store.read_rows([path("a.bin")] * 20, offsets, Rows(into.reshape(-1).data, 1000))
+        assert into.tobytes() == b"".join(content[offset : offset + 1000] for offset in offsets)
+    whole = bytearray(2 * SIZE)
+    store.read_rows([path("a.bin")] * 2, [0, 0], Rows(memoryview(whole), SIZE))
+    assert whole == 2 * content
+    for name, offset in (("a.bin", SIZE - 1), ("absent", 0)):
+        with pytest.raises(DataError, match=name):
+            store.read_rows([path("a.bin"), path(name)], [0, offset], Rows(memoryview(bytearray(4)), 2))
 
 
 def test_what_is_not_there_is_named(made: Made) -> None:

@@ -90,6 +90,15 @@ def test_as_many_samples_are_read_at_a_time_as_there_are_threads(batch_size: int
     assert [int(n) for batch in batches for n in batch] == [*range(48)]
 
 
+def test_a_late_batch_gets_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a data set that measures its waits, few threads read until they know that storage is slow."""
+    monkeypatch.setattr(pool, "LATE_S", 0.05)
+    meeting = Meeting(12)
+    monkeypatch.setattr(meeting, "measures_waits", True, raising=False)
+    batches = Batches(meeting, 3, shuffle=False, threads=12)
+    assert [int(n) for batch in batches for n in batch] == [*range(48)]
+
+
 class Stalled:
     """Sample 2 comes when it is released."""
 

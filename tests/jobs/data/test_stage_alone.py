@@ -8,9 +8,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from farandole.cli import main
+from farandole.data import arrays
 from farandole.data.staging.cache import clean
 from farandole.data.staging.stage import stage
 from tests.support.data.staging_source import (
@@ -99,6 +101,22 @@ def test_a_flipped_bit_in_the_cache_is_found_and_healed(tmp_path: Path, cache: s
             path.unlink()  # by a program that cleans /tmp
         assert same(staged, source)
         assert statistics(staged).held_bytes == source.manifest.nbytes
+
+
+def test_a_flipped_bit_is_found_in_a_batch_that_is_read_by_one_call(tmp_path: Path, cache: str) -> None:
+    (tmp_path / "set").mkdir()
+    rows = np.random.default_rng(0).integers(0, 255, (64, 5000), np.uint8)
+    np.save(tmp_path / "set" / "x.npy", rows)
+    staged: Any = stage(arrays(tmp_path / "set"), cache=cache, limit="1GB")
+    with ended(staged):
+        assert all((staged[index] == row).all() for index, row in enumerate(rows))
+        into = np.zeros((4, 5000), np.uint8)
+        for wrong in (None, 17):
+            if wrong is not None:
+                flip(piece_file(staged, 0), 128 + 5000 * wrong + 99)
+            assert staged.read_batch([3, 17, 60, 17], [into])
+            assert (into == rows[[3, 17, 60, 17]]).all()
+            assert statistics(staged).healed == (wrong is not None)
 
 
 def test_a_killed_stager_is_started_again_and_nothing_is_lost(tmp_path: Path, cache: str) -> None:

@@ -25,7 +25,7 @@ from farandole.data.formats import cf
 from farandole.data.formats.chunk_codecs import Array, Codec, decode_chunk
 from farandole.data.formats.reading import ThreadCache
 from farandole.data.formats.source import Decode, Source
-from farandole.data.storage.byte_store import ByteStore
+from farandole.data.storage.byte_store import ByteStore, Rows
 from farandole.data.storage.fields import Field, Integers
 from farandole.data.storage.listing import FileEntry, Where, root_of
 from farandole.data.storage.manifest import Manifest
@@ -173,15 +173,13 @@ class ArraySource(Source, ABC):
         for column, layout, dtype in zip(columns, self._layouts, self._dtypes, strict=True):
             if column.shape[1:] != layout.row_shape or column.dtype != dtype or not column.flags.c_contiguous:
                 return False
-        requests = []
         for column, place in zip(columns, self.manifest.fields, strict=True):
+            if not column.nbytes:
+                continue
             files, offsets, _ = place.locate(indices)
-            paths = {file: self.manifest.paths[file] for file in set(files.tolist())}
-            flat, nbytes = column.reshape(-1).view(np.uint8).data, column[:1].nbytes
-            for row, (file, offset) in enumerate(zip(files.tolist(), offsets.tolist(), strict=True)):
-                requests.append((paths[file], offset, flat[row * nbytes : (row + 1) * nbytes]))
-        if requests and len(requests[0][2]):
-            self.store.read_many(requests)
+            paths = [self.manifest.paths[file] for file in files.tolist()]
+            rows = Rows(column.reshape(-1).view(np.uint8).data, column[:1].nbytes)
+            self.store.read_rows(paths, offsets.tolist(), rows)
         return True
 
     def _stored(self, number: int, extents: list[Extent], row: int) -> Array:

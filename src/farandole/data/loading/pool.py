@@ -11,8 +11,10 @@ Each thread has a loader, which decodes in the thread, or has a process decode.
 # no lock between them, because ``deque.popleft`` gives each row to one of them. The thread that finishes the last row
 # sets ``ready``; two threads may both find that all rows are finished, and then both set it.
 #
-# Waking a thread costs as much as reading a small sample from memory. So for fast samples only two threads get a token,
-# and all threads get one after the consumer has waited for ``HELP_S``.
+# Waking a thread costs as much as reading a small sample from memory. So for fast samples only a few threads get a
+# token, always the same ones, and one of them reads a whole batch by one call, if the data set can. Otherwise
+# ``Concurrency`` says how many threads load. The batches ahead get more tokens after the consumer has waited for
+# ``HELP_S``, and tokens for all threads once a batch is late.
 #
 # Loading threads refer to ``_Work`` and never to the iterator, which can thus be garbage while they run. Its finalizer
 # puts an end mark into ``tokens``, a ``SimpleQueue``, because a finalizer may run inside of any other call, even
@@ -33,8 +35,9 @@ from typing import Any, final
 
 from farandole import events
 from farandole.data.loading.batch_memory import BatchMemory, SampleRows
+from farandole.data.loading.concurrency import FEW, Concurrency
 from farandole.data.loading.corrupt import CorruptSampleError, described
-from farandole.data.storage.waits import LANE, Meter, ThreadTimes, mine
+from farandole.data.storage.waits import LANE, Meter, ThreadTimes, mine, waited_for_storage
 from farandole.errors import DataError, UsageError
 
 
@@ -66,7 +69,6 @@ LATE_S = 5.0
 """Wait for a batch after which the rank reports it as late; each further report after twice the time."""
 END_S = 5.0
 """Timeout for joining the threads at the end of a pool."""
-FAST_S = 3e-4
 HELP_S = 2e-3
 _NOT_AT_ONCE_S = 1e-4
 _TOLD = 4
@@ -118,11 +120,11 @@ class _Pending:
 class _Work:
     """State that the threads of a pool share."""
 
-    def __init__(self, threads: int) -> None:
-        self.tokens: SimpleQueue[_Pending | None] = SimpleQueue()
+    def __init__(self, threads: int, is_measured: bool) -> None:
+        self._tokens: tuple[SimpleQueue[_Pending | None], ...] = (SimpleQueue(), SimpleQueue())
         self.has_ended = False
-        self.sample_s = FAST_S
-        """Time that the last sample took."""
+        self.concurrency = Concurrency(threads, len(os.sched_getaffinity(0)), is_measured)
+        self._last = 0
         self.doing: list[tuple[_Pending, int, ThreadTimes] | None] = [None] * threads
         """Batch and sample that each thread is loading."""
         self.threads: list[threading.Thread] = []
@@ -130,11 +132,26 @@ class _Work:
         """Form of the samples, known after one batch; None again if a batch cannot be read by one call."""
         self.reads_batches = True
 
+    @property
+    def reads_whole(self) -> bool:
+        """True if one thread reads a batch by one call: not from slow storage, where several threads read its rows."""
+        return self.form is not None and self.concurrency.is_fast
+
+    def tokens_of(self, number: int) -> SimpleQueue[_Pending | None]:
+        """Tokens for a thread: the first few have a queue of their own, so that fast samples wake no other."""
+        return self._tokens[number >= FEW]
+
+    def help(self, batch: _Pending, threads: int) -> None:
+        """Have some of the first ``threads`` threads, in turn, load a batch."""
+        for _ in range(min(threads, len(batch.left))):
+            self._last = (self._last + 1) % threads
+            self.tokens_of(self._last).put(batch)
+
     def end(self) -> None:
         """End the threads, each after its current sample."""
         self.has_ended = True
-        for _ in self.threads:
-            self.tokens.put(None)
+        for number in range(len(self.threads)):
+            self.tokens_of(number).put(None)
         limit_s = time.monotonic() + END_S
         if threading.current_thread() not in self.threads:  # a garbage collection in a loading thread calls this, too
             for thread in self.threads:
@@ -144,9 +161,10 @@ class _Work:
 def _serve(work: _Work, number: int, load: Loader) -> None:
     """Load rows until the pool ends."""
     times = mine()
-    while (batch := work.tokens.get()) is not None:
+    tokens = work.tokens_of(number)
+    while (batch := tokens.get()) is not None:
         begin_s = time.monotonic()
-        if work.form is not None and _whole(work, batch, load, times):
+        if work.reads_whole and _whole(work, batch, load, times):
             continue
         while not work.has_ended and batch.error is None:
             try:
@@ -164,9 +182,10 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
                 if batch.error is None:
                     batch.error = _named(index, load, error)
             cpu_s, times.cpu_s = time.thread_time() - cpu_s + times.cpu_s, 0.0
-            end_s = time.monotonic()
-            batch.done.append((end_s, times.take(), cpu_s))
-            begin_s, work.sample_s = end_s, end_s - begin_s
+            end_s, spent = time.monotonic(), times.take()
+            batch.done.append((end_s, spent, cpu_s))
+            work.concurrency.note(end_s - begin_s, cpu_s, waited_for_storage(spent))
+            begin_s = end_s
             if len(batch.done) == len(batch.content.indices) or batch.error is not None:
                 work.form = batch.content.form if work.reads_batches else None
                 batch.ready.set()
@@ -190,9 +209,10 @@ def _whole(work: _Work, batch: _Pending, load: Loader, times: ThreadTimes) -> bo
         work.form = None if not work.reads_batches else work.form
         batch.left.extend(rows)
         return False
-    end_s, cpu_s = time.monotonic(), time.thread_time() - cpu_s
-    batch.done += [(end_s, times.take() if row == rows[-1] else {}, cpu_s / len(rows)) for row in rows]
-    work.sample_s = (end_s - begin_s) / len(rows)
+    end_s, cpu_s, spent = time.monotonic(), time.thread_time() - cpu_s, times.take()
+    batch.done += [(end_s, spent if row == rows[-1] else {}, cpu_s / len(rows)) for row in rows]
+    waited_s = waited_for_storage(spent)
+    work.concurrency.note((end_s - begin_s) / len(rows), cpu_s, waited_s)
     batch.ready.set()
     return True
 
@@ -235,7 +255,7 @@ class LoadedBatches(Iterator[Any]):
         self._indices, self._loads, self._memory = iter(indices), loads, memory
         self._ahead, self._rank, self._pid = ahead, rank, os.getpid()
         self._pending: deque[_Pending] = deque()
-        self._work = work = _Work(len(loads))
+        self._work = work = _Work(len(loads), getattr(loads[0].dataset, "measures_waits", False))
         work.threads = [
             threading.Thread(target=_serve, args=(work, number, load), name=f"farandole-load-{number}", daemon=True)
             for number, load in enumerate(loads)
@@ -285,7 +305,7 @@ class LoadedBatches(Iterator[Any]):
                 return
             batch = _Pending(self._memory, indices)
             self._pending.append(batch)
-            self._help(batch, 2 if self._work.sample_s < FAST_S else len(self._loads))
+            self._work.help(batch, 1 if self._work.reads_whole else self._work.concurrency.first)
 
     def _without_corrupt(self, batch: _Pending, begin_s: float) -> _Pending:
         """Load a batch again without its corrupt samples: they are too rare for code that moves rows."""
@@ -297,7 +317,7 @@ class LoadedBatches(Iterator[Any]):
                 left = [other]
             again = _Pending(self._memory, left)
             if left:
-                self._help(again, len(self._loads))
+                self._work.help(again, len(self._loads))
                 self._await(again, begin_s)
             else:
                 index, why = next(iter(self.left_out.items()))
@@ -305,11 +325,6 @@ class LoadedBatches(Iterator[Any]):
             self.left_out |= {index: why for index, why in again.corrupt.items() if index in asked}
             batch = again
         return batch
-
-    def _help(self, batch: _Pending, threads: int) -> None:
-        """Have some threads load a batch."""
-        for _ in range(min(threads, len(self._loads), len(batch.left))):
-            self._work.tokens.put(batch)
 
     def _enough(self) -> int:
         rows = max(1, len(self._pending[0].content.indices))
@@ -319,7 +334,7 @@ class LoadedBatches(Iterator[Any]):
         if batch.ready.wait(HELP_S):
             return
         for pending in self._pending:
-            self._help(pending, len(self._loads))
+            self._work.help(pending, self._work.concurrency.number)
         late_s = LATE_S
         while not batch.ready.wait(max(0.0, begin_s + late_s - time.monotonic())):
             text = f"rank {self._rank} has waited {late_s:g} s for its next batch: {self._reason(batch)}"
@@ -327,6 +342,8 @@ class LoadedBatches(Iterator[Any]):
             if events.subscribers:
                 events.emit(events.Note(time.monotonic(), self._rank, text))
             late_s *= 2
+            for pending in self._pending:
+                self._work.help(pending, len(self._loads))
 
     def _reason(self, batch: _Pending) -> str:
         """Describe what the threads that load ``batch`` are doing."""

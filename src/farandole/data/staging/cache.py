@@ -161,17 +161,17 @@ class CachedPiece(OpenPiece):
     """A piece in a file of its own."""
 
     def __init__(self, path: str, fd: int, checksums: Checksums) -> None:
-        self.path, self._fd, self.checksums = path, fd, checksums
+        self.path, self.fd, self.checksums = path, fd, checksums
 
     def read_blocks(self, first: int, last: int, buffer: memoryview) -> None:
-        read_fully(self._fd, self.path, int(self.checksums.bounds[first]), buffer)
+        read_fully(self.fd, self.path, int(self.checksums.bounds[first]), buffer)
 
     def is_dropped(self) -> bool:
         """True if the piece was unlinked, and takes space only until it is closed."""
-        return os.fstat(self._fd).st_nlink == 0
+        return os.fstat(self.fd).st_nlink == 0
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound: at exit ``os`` may be cleared
-        close(self._fd)
+        close(self.fd)
 
 
 @final

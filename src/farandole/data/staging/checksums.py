@@ -28,7 +28,8 @@ class Checksums:
 
     def __init__(self, bounds: Integers, values: npt.NDArray[np.uint64]) -> None:
         self.bounds, self.values = bounds, values
-        self._places: list[int] = []
+        self.places: list[int] = bounds.tolist()
+        """The bounds as a list, which is faster than an array for single values."""
 
     @classmethod
     def unknown(cls, bounds: Integers) -> Checksums:
@@ -44,13 +45,6 @@ class Checksums:
         first = min(bisect.bisect_right(places, begin) - 1, len(places) - 2)
         return first, max(bisect.bisect_left(places, end), first + 1)
 
-    @property
-    def places(self) -> list[int]:
-        """The bounds as a list, which is faster than an array for single values."""
-        if not self._places:
-            self._places = self.bounds.tolist()
-        return self._places
-
     def nbytes(self, first: int, last: int) -> int:
         """Bytes of the blocks from ``first`` to before ``last``."""
         return self.places[last] - self.places[first]
@@ -62,7 +56,7 @@ class Checksums:
 
     def verify(self, first: int, last: int, data: memoryview) -> bool:
         """True if ``data`` matches the checksums of the blocks."""
-        return all(int(self.values[block]) == self._value(block, first, data) for block in range(first, last))
+        return all(self.values[block] == self._value(block, first, data) for block in range(first, last))
 
     def whole(self) -> int:
         """Checksum of the piece: the checksum of all values."""
@@ -93,7 +87,8 @@ class Checksums:
 
     def _value(self, block: int, first: int, data: memoryview) -> int:
         places = self.places
-        return int(xxhash.xxh3_64_intdigest(data[places[block] - places[first] : places[block + 1] - places[first]]))
+        begin = places[first]
+        return xxhash.xxh3_64_intdigest(data[places[block] - begin : places[block + 1] - begin])
 
 
 def checksums_of(manifest: Manifest, pieces: Pieces, store: ByteStore) -> npt.NDArray[np.uint64]:

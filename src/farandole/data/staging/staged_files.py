@@ -17,13 +17,13 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from farandole.data.staging.cache import CachedPiece, CacheFolder
 from farandole.data.staging.checksums import Checksums
 from farandole.data.staging.link import StagerLink
 from farandole.data.staging.protocol import Blocks, Damaged, InCache, Need, Opened
-from farandole.data.storage.byte_store import ByteStore
+from farandole.data.storage.byte_store import ByteStore, Rows
 from farandole.data.storage.manifest import Manifest
 from farandole.data.storage.pieces import Pieces
 from farandole.data.storage.waits import during
@@ -36,6 +36,19 @@ ATTEMPTS = 3
 
 READ_BYTES = 16 * 2**20
 """Bytes per read: a larger read is no faster, and another host sends this many in one answer."""
+
+
+class _CachedRow(NamedTuple):
+    """Row of a batch that is the blocks from ``first`` to before ``last`` of an open piece."""
+
+    piece: CachedPiece
+    begin: int
+    first: int
+    last: int
+
+    def is_intact(self, data: memoryview) -> bool:
+        """True if ``data`` matches the checksums of the blocks."""
+        return self.piece.checksums.verify(self.first, self.last, data)
 
 
 @final
@@ -71,18 +84,16 @@ class StagedFiles(ByteStore):
                 part = buffer[begin - place : min(stop, begin + READ_BYTES) - place]
                 self._read(piece, begin - first, part)
 
-    def read_many(self, requests: Sequence[tuple[str, int, memoryview]]) -> None:
-        left = []
-        with during("disk", requests[0][0] if requests else "", sum(len(each[2]) for each in requests)):
-            for request in requests:
-                path, offset, buffer = request
-                place = self._begins[self._number(path)] + offset
-                piece = bisect.bisect_right(self._bounds, place) - 1
-                cached = self._open.get(piece)
-                if cached is None or not _read_verified(cached, place - self._bounds[piece], buffer):
-                    left.append(request)
-        for path, offset, buffer in left:
-            self.read_into(path, offset, buffer)
+    def read_rows(self, paths: Sequence[str], offsets: Sequence[int], rows: Rows) -> None:
+        with during("disk", paths[0], len(rows.memory)):
+            here = {row: self._here(path, offsets[row], rows.nbytes) for row, path in enumerate(paths)}
+            found = {row: each for row, each in here.items() if each is not None}
+            fds, begins = [each.piece.fd for each in found.values()], [each.begin for each in found.values()]
+            failed = rows.read([*found], fds, begins)
+            intact = {row for row, each in found.items() if row not in failed and each.is_intact(rows[row])}
+        for row, path in enumerate(paths):
+            if row not in intact:
+                self.read_into(path, offsets[row], rows[row])
 
     def local_path(self, path: str) -> str | None:
         """File of a piece that is all of ``path`` and is cached here, else ``None``; a stream may drop its pieces."""
@@ -113,6 +124,20 @@ class StagedFiles(ByteStore):
             return self._numbers[path]
         except KeyError:
             raise DataError(f"{path} is not among the {len(self._numbers)} files that are staged") from None
+
+    def _here(self, path: str, offset: int, nbytes: int) -> _CachedRow | None:
+        """Place of these bytes in the cache, if they are whole blocks of a piece that is open."""
+        place = self._begins[self._number(path)] + offset
+        piece = bisect.bisect_right(self._bounds, place) - 1
+        cached = self._open.get(piece)
+        if cached is None:
+            return None
+        begin, sums = place - self._bounds[piece], cached.checksums
+        if begin + nbytes > sums.places[-1]:
+            return None
+        first, last = sums.covering(begin, begin + nbytes)
+        is_exact = sums.places[first] == begin and sums.nbytes(first, last) == nbytes
+        return _CachedRow(cached, begin, first, last) if is_exact else None
 
     def _read(self, piece: int, begin: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from a piece, verified."""

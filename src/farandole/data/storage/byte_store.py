@@ -11,6 +11,7 @@ before: otherwise its number could be reused for another file in the middle of a
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import os
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from farandole.data.storage.waits import during
 from farandole.errors import DataError
+from farandole.native import core
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -31,6 +33,25 @@ MOST_OPEN = 64
 """Descriptors that a store keeps open."""
 
 T = TypeVar("T")
+
+
+@final
+class Rows:
+    """Rows of ``nbytes`` bytes each, one after the other in ``memory``."""
+
+    __slots__ = ("address", "memory", "nbytes")
+
+    def __init__(self, memory: memoryview, nbytes: int) -> None:
+        self.memory, self.nbytes = memory, nbytes
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+    def __getitem__(self, row: int) -> memoryview:
+        return self.memory[row * self.nbytes : (row + 1) * self.nbytes]
+
+    def read(self, rows: Sequence[int], fds: Sequence[int], offsets: Sequence[int]) -> list[int]:
+        """Read these rows, each from a descriptor and an offset; returns those that could not be read in full."""
+        addresses = [self.address + row * self.nbytes for row in rows]
+        return [rows[failed] for failed in core.read_rows(fds, offsets, addresses, self.nbytes)]
 
 
 class ByteStore(ABC):
@@ -47,10 +68,10 @@ class ByteStore(ABC):
         Raises ``DataError``, naming file and offset, if the file is shorter or cannot be read.
         """
 
-    def read_many(self, requests: Sequence[tuple[str, int, memoryview]]) -> None:
-        """Fill several buffers, each from a path and an offset, as ``read_into`` does."""
-        for path, offset, buffer in requests:
-            self.read_into(path, offset, buffer)
+    def read_rows(self, paths: Sequence[str], offsets: Sequence[int], rows: Rows) -> None:
+        """Fill all ``rows``, each from a path and an offset, as ``read_into`` does."""
+        for row, (path, offset) in enumerate(zip(paths, offsets, strict=True)):
+            self.read_into(path, offset, rows[row])
 
     def read(self, path: str, offset: int = 0, nbytes: int = -1) -> bytearray:
         """Bytes of a file from ``offset`` on; ``nbytes=-1``: up to its end."""
@@ -124,18 +145,16 @@ class SharedFiles(ByteStore):
         with during("shared storage", path, len(buffer)):
             self._twice(path, offset, partial(_fill, path=path, offset=offset, buffer=buffer))
 
-    def read_many(self, requests: Sequence[tuple[str, int, memoryview]]) -> None:
-        files: dict[str, _OpenFile] = {}
-        with during("shared storage", requests[0][0] if requests else "", sum(len(each[2]) for each in requests)):
-            for path, offset, buffer in requests:
-                try:
-                    if (file := files.get(path)) is None:
-                        file = files[path] = self._opened(path)
-                    if os.preadv(file.fd, [buffer], offset) == len(buffer):
-                        continue
-                except OSError:
-                    files.pop(path, None)
-                self._twice(path, offset, partial(_fill, path=path, offset=offset, buffer=buffer))
+    def read_rows(self, paths: Sequence[str], offsets: Sequence[int], rows: Rows) -> None:
+        with during("shared storage", paths[0], len(rows.memory)):
+            try:
+                files = {path: self._opened(path) for path in {*paths}}
+            except OSError:  # reading row by row names it, or opens it again
+                failed = list(range(len(paths)))
+            else:
+                failed = rows.read(range(len(paths)), [files[path].fd for path in paths], offsets)
+            for row in failed:
+                self.read_into(paths[row], offsets[row], rows[row])
 
     def version(self, path: str) -> tuple[int, int] | None:
         found = self._twice(path, 0, os.fstat)

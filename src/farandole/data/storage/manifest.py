@@ -46,12 +46,17 @@ class _Header(msgspec.Struct, frozen=True):
     columns: dict[str, tuple[str, int, int]]
 
 
+REMEMBERED = 4096
+"""Number of paths that stay decoded."""
+
+
 @final
 class Paths(Sequence[str]):
-    """Paths of files below a root, decoded on access: millions of paths are one block of memory."""
+    """Paths of files below a root, decoded on access: millions of paths are one block of memory, and some text."""
 
     def __init__(self, root: str, names: npt.NDArray[np.uint8], ends: Integers) -> None:
         self._root, self._names, self._ends = root, names, ends
+        self._known: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -65,10 +70,15 @@ class Paths(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
+        if (known := self._known.get(index)) is not None:
+            return known
         at = range(len(self))[index]
         begin = int(self._ends[at - 1]) if at else 0
         name = os.fsdecode(self._names[begin : int(self._ends[at])].tobytes())
-        return name if name.startswith("/") or "://" in name else f"{self._root.rstrip('/')}/{name}"
+        path = name if name.startswith("/") or "://" in name else f"{self._root.rstrip('/')}/{name}"
+        if len(self._known) < REMEMBERED:
+            self._known[index] = path
+        return path
 
     def __iter__(self) -> Iterator[str]:
         return (self[each] for each in range(len(self)))

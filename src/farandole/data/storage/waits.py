@@ -106,6 +106,12 @@ class during:  # noqa: N801 (reads as a statement)
             events.emit(events.Phase(LANE, self.what, "input", phase, self.begin_s, end_s, self.nbytes))
 
 
+def waited_for_storage(spent: Mapping[str, float]) -> float | None:
+    """Seconds of ``spent`` but those for decoding; ``None`` if no read was noted, as in data sets of users."""
+    waits = [seconds for category, seconds in spent.items() if category != "decode"]
+    return sum(waits) if waits else None
+
+
 @final
 class Meter:
     """Sums of seconds by category.
