@@ -55,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--hosts")
     parser.add_argument("--end", choices=["nobody", "worker", "job"], default="nobody")
     parser.add_argument("--signal", type=int, default=int(signal.SIGKILL))
     parser.add_argument("--in-job", action="store_true")
@@ -67,8 +68,11 @@ def main() -> None:
     ends = {"nobody": -1, "worker": 0, "job": os.getpid()}[options.end]
     data = Noted(options.output.parent, ends, options.signal, options.read_s)
     plan: dict[str, Any] = {"batch_size": BATCH, "block_batches": BLOCK_BATCHES, "seed": 7, "threads": 1}
+    if options.hosts:
+        plan |= {"hosts": options.hosts}
     found = predict(answer, data, options.output, workers=options.workers, **plan)
     print("answered by", len({each.pid for each in found.answers()}))
+    print("on", *sorted({each.host for each in found.answers()}))
 
 
 if __name__ == "__main__":
