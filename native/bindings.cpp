@@ -161,19 +161,8 @@ std::vector<std::uint64_t> digest_at(const std::vector<std::uintptr_t>& addresse
     return digests;
 }
 
-std::vector<std::size_t> read_rows_at(const std::vector<int>& fds, const std::vector<std::int64_t>& offsets,
-                                      const std::vector<std::uintptr_t>& addresses, std::size_t nbytes) {
-    if (offsets.size() != fds.size() || addresses.size() != fds.size()) {
-        throw Unsupported("each row needs a descriptor, an offset and an address, got " + std::to_string(fds.size()) +
-                          ", " + std::to_string(offsets.size()) + " and " + std::to_string(addresses.size()));
-    }
-    const nb::gil_scoped_release released;
-    return read_rows(fds, offsets, addresses, nbytes);
-}
-
 void bind_kernels(nb::module_& m) {
     m.def("call_stacks", call_stacks);
-    m.def("read_rows", read_rows_at, "fds"_a, "offsets"_a, "addresses"_a, "nbytes"_a);
     m.def("digest", digest_at, "addresses"_a, "nbytes"_a);
     m.def("copy", copy_at, "dst"_a, "src"_a, "nbytes"_a);
     m.def("fill", fill_at, "address"_a, "count"_a, "dtype"_a, "value"_a);

@@ -1,5 +1,8 @@
 // Rows of a batch, read from files by one call: Python would release and take its lock for each of them, while other
 // threads want it.
+//
+// Python calls this by ctypes, and not through nanobind: a daemon thread that takes the lock back when the interpreter
+// exits is ended there (`pthread_exit`), and no C++ frame may be below it, or the process aborts.
 #pragma once
 
 #include <unistd.h>
@@ -7,7 +10,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace farandole {
 
@@ -22,14 +24,17 @@ inline bool read_row(int fd, std::int64_t offset, std::byte* into, std::size_t n
     return true;
 }
 
-// Fill rows of `nbytes` bytes at `addresses`; the numbers of those that could not be filled.
-inline std::vector<std::size_t> read_rows(const std::vector<int>& fds, const std::vector<std::int64_t>& offsets,
-                                          const std::vector<std::uintptr_t>& addresses, std::size_t nbytes) {
-    std::vector<std::size_t> failed;
-    for (std::size_t i = 0; i < fds.size(); ++i) {
-        if (!read_row(fds[i], offsets[i], reinterpret_cast<std::byte*>(addresses[i]), nbytes)) failed.push_back(i);
-    }
-    return failed;
-}
-
 }  // namespace farandole
+
+// Fill rows of `nbytes` bytes at `addresses`; writes the numbers of those that could not be filled, returns how many.
+extern "C" __attribute__((visibility("default"), used)) inline std::size_t farandole_read_rows(
+    std::size_t rows, const int* fds, const std::int64_t* offsets, const std::uintptr_t* addresses, std::size_t nbytes,
+    std::size_t* failed) {
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < rows; ++i) {
+        if (!farandole::read_row(fds[i], offsets[i], reinterpret_cast<std::byte*>(addresses[i]), nbytes)) {
+            failed[found++] = i;
+        }
+    }
+    return found;
+}

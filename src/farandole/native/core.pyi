@@ -6,12 +6,6 @@ All functions raise ``ValueError`` for an unsupported dtype or reduction; they r
 from collections.abc import Callable, Sequence
 from typing import final
 
-def read_rows(fds: Sequence[int], offsets: Sequence[int], addresses: Sequence[int], nbytes: int) -> list[int]:
-    """Read rows of ``nbytes`` bytes, each from a descriptor and an offset to an address, without the GIL.
-
-    Returns the numbers of the rows that could not be read in full.
-    """
-
 def copy(dst: int, src: int, nbytes: int) -> None:
     """Copy ``nbytes`` bytes; the two regions may overlap."""
 

@@ -91,10 +91,10 @@ def test_as_many_samples_are_read_at_a_time_as_there_are_threads(batch_size: int
 
 
 def test_a_late_batch_gets_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a data set that measures its waits, few threads read until they know that storage is slow."""
+    """Few threads read what mostly needs the processors, until storage is slow or a batch late."""
     monkeypatch.setattr(pool, "LATE_S", 0.05)
     meeting = Meeting(12)
-    monkeypatch.setattr(meeting, "measures_waits", True, raising=False)
+    monkeypatch.setattr(meeting, "decodes", True, raising=False)
     batches = Batches(meeting, 3, shuffle=False, threads=12)
     assert [int(n) for batch in batches for n in batch] == [*range(48)]
 

@@ -1,4 +1,4 @@
-"""Rows of a batch, read by one call of the native core: the bytes of ``os.pread``, and which rows failed."""
+"""Rows of a batch, read by one call: the bytes of ``os.pread``, and which rows failed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.errors import UnsupportedError
-from farandole.native import core
+from farandole.native.rows import read_rows
 
 SIZE = 5000
 
@@ -30,7 +29,7 @@ def fd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 def test_rows_are_what_pread_gives(fd: int, offsets: list[int], nbytes: int) -> None:
     into = np.full((len(offsets), nbytes), 77, np.uint8)
     addresses = [into.ctypes.data + row * nbytes for row in range(len(offsets))]
-    failed = core.read_rows([fd] * len(offsets), offsets, addresses, nbytes)
+    failed = read_rows([fd] * len(offsets), offsets, addresses, nbytes)
     assert failed == [row for row, offset in enumerate(offsets) if nbytes and offset + nbytes > SIZE]
     for row, offset in enumerate(offsets):
         if row not in failed:
@@ -40,10 +39,10 @@ def test_rows_are_what_pread_gives(fd: int, offsets: list[int], nbytes: int) -> 
 def test_a_descriptor_that_cannot_be_read_fails_its_row_alone(fd: int) -> None:
     into = np.zeros((3, 10), np.uint8)
     addresses = [into.ctypes.data + 10 * row for row in range(3)]
-    assert core.read_rows([fd, -1, fd], [0, 0, 20], addresses, 10) == [1]
+    assert read_rows([fd, -1, fd], [0, 0, 20], addresses, 10) == [1]
     assert into.tobytes() == os.pread(fd, 10, 0) + bytes(10) + os.pread(fd, 10, 20)
 
 
 def test_lists_of_different_lengths_are_refused(fd: int) -> None:
-    with pytest.raises(UnsupportedError, match="1, 2 and 1"):
-        core.read_rows([fd], [0, 1], [0], 1)
+    with pytest.raises(ValueError, match="1, 2, 1"):
+        read_rows([fd], [0, 1], [0], 1)

@@ -29,6 +29,7 @@ class ImagesSource(FilesSource):
     """Images as arrays. Pillow releases the GIL while it decodes."""
 
     format: ClassVar[str] = "images"
+    decodes: ClassVar[bool] = True
 
     def content(self, data: bytearray, path: str) -> npt.NDArray[Any]:
         return decoded(data, path, **self.options)

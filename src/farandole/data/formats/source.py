@@ -38,8 +38,8 @@ class Source(ABC):
     holds_lock: ClassVar[bool] = False
     """True if reading a sample holds the GIL or a lock of the library: then use processes, not threads."""
 
-    measures_waits: ClassVar[bool] = True
-    """True: what a thread that reads a sample waits for is measured (``farandole.data.storage.waits``)."""
+    decodes: ClassVar[bool] = False
+    """True if reading a sample mostly computes: then more threads than processors help only while storage is slow."""
 
     def __init__(self, manifest: Manifest, decode: Decode | None = None, store: ByteStore | None = None) -> None:
         self.manifest, self.decode = manifest, decode

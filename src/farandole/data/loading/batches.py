@@ -59,8 +59,8 @@ class Batches:
     epoch may be smaller; no sample is dropped or repeated. ``whole``: every rank gets the global batches, for virtual
     workers.
 
-    ``threads`` read and decode, or as many ``processes``, the default for a data set whose library holds a lock. Of a
-    source of ``farandole.data``, no more threads work than there are processors while its storage is fast.
+    ``threads`` read and decode, or as many ``processes``, the default for a data set whose library holds a lock. Of
+    ``farandole.data.images``, no more threads work than there are processors while storage is fast.
     ``augment`` is a step or several, see ``farandole.data.loading.augment``. ``ahead``: number of batches that are
     loaded in advance. ``fake``, as ``farandole run --input fake``, returns the first batch again and again: a training
     that is no faster with it does not wait for its input.

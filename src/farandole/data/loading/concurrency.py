@@ -1,6 +1,6 @@
 """``Concurrency``: how many of the threads load at once.
 
-    concurrency = Concurrency(threads=8, cpus=2)
+    concurrency = Concurrency(threads=8, cpus=2, decodes=True)
     concurrency.number                                                    # 2
     concurrency.note(sample_s=0.021, cpu_s=0.001, waited_s=0.02)          # storage takes most of the time
     concurrency.number                                                    # 8
@@ -20,40 +20,40 @@ FAST_S = 3e-4
 """Samples that take less come from memory."""
 FEW = 2
 """Threads that load such samples: waking more takes longer than they save."""
-_WEIGHT, _MOST = 0.1, 20.0
-"""Weight of the last sample in the mean, and the most that one counts: waiting for the GIL looks the same."""
-_LESS, _MORE = 0.25, 1.0
-"""Waits for storage, per CPU time, at which few threads are enough, and at which all threads are needed."""
+_WEIGHT = 0.1
+"""Weight of the last sample in the means."""
+_MOST, _MOST_S = 20.0, 0.1
+"""The most that one sample counts: waiting for the GIL looks the same."""
+_SLOW = 1.0
+"""Waits for storage, per CPU time, at which all threads are needed."""
 
 
 @final
 class Concurrency:
-    """Number of threads, of ``threads``, that load at once: no more than ``cpus``, until samples wait for storage.
+    """Number of threads, of ``threads``, that load at once.
 
-    Without ``is_measured`` it is unknown what samples wait for, and all threads load.
+    All do, unless loading ``decodes``: then as many as keep ``cpus`` processors busy, until samples wait for storage.
     """
 
-    def __init__(self, threads: int, cpus: int, is_measured: bool = True) -> None:
-        self._all, self._few = threads, min(threads, max(FEW, cpus))
-        self.number = self._few if is_measured else threads
+    def __init__(self, threads: int, cpus: int, decodes: bool) -> None:
+        self._all, self._decodes = threads, decodes
+        self.few = min(threads, max(FEW, cpus))
+        """Threads that are enough while samples do not wait."""
+        self.number = self.few if decodes else threads
         self.is_fast = False
-        """True if the last sample came from memory."""
-        self._waits = 0.0
+        """True if samples come from memory, the last one, too."""
+        self._sample_s = self._waits = 0.0
 
     @property
     def first(self) -> int:
         """Number of threads for a new batch; ``number`` is for one that is waited for."""
         return min(FEW, self.number) if self.is_fast else self.number
 
-    def note(self, sample_s: float, cpu_s: float, waited_s: float | None) -> None:
-        """Count a sample that took ``sample_s``: its thread computed for ``cpu_s``, and waited for storage.
-
-        ``waited_s`` is ``None`` for data sets that do not measure it.
-        """
-        self.is_fast = sample_s < FAST_S
-        waits = _MOST if waited_s is None else min(_MOST, waited_s / max(cpu_s, 1e-6))
-        self._waits += _WEIGHT * (waits - self._waits)
-        if self._waits > _MORE:
-            self.number = self._all
-        elif self._waits < _LESS:
-            self.number = self._few
+    def note(self, sample_s: float, cpu_s: float, waited_s: float) -> None:
+        """Count a sample that took ``sample_s``: its thread computed for ``cpu_s``, and ``waited_s`` for storage."""
+        self._sample_s += _WEIGHT * (min(sample_s, _MOST_S) - self._sample_s)
+        self.is_fast = max(sample_s, self._sample_s) < FAST_S
+        if self._decodes:
+            self._waits += _WEIGHT * (min(_MOST, waited_s / max(cpu_s, 1e-6)) - self._waits)
+            needed = self._all if self._waits > _SLOW else int(self.few * (1.0 + self._waits))
+            self.number = min(self._all, needed)

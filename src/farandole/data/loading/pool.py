@@ -69,7 +69,8 @@ LATE_S = 5.0
 """Wait for a batch after which the rank reports it as late; each further report after twice the time."""
 END_S = 5.0
 """Timeout for joining the threads at the end of a pool."""
-HELP_S = 2e-3
+HELP_S, LOOK_S = 2e-3, 0.03
+"""Wait for a batch after which more threads help, and the time between looks whether still more would be useful."""
 _NOT_AT_ONCE_S = 1e-4
 _TOLD = 4
 """Number of late samples of a batch that are examined for the cause."""
@@ -120,10 +121,10 @@ class _Pending:
 class _Work:
     """State that the threads of a pool share."""
 
-    def __init__(self, threads: int, is_measured: bool) -> None:
-        self._tokens: tuple[SimpleQueue[_Pending | None], ...] = (SimpleQueue(), SimpleQueue())
+    def __init__(self, threads: int, decodes: bool) -> None:
+        self._tokens: tuple[SimpleQueue[_Pending | None], ...] = (SimpleQueue(), SimpleQueue(), SimpleQueue())
         self.has_ended = False
-        self.concurrency = Concurrency(threads, len(os.sched_getaffinity(0)), is_measured)
+        self.concurrency = Concurrency(threads, len(os.sched_getaffinity(0)), decodes)
         self._last = 0
         self.doing: list[tuple[_Pending, int, ThreadTimes] | None] = [None] * threads
         """Batch and sample that each thread is loading."""
@@ -137,9 +138,15 @@ class _Work:
         """True if one thread reads a batch by one call: not from slow storage, where several threads read its rows."""
         return self.form is not None and self.concurrency.is_fast
 
+    @property
+    def useful(self) -> int:
+        """Number of threads that may load: others take the places of those that wait for storage just now."""
+        stuck = sum(doing is not None and doing[2].now()[0] not in ("", "decode") for doing in [*self.doing])
+        return min(len(self.doing), self.concurrency.number + stuck)
+
     def tokens_of(self, number: int) -> SimpleQueue[_Pending | None]:
-        """Tokens for a thread: the first few have a queue of their own, so that fast samples wake no other."""
-        return self._tokens[number >= FEW]
+        """Tokens for a thread; the first few have queues of their own, so that a batch for few wakes no other."""
+        return self._tokens[(number >= FEW) + (number >= self.concurrency.few)]
 
     def help(self, batch: _Pending, threads: int) -> None:
         """Have some of the first ``threads`` threads, in turn, load a batch."""
@@ -164,7 +171,7 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
     tokens = work.tokens_of(number)
     while (batch := tokens.get()) is not None:
         begin_s = time.monotonic()
-        if work.reads_whole and _whole(work, batch, load, times):
+        if work.reads_whole and not work.has_ended and _whole(work, batch, load, times):
             continue
         while not work.has_ended and batch.error is None:
             try:
@@ -255,7 +262,7 @@ class LoadedBatches(Iterator[Any]):
         self._indices, self._loads, self._memory = iter(indices), loads, memory
         self._ahead, self._rank, self._pid = ahead, rank, os.getpid()
         self._pending: deque[_Pending] = deque()
-        self._work = work = _Work(len(loads), getattr(loads[0].dataset, "measures_waits", False))
+        self._work = work = _Work(len(loads), getattr(loads[0].dataset, "decodes", False))
         work.threads = [
             threading.Thread(target=_serve, args=(work, number, load), name=f"farandole-load-{number}", daemon=True)
             for number, load in enumerate(loads)
@@ -333,17 +340,25 @@ class LoadedBatches(Iterator[Any]):
     def _await(self, batch: _Pending, begin_s: float) -> None:
         if batch.ready.wait(HELP_S):
             return
-        for pending in self._pending:
-            self._work.help(pending, self._work.concurrency.number)
-        late_s = LATE_S
-        while not batch.ready.wait(max(0.0, begin_s + late_s - time.monotonic())):
+        late_s, helping = LATE_S, 0
+        while True:
+            if (useful := self._work.useful) > helping:
+                self._help_all(useful)
+                helping = useful
+            if batch.ready.wait(max(0.0, min(LOOK_S, begin_s + late_s - time.monotonic()))):
+                return
+            if time.monotonic() < begin_s + late_s:
+                continue
             text = f"rank {self._rank} has waited {late_s:g} s for its next batch: {self._reason(batch)}"
             events.logger.warning("%s", text)
             if events.subscribers:
                 events.emit(events.Note(time.monotonic(), self._rank, text))
             late_s *= 2
-            for pending in self._pending:
-                self._work.help(pending, len(self._loads))
+            self._help_all(len(self._loads))
+
+    def _help_all(self, threads: int) -> None:
+        for pending in self._pending:
+            self._work.help(pending, threads)
 
     def _reason(self, batch: _Pending) -> str:
         """Describe what the threads that load ``batch`` are doing."""

@@ -39,16 +39,19 @@ READ_BYTES = 16 * 2**20
 
 
 class _CachedRow(NamedTuple):
-    """Row of a batch that is the blocks from ``first`` to before ``last`` of an open piece."""
+    """Row of a batch in the blocks from ``first`` to before ``last`` of an open piece, or in a part of them."""
 
     piece: CachedPiece
     begin: int
     first: int
     last: int
+    is_exact: bool
 
-    def is_intact(self, data: memoryview) -> bool:
-        """True if ``data`` matches the checksums of the blocks."""
-        return self.piece.checksums.verify(self.first, self.last, data)
+    def complete(self, data: memoryview) -> bool:
+        """Verify a row that was read, or read one that is a part of its blocks; false if they are damaged."""
+        if self.is_exact:
+            return self.piece.checksums.verify(self.first, self.last, data)
+        return _read_verified(self.piece, self.begin, data)
 
 
 @final
@@ -63,6 +66,7 @@ class StagedFiles(ByteStore):
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
         self._begins, self._bounds = self.pieces.begins.tolist(), self.pieces.bounds.tolist()
+        self._sizes = manifest.sizes.tolist()
         self.is_stream = True
         """True if the stager must know which pieces are in use, because some pieces do not stay."""
 
@@ -86,13 +90,15 @@ class StagedFiles(ByteStore):
 
     def read_rows(self, paths: Sequence[str], offsets: Sequence[int], rows: Rows) -> None:
         with during("disk", paths[0], len(rows.memory)):
-            here = {row: self._here(path, offsets[row], rows.nbytes) for row, path in enumerate(paths)}
-            found = {row: each for row, each in here.items() if each is not None}
-            fds, begins = [each.piece.fd for each in found.values()], [each.begin for each in found.values()]
-            failed = rows.read([*found], fds, begins)
-            intact = {row for row, each in found.items() if row not in failed and each.is_intact(rows[row])}
+            found = [self._here(path, offset, rows.nbytes) for path, offset in zip(paths, offsets, strict=True)]
+            here = {row: each for row, each in enumerate(found) if each is not None}
+            exact = {row: each for row, each in here.items() if each.is_exact}
+            failed = rows.read(
+                [*exact], [each.piece.fd for each in exact.values()], [each.begin for each in exact.values()]
+            )
+            done = {row for row, each in here.items() if row not in failed and each.complete(rows[row])}
         for row, path in enumerate(paths):
-            if row not in intact:
+            if row not in done:
                 self.read_into(path, offsets[row], rows[row])
 
     def local_path(self, path: str) -> str | None:
@@ -126,18 +132,19 @@ class StagedFiles(ByteStore):
             raise DataError(f"{path} is not among the {len(self._numbers)} files that are staged") from None
 
     def _here(self, path: str, offset: int, nbytes: int) -> _CachedRow | None:
-        """Place of these bytes in the cache, if they are whole blocks of a piece that is open."""
-        place = self._begins[self._number(path)] + offset
+        """Place of these bytes in the cache, if they lie in one piece that is open."""
+        file = self._number(path)
+        place = self._begins[file] + offset
         piece = bisect.bisect_right(self._bounds, place) - 1
         cached = self._open.get(piece)
-        if cached is None:
+        if cached is None or offset + nbytes > self._sizes[file]:
             return None
         begin, sums = place - self._bounds[piece], cached.checksums
         if begin + nbytes > sums.places[-1]:
             return None
         first, last = sums.covering(begin, begin + nbytes)
         is_exact = sums.places[first] == begin and sums.nbytes(first, last) == nbytes
-        return _CachedRow(cached, begin, first, last) if is_exact else None
+        return _CachedRow(cached, begin, first, last, is_exact)
 
     def _read(self, piece: int, begin: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from a piece, verified."""

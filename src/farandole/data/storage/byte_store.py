@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from farandole.data.storage.waits import during
 from farandole.errors import DataError
-from farandole.native import core
+from farandole.native.rows import read_rows
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -51,7 +51,7 @@ class Rows:
     def read(self, rows: Sequence[int], fds: Sequence[int], offsets: Sequence[int]) -> list[int]:
         """Read these rows, each from a descriptor and an offset; returns those that could not be read in full."""
         addresses = [self.address + row * self.nbytes for row in rows]
-        return [rows[failed] for failed in core.read_rows(fds, offsets, addresses, self.nbytes)]
+        return [rows[failed] for failed in read_rows(fds, offsets, addresses, self.nbytes)]
 
 
 class ByteStore(ABC):
@@ -147,14 +147,18 @@ class SharedFiles(ByteStore):
 
     def read_rows(self, paths: Sequence[str], offsets: Sequence[int], rows: Rows) -> None:
         with during("shared storage", paths[0], len(rows.memory)):
-            try:
-                files = {path: self._opened(path) for path in {*paths}}
-            except OSError:  # reading row by row names it, or opens it again
-                failed = list(range(len(paths)))
-            else:
-                failed = rows.read(range(len(paths)), [files[path].fd for path in paths], offsets)
-            for row in failed:
-                self.read_into(paths[row], offsets[row], rows[row])
+            for begin in range(0, len(paths), MOST_OPEN):  # each part opens no more files than may be open
+                part = range(begin, min(begin + MOST_OPEN, len(paths)))
+                for row in self._failed(part, paths, offsets, rows):
+                    self.read_into(paths[row], offsets[row], rows[row])
+
+    def _failed(self, part: range, paths: Sequence[str], offsets: Sequence[int], rows: Rows) -> Sequence[int]:
+        """Read some rows; returns those that could not be read in full: reading one alone mends or names the reason."""
+        try:
+            files = {path: self._opened(path) for path in {paths[row] for row in part}}
+        except OSError:
+            return part
+        return rows.read(part, [files[paths[row]].fd for row in part], [offsets[row] for row in part])
 
     def version(self, path: str) -> tuple[int, int] | None:
         found = self._twice(path, 0, os.fstat)

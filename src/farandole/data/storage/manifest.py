@@ -58,6 +58,9 @@ class Paths(Sequence[str]):
         self._root, self._names, self._ends = root, names, ends
         self._known: dict[int, str] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Paths, (self._root, self._names, self._ends)
+
     def __len__(self) -> int:
         return len(self._ends)
 

@@ -106,10 +106,9 @@ class during:  # noqa: N801 (reads as a statement)
             events.emit(events.Phase(LANE, self.what, "input", phase, self.begin_s, end_s, self.nbytes))
 
 
-def waited_for_storage(spent: Mapping[str, float]) -> float | None:
-    """Seconds of ``spent`` but those for decoding; ``None`` if no read was noted, as in data sets of users."""
-    waits = [seconds for category, seconds in spent.items() if category != "decode"]
-    return sum(waits) if waits else None
+def waited_for_storage(spent: Mapping[str, float]) -> float:
+    """Seconds of ``spent`` but those for decoding."""
+    return sum(seconds for category, seconds in spent.items() if category != "decode")
 
 
 @final
