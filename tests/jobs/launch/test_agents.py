@@ -23,7 +23,10 @@ from farandole.launch.agents.agents import Agents, AgentStarter, StarterGroup
 from farandole.launch.agents.local import Local
 from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
+from farandole.launch.hosts.plan import Job
 from farandole.launch.hosts.remote_environment import HOST_SPECIFIC, for_other_hosts
+from farandole.launch.job.launcher import Launcher
+from farandole.launch.job.loop import JobResult
 from farandole.settings import Settings
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
@@ -112,6 +115,12 @@ def test_a_child_that_ignores_everything_is_killed(monkeypatch: pytest.MonkeyPat
             agent.attend()
         agent.kill()
     assert agent.code == -signal.SIGKILL
+
+
+def test_a_child_that_serves_two_hosts_and_fails_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.launch.agents.local.entry_command", lambda _: ["false"])
+    result = Launcher(Job(["true"], ("a", "b"), SETTINGS, starter=Local())).run()
+    assert result == JobResult(1, "the agent on a, b exited with code 1; its workers were killed")
 
 
 ONE_MORE = """

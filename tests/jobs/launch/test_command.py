@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,18 @@ def test_a_folder_that_is_gone_is_named(
     finally:
         os.chdir(tmp_path)
     assert "the current folder, where the workers are to run, is not there any more" in capsys.readouterr().err
+
+
+def test_a_signal_asks_the_workers_to_end_and_another_one_kills_them(job: StartJob) -> None:
+    running = job("-np", "2", "--grace-seconds", "1000", bash="trap '' TERM; echo up; while :; do sleep 0.1; done")
+    running.prints("up", 2)
+    running.process.send_signal(signal.SIGINT)
+    running.until(lambda: "at once" in running.stderr, "for the first answer")
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 128 + signal.SIGINT
+    said = [line for line in running.stderr.splitlines() if line.startswith("farandole: ")]  # bash may print, too
+    assert [line for line in said if "waiting for the workers" not in line] == [
+        "farandole: SIGINT: ending 2 workers (again: kill at once)",
+        "farandole: SIGTERM again: killing the workers",
+        "farandole: the job was ended by SIGINT",
+    ]

@@ -43,7 +43,7 @@ class SlotAgent:
         """Write nothing; return all of ``text``."""
         return text
 
-    def kill(self) -> None:
+    def give_up(self) -> None:
         """Do nothing: a loss ends the run, which releases the slots."""
 
 

@@ -21,19 +21,16 @@ from farandole.cluster.environment import WORKER_ID, variables_for
 from farandole.control.addresses import is_own
 from farandole.control.agent_messages import AgentHello, KillWorker, Leaving, StopWorkers, WorkerSpec
 from farandole.control.exits import GenerationEnded, WorkerExited
-from farandole.control.process import signal_name
 from farandole.control.watch_messages import WatchOrder
 from farandole.elastic.membership import actions
 from farandole.elastic.membership.job_events import ControllerReplaced, HostLost, HostsFound
 from farandole.elastic.membership.workers import Worker, WorkerPhase
-from farandole.launch.agents.agents import END_S
 from farandole.launch.agents.output import Receipts
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.leased_hosts import is_lent
 from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_elsewhere, variables_for_all, within
 from farandole.launch.job.elastic_agents import ElasticAgents
-from farandole.launch.job.exit_policy import Loss
-from farandole.launch.job.loop import JobResult, Loop
+from farandole.launch.job.loop import JobResult, Loop, ended_by
 from farandole.topology import Topology
 
 if TYPE_CHECKING:
@@ -112,7 +109,7 @@ class ElasticLoop(Loop):
         self._failures: list[WorkerExited] = []
         self._passing: list[tuple[int, set[str]]] = []
         """Signals for workers, each with the hosts whose agents have not connected since."""
-        self._result = JobResult(0, "")
+        self._result, self._signals = JobResult(0, ""), handover.signals
         self._write_to(handover.output)
 
     def take_over(self) -> None:
@@ -130,14 +127,14 @@ class ElasticLoop(Loop):
             self._root.adopt(host, name, until_s if host in self._inherited else None)
         for host in counts:
             if host not in self._inherited:
-                self._lost(host, f"the agent of {host} {self._why_gone(host)}")
+                self._on_host_lost(host, f"the agent of {host} {self._why_gone(host)}")
         self._passing = [(number, set(self._inherited)) for number in self._handover.unpassed]
         self._confirm()
         self._repeat_end()
 
     def _repeat_end(self) -> None:
         """Repeat what users have ordered before."""
-        if self._handover.signals:
+        if self._signals:
             self._obey_signals()
 
     @property
@@ -157,6 +154,10 @@ class ElasticLoop(Loop):
     def _workers(self) -> Mapping[int, Worker]:
         """Workers from the decision to start each until its end is known, by ``worker_id``."""
         return self._formation.membership.workers
+
+    @property
+    def _living(self) -> Collection[int]:
+        return self._workers.keys()
 
     # -- descriptors and deadlines ------------------------------------------------------------------------------------
 
@@ -376,21 +377,14 @@ class ElasticLoop(Loop):
 
     def _on_goodbye(self, host: str) -> None:
         if self._orders is None:
-            self._lose(host, Loss(f"the agent on {host} was told to end (SIGTERM)"))
+            self._lose(host, f"the agent on {host} was told to end (SIGTERM)")
         else:
             self._close(host)
-
-    def _abandon(self, host: str) -> None:
-        self._far.of(host).give_up()
 
     def _runs_nothing(self, host: str) -> bool:
         return host in self._coming - self._inherited
 
-    def _on_host_lost(self, host: str, loss: Loss) -> None:
-        self._lost(host, loss.description)
-
-    def _lost(self, host: str, reason: str) -> None:
-        """Remove the workers of a lost host, and report the loss to the membership."""
+    def _on_host_lost(self, host: str, reason: str, status: int = 1) -> None:
         if self._orders is None:
             self._say_once(reason)
             self._discovery.hurry()
@@ -404,21 +398,10 @@ class ElasticLoop(Loop):
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def _on_signal(self, number: int) -> None:
-        self._handover.signals.append(number)
-        self._obey_signals()
-
     def _obey_signals(self) -> None:
-        signals = self._handover.signals
-        again = len(signals) > 1
-        what = "again: killing the workers" if again else f"ending {len(self._workers)} workers (again: kill at once)"
-        self._say(f"{signal_name(signals[-1])}{' ' if again else ': '}{what}")
-        first = signals[0]
         if not self._is_stopped:
-            self._result = JobResult(128 + first, f"the job was ended by {signal_name(first)}")
-        if again:
-            self._give_up_at = time.monotonic() + END_S
-        self._stop(0.0 if again else self._job.settings.grace_s)
+            self._result = ended_by(self._signals[0])
+        super()._obey_signals()
 
     def _stop(self, grace_s: float) -> None:
         super()._stop(grace_s)

@@ -1,27 +1,28 @@
-"""Exit policy of a static job: an action, with its reason, for each exit of a worker and each signal. Pure.
+"""Exit policy of a static job: what the exit of a worker, or the loss of a host, means for the others. Pure.
 
 >>> policy = ExitPolicy(size=2, on_failure="stop")
->>> policy.exited(WorkerExited(1, -9, "rank 1 on hostA was killed by SIGKILL")).reason
-'rank 1 on hostA was killed by SIGKILL'
->>> policy.status
-137
+>>> policy.exited(WorkerExited(1, -9, "rank 1 on hostA was killed by SIGKILL"))
+<ExitAction.STOP: 'ask every worker to end, and kill those that have not after the grace'>
+>>> policy.status, policy.last_words().partition(";")[0]
+(137, 'rank 1 on hostA was killed by SIGKILL')
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from enum import Enum
-from typing import NamedTuple, final
-
-import msgspec
+from typing import final
 
 from farandole.control.exits import WorkerExited
-from farandole.control.process import exit_status, signal_name
+from farandole.control.process import exit_status
 from farandole.launch.job.exit_wording import ExitWording
 from farandole.settings import OnFailure
 
 RANKS = ExitWording()
 """Wording for jobs whose workers have ranks and do not write to this terminal."""
+
+HOST = -1
+"""Instead of a worker id: the loss of a host."""
 
 
 @final
@@ -31,22 +32,6 @@ class ExitAction(Enum):
     GO_ON = "go on"
     AWAIT = "wait for workers that have left the job and may be the cause, as long as the grace"
     STOP = "ask every worker to end, and kill those that have not after the grace"
-    KILL = "kill every worker now"
-
-
-class ExitDecision(NamedTuple):
-    """An action and why."""
-
-    action: ExitAction
-    reason: str
-
-
-@final
-class Loss(msgspec.Struct, frozen=True):
-    """Loss of a host: a description, and the exit status of a job that ends because of it."""
-
-    description: str
-    status: int = 1
 
 
 @final
@@ -54,98 +39,60 @@ class ExitPolicy:
     """The first failure decides: it ends the job (``stop``), or only sets the exit code (``continue``)."""
 
     def __init__(self, size: int, on_failure: OnFailure, wording: ExitWording = RANKS) -> None:
-        self._size, self._on_failure, self._wording = size, on_failure, wording
-        self._ends: list[WorkerExited] = []
-        self._failures: list[WorkerExited | Loss] = []
-        self._signals: list[int] = []
-        self._gone: set[int] = set()  # ranks on lost hosts: no agent will report their exit
-        self._ending = False
+        self._on_failure, self._wording = on_failure, wording
+        self.living = dict.fromkeys(range(size), -1)
+        """Workers that have not exited, and are not lost, by rank: their pids, -1 before they are started."""
+        self.is_stopped = False
+        """True if the workers were told to end: those that exit now are no cause."""
+        self._failures: list[WorkerExited] = []
 
     @property
     def status(self) -> int:
         """Exit status of the job, as known now."""
-        if self._signals:
-            return 128 + self._signals[0]
-        if not self._failures:
-            return 0
-        first = self._failures[0]
-        return first.status if isinstance(first, Loss) else exit_status(first.code)
+        return exit_status(self._failures[0].code) if self._failures else 0
 
     @property
     def cause(self) -> int:
         """The rank whose failure decides; -1 if no rank has failed, or the loss of a host came first."""
-        first = self._failures[0] if self._failures else None
-        return first.worker_id if isinstance(first, WorkerExited) else -1
+        return self._failures[0].worker_id if self._failures else HOST
 
-    def running(self) -> list[int]:
-        """The ranks that have not exited."""
-        return sorted(set(range(self._size)) - {end.worker_id for end in self._ends} - self._gone)
-
-    def exited(self, event: WorkerExited, left: Sequence[int] = ()) -> ExitDecision:
+    def exited(self, event: WorkerExited, left: Sequence[int] = ()) -> ExitAction:
         """Handle the exit of a worker. ``left``: the ranks that have left the job so far, in that order.
 
         A rank that waits for a rank that left fails, and may exit before it: the cause is the rank that left first.
         """
-        self._ends.append(event)
-        if self._ending:  # the launcher told it to end: it is not a cause
-            return ExitDecision(ExitAction.GO_ON, event.description)
+        self.living.pop(event.worker_id, None)
+        if self.is_stopped:
+            return ExitAction.GO_ON
         if event.code:
             self._failures.insert(self._rank_among_failures(event, left), event)
-        if not self._failures:
-            return ExitDecision(ExitAction.GO_ON, event.description)
-        first = self._failures[0]
-        if self._on_failure == "continue" and not event.error:
-            return ExitDecision(ExitAction.GO_ON, f"{event.description}; the others go on (--on-failure continue)")
-        # Nothing is earlier than the loss of a host (``cause`` -1, never in ``left``).
+        if not self._failures or (self._on_failure == "continue" and not event.error):
+            return ExitAction.GO_ON
+        # Nothing is earlier than the loss of a host, which is never in ``left``.
         earlier = left[: left.index(self.cause)] if self.cause in left else ()
-        if awaited := sorted(set(earlier).intersection(self.running())):
-            return ExitDecision(ExitAction.AWAIT, f"{first.description}, but ranks {awaited} had left before that")
-        return self._stop()
+        return self._stop() if self.living.keys().isdisjoint(earlier) else ExitAction.AWAIT
 
-    def overdue(self) -> ExitDecision:
-        """Stop the job: the grace time is over, and the ranks that left, the possible causes, have not exited."""
-        return self._stop()
+    def host_lost(self, worker_ids: Collection[int], reason: str, status: int = 1) -> ExitAction:
+        """Handle the loss of a host, or of its agent, with the living workers there; ``status``: that of the job."""
+        for worker_id in worker_ids:
+            del self.living[worker_id]
+        self._failures.append(WorkerExited(HOST, status, reason, error=reason))
+        is_bearable = self._on_failure == "continue" and worker_ids and self.living
+        return ExitAction.GO_ON if self.is_stopped or is_bearable else self._stop()
+
+    def last_words(self) -> str:
+        """The reason why the job failed; "" if it succeeded."""
+        if not self._failures:
+            return ""
+        first, *later = self._failures
+        return "\n".join([*self._wording.account(first), *(f"after that, {each.description}" for each in later)])
 
     def _rank_among_failures(self, event: WorkerExited, left: Sequence[int]) -> int:
         """Index among the failures: before ranks that left later, whose failures it may have caused; else last."""
         later = left[left.index(event.worker_id) :] if event.worker_id in left else ()
-        worker_ids = [failure.worker_id if isinstance(failure, WorkerExited) else -1 for failure in self._failures]
+        worker_ids = [failure.worker_id for failure in self._failures]
         return next((i for i, worker_id in enumerate(worker_ids) if worker_id in later), len(worker_ids))
 
-    def _stop(self) -> ExitDecision:
-        self._ending = True
-        return ExitDecision(ExitAction.STOP, self._failures[0].description)
-
-    def interrupted(self, number: int) -> ExitDecision:
-        """Handle a signal that ends the job: the first one stops the workers with grace, the second one kills them."""
-        self._signals.append(number)
-        self._ending = True
-        if len(self._signals) > 1:
-            return ExitDecision(ExitAction.KILL, f"{signal_name(number)} again: killing the workers")
-        running = len(self.running())
-        return ExitDecision(
-            ExitAction.STOP,
-            f"{signal_name(number)}: ending {running} worker{'s' * (running != 1)} (again: kill at once)",
-        )
-
-    def host_lost(self, worker_ids: Collection[int], loss: Loss) -> ExitDecision:
-        """Handle the loss of a host or its agent, and of the ranks ``worker_ids`` that ran there."""
-        lost = set(worker_ids) & set(self.running())
-        self._gone |= lost
-        self._failures.append(loss)
-        if self._ending:
-            return ExitDecision(ExitAction.GO_ON, loss.description)
-        if self._on_failure == "continue" and lost and self.running():
-            return ExitDecision(ExitAction.GO_ON, f"{loss.description}; the others go on (--on-failure continue)")
-        self._ending = True
-        return ExitDecision(ExitAction.STOP, loss.description)
-
-    def last_words(self) -> str:
-        """The reason why the job failed; "" if it succeeded."""
-        if self._signals:
-            return f"the job was ended by {signal_name(self._signals[0])}"
-        if not self._failures:
-            return ""
-        first, *later = self._failures
-        words = [first.description] if isinstance(first, Loss) else self._wording.account(first)
-        return "\n".join([*words, *(f"after that, {failure.description}" for failure in later)])
+    def _stop(self) -> ExitAction:
+        self.is_stopped = True
+        return ExitAction.STOP

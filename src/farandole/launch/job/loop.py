@@ -1,7 +1,8 @@
 """Event loop of a running job: messages of agents and workers, and signals of the user.
 
 The loop hosts the controller (``controller_host``). It starts agents, tells them to end, and notices that they are
-lost. Subclasses decide what the exit of a worker or the loss of a host means: ``static_loop`` and ``elastic_loop``.
+lost, and ends the job on signals. Subclasses decide what the exit of a worker or the loss of a host means:
+``static_loop`` and ``elastic_loop``.
 
 One thread runs the loop. The pump threads of ``JobOutput`` write, and return their receipts through ``Receipts``.
 """
@@ -25,12 +26,11 @@ from farandole.control.agent_messages import (
 )
 from farandole.control.exits import WorkerExited
 from farandole.control.os_text import printed
-from farandole.control.process import INTERRUPTS, PASSED_ON, exit_status
+from farandole.control.process import INTERRUPTS, PASSED_ON, exit_status, signal_name
 from farandole.control.watch_messages import Printed, WatchOrder
-from farandole.launch.agents.agents import print_now
+from farandole.launch.agents.agents import END_S, print_now
 from farandole.launch.agents.output import STDERR, Receipts
 from farandole.launch.hosts.plan import Job
-from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.exit_wording import ExitWording
 from farandole.runtime.controller.controller_host import ControllerHost
 from farandole.runtime.coordination.after_fault import NOTICE_S
@@ -78,6 +78,9 @@ class AnyAgent(Protocol):
     def explain(self) -> str:
         """The reason why the agent exited."""
 
+    def give_up(self) -> None:
+        """End it, as the job uses none of its hosts any more; its exit is ignored."""
+
     def tell(self, text: bytes) -> bytes:
         """Make the agent print ``text`` between the lines of its workers; return the bytes that it did not accept."""
 
@@ -100,6 +103,11 @@ class JobResult(NamedTuple):
     cause: int = -1
 
 
+def ended_by(number: int, cause: int = -1) -> JobResult:
+    """Result of a job that the signal ``number`` ended."""
+    return JobResult(128 + number, f"the job was ended by {signal_name(number)}", cause)
+
+
 class Loop(ControllerHost):
     """State of a running job. ``interrupts``: descriptor with a byte for each signal received, or ``NO_SIGNALS``."""
 
@@ -120,7 +128,10 @@ class Loop(ControllerHost):
         """Hosts whose agent has neither exited nor been lost."""
         self._coming: set[str] = set()
         """Hosts of ``_open`` whose agent has not connected yet."""
-        self._pids: dict[int, int] = {}
+        self._abandoned: set[str] = set()
+        """Lost hosts whose agent may serve hosts of ``_open``, too."""
+        self._signals: list[int] = []
+        """Signals received that end the job."""
         self._due: dict[str, float] = {}
         """Deadline for the ``Goodbye`` of an agent whose process has exited, by host."""
         self._give_up_at: float | None = None
@@ -144,20 +155,17 @@ class Loop(ControllerHost):
         """Handle the exit of a worker; ``event`` has its host and a description."""
 
     @abstractmethod
-    def _on_host_lost(self, host: str, loss: Loss) -> None:
-        """Handle the loss of a host and of its workers; its agent is already abandoned."""
+    def _on_host_lost(self, host: str, reason: str, status: int = 1) -> None:
+        """Handle the loss of a host and of its workers, by which a job may end with ``status``."""
 
+    @property
     @abstractmethod
-    def _abandon(self, host: str) -> None:
-        """End the agent of a host, or do not start it: the job no longer uses the host."""
+    def _living(self) -> Collection[int]:
+        """Worker ids of all workers whose end is not known, whether they are started or not."""
 
     @abstractmethod
     def _runs_nothing(self, host: str) -> bool:
         """True if the agent of a host has no workers to end, so it needs no ``StopWorkers``."""
-
-    @abstractmethod
-    def _on_signal(self, number: int) -> None:
-        """Handle a signal that asks for the end of the job."""
 
     @abstractmethod
     def _outcome(self) -> JobResult:
@@ -188,7 +196,8 @@ class Loop(ControllerHost):
     def _on_turn(self, now: float) -> None:
         # After the messages of this turn, which may be an agent's last. A list, because ``_lose`` changes ``_due``.
         for host in [host for host, due_s in self._due.items() if due_s <= now]:
-            self._on_end(host)
+            if host in self._due:
+                self._on_end(host)
         if self._notice_at is not None and self._notice_at <= now:
             self._notice_at = None
             if self._open and self._orders is not None:
@@ -241,10 +250,7 @@ class Loop(ControllerHost):
         if host not in self._open:
             return
         if isinstance(message, Started):
-            self._pids[message.worker_id] = message.pid
-            self._controller.worker_started(message.worker_id, message.pid, host)
-            if self._job.verbose:
-                self._say(f"started rank {message.worker_id} on {host} as process {message.pid}")
+            self._on_started(host, message)
         elif isinstance(message, Output) and self._receipts is not None:
             self._receipts.take(host, message)
             if self._watching.is_watched:
@@ -260,6 +266,11 @@ class Loop(ControllerHost):
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         self._coming.discard(host)
 
+    def _on_started(self, host: str, started: Started) -> None:
+        self._controller.worker_started(started.worker_id, started.pid, host)
+        if self._job.verbose:
+            self._say(f"started rank {started.worker_id} on {host} as process {started.pid}")
+
     def _on_exit(self, host: str, exited: WorkerExited) -> None:
         self._on_worker_exited(self._wording.describe(exited, host))
 
@@ -267,19 +278,32 @@ class Loop(ControllerHost):
         """Handle the early exit of an agent's process, or of the process that started the agent."""
         agent = self._agents.of(host)
         assert agent.code is not None
-        self._lose(host, Loss(agent.explain(), 1 if self._receipts is not None else exit_status(agent.code) or 1))
+        self._lose(host, agent.explain(), 1 if self._receipts is not None else exit_status(agent.code) or 1)
 
     def _on_lost(self, host: str, reason: str) -> None:
         said = self._agents.of(host).said if host in self._coming else ""
-        self._lose(host, Loss(f"{reason} ({said})" if said else reason))
+        self._lose(host, f"{reason} ({said})" if said else reason)
 
-    def _lose(self, host: str, loss: Loss) -> None:
+    def _lose(self, host: str, reason: str, status: int = 1) -> None:
         if host not in self._open:
             return
         self._root.tell(host, StopWorkers(0.0))  # in case the agent reconnects
         self._abandon(host)
-        self._close(host)
-        self._on_host_lost(host, loss)
+        self._on_host_lost(host, reason, status)
+
+    def _on_signal(self, number: int) -> None:
+        """Handle a signal that asks for the end of the job."""
+        self._signals.append(number)
+        self._obey_signals()
+
+    def _obey_signals(self) -> None:
+        """End the job: the first signal gives workers the grace time, another one kills them."""
+        again, running = len(self._signals) > 1, len(self._living)
+        words = f": ending {running} worker{'s' * (running != 1)} (again: kill at once)"
+        self._say(signal_name(self._signals[-1]) + (" again: killing the workers" if again else words))
+        if again:
+            self._give_up_at = time.monotonic() + END_S
+        self._stop(0.0 if again else self._job.settings.grace_s)
 
     def _stop(self, grace_s: float) -> None:
         """End the workers, and then the agents."""
@@ -288,12 +312,16 @@ class Loop(ControllerHost):
         for host in tuple(self._open):
             if self._runs_nothing(host):
                 self._abandon(host)
-                self._close(host)
             else:
                 self._root.tell(host, self._orders)
 
     def _on_goodbye(self, host: str) -> None:
         """Handle the ``Goodbye`` of an agent: it has ended all its workers and exits."""
+        self._close(host)
+
+    def _abandon(self, host: str) -> None:
+        """Close a host that the job no longer uses."""
+        self._abandoned.add(host)
         self._close(host)
 
     def _close(self, host: str) -> None:
@@ -302,6 +330,11 @@ class Loop(ControllerHost):
         self._coming.discard(host)
         self._due.pop(host, None)
         self._root.hosts.ended(host)
+        agent = self._agents.of(host)
+        # An agent whose hosts have all been closed in order exits by itself.
+        if not self._open & set(agent.hosts) and self._abandoned & set(agent.hosts):
+            self._abandoned -= set(agent.hosts)
+            agent.give_up()
 
     def _finish(self) -> None:
         """Finish the output: no agent is left to send any."""
@@ -323,5 +356,5 @@ class Loop(ControllerHost):
         if self._receipts is not None:
             self._receipts.output.say(STDERR, line)
             return
-        agent = self._agents.of(self._job.hosts[0])
+        agent = next(iter(self._agents))
         print_now(agent.tell(line) if agent.code is None and not self._coming else line)

@@ -9,50 +9,30 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol, final
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, final
 
-from farandole.control.agent_messages import AgentHello, StartWorkers
+from farandole.control.agent_messages import AgentHello, Started, StartWorkers
 from farandole.control.exits import WorkerExited
-from farandole.launch.agents.agents import END_S
 from farandole.launch.agents.output import Receipts
 from farandole.launch.hosts.places import with_places
 from farandole.launch.hosts.plan import Job
-from farandole.launch.job.exit_policy import ExitAction, ExitDecision, ExitPolicy, Loss
-from farandole.launch.job.loop import GIVE_UP_S, AnyAgent, JobResult, Loop
+from farandole.launch.job.exit_policy import ExitAction, ExitPolicy
+from farandole.launch.job.loop import GIVE_UP_S, AnyAgents, JobResult, Loop, ended_by
 
 if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
-
-
-class StaticAgent(AnyAgent, Protocol):
-    """Agent of a static job: it is never replaced."""
-
-    def kill(self) -> None:
-        """Kill the child; its agents exit then, and the kernel kills their workers."""
-
-
-class StaticAgents(Protocol):
-    """The agents of a static job."""
-
-    def __iter__(self) -> Iterator[StaticAgent]:
-        """Yield all of them."""
-
-    def of(self, host: str) -> StaticAgent:
-        """The agent of ``host``."""
 
 
 @final
 class StaticLoop(Loop):
     """Loop that carries out the actions of an ``ExitPolicy``."""
 
-    def __init__(self, job: Job, agents: StaticAgents, root: Root, interrupts: int) -> None:
+    def __init__(self, job: Job, agents: AnyAgents, root: Root, interrupts: int) -> None:
         super().__init__(job, agents, root, interrupts)
-        self._processes = agents
         self._policy = ExitPolicy(job.size, job.settings.on_failure, self._wording)
         self._open = set(job.hosts)
         self._coming = set(job.hosts)
-        self._lost: set[str] = set()
         self._starts: Mapping[str, StartWorkers] = {}
         """Orders to send once all agents have connected, by host."""
         self._ports: dict[str, tuple[int, ...]] = {}
@@ -74,27 +54,25 @@ class StaticLoop(Loop):
             self._receipts.close(GIVE_UP_S)
 
     @property
+    def _living(self) -> Collection[int]:
+        return self._policy.living.keys()
+
+    @property
     def _deadline_s(self) -> float | None:
         return self._await_until
 
     def _on_turn(self, now: float) -> None:
         super()._on_turn(now)
         if self._await_until is not None and now >= self._await_until:
-            self._act(self._policy.overdue())
+            self._act(ExitAction.STOP)
 
     def _outcome(self) -> JobResult:
-        return JobResult(self._policy.status, self._policy.last_words(), self._policy.cause)
-
-    def _on_signal(self, number: int) -> None:
-        decision = self._policy.interrupted(number)
-        self._say(decision.reason)
-        self._act(decision)
+        policy = self._policy
+        if self._signals:
+            return ended_by(self._signals[0], policy.cause)
+        return JobResult(policy.status, policy.last_words(), policy.cause)
 
     # -- agents -------------------------------------------------------------------------------------------------------
-
-    def _on_worker_exited(self, event: WorkerExited) -> None:
-        self._controller.worker_exited(event)
-        self._act(self._policy.exited(event, self._controller.left()))
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         super()._on_hello(host, hello)
@@ -104,40 +82,38 @@ class StaticLoop(Loop):
                 self._root.tell(each, with_places(start, self._job.hosts, self._job.settings, self._ports, os.environ))
             self._starts = {}
 
-    def _abandon(self, host: str) -> None:
-        self._lost.add(host)
+    def _on_started(self, host: str, started: Started) -> None:
+        super()._on_started(host, started)
+        if started.worker_id in self._policy.living:
+            self._policy.living[started.worker_id] = started.pid
 
     def _runs_nothing(self, host: str) -> bool:
         return host in self._coming and (self._give_up_at is not None or bool(self._starts))
 
-    def _on_host_lost(self, host: str, loss: Loss) -> None:
-        worker_ids = [worker_id for worker_id, name in enumerate(self._job.hosts) if name == host]
-        running = set(self._policy.running())
-        decision = self._policy.host_lost(worker_ids, loss)
-        for worker_id in running & set(worker_ids):
-            pid = self._pids.get(worker_id, -1)
-            self._controller.worker_exited(WorkerExited(worker_id, -signal.SIGKILL, loss.description, host, pid))
-        self._act(decision)
-
     def _close(self, host: str) -> None:
         super()._close(host)
-        agent = self._processes.of(host)
-        # A child that serves several hosts is killed with the last of them if one was lost; otherwise it exits itself.
-        if not self._open & set(agent.hosts) and self._lost & set(agent.hosts):
-            agent.kill()
         if not self._open:
             self._finish()
 
-    # -- orders -------------------------------------------------------------------------------------------------------
+    # -- ends ---------------------------------------------------------------------------------------------------------
 
-    def _act(self, decision: ExitDecision) -> None:
-        if decision.action is ExitAction.GO_ON:
-            return
-        if decision.action is ExitAction.AWAIT:
+    def _on_worker_exited(self, event: WorkerExited) -> None:
+        self._controller.worker_exited(event)
+        self._act(self._policy.exited(event, self._controller.left()))
+
+    def _on_host_lost(self, host: str, reason: str, status: int = 1) -> None:
+        lost = {worker_id: pid for worker_id, pid in self._policy.living.items() if self._job.hosts[worker_id] == host}
+        action = self._policy.host_lost(lost, reason, status)
+        for worker_id, pid in lost.items():
+            self._controller.worker_exited(WorkerExited(worker_id, -signal.SIGKILL, reason, host, pid))
+        self._act(action)
+
+    def _act(self, action: ExitAction) -> None:
+        if action is ExitAction.AWAIT:
             self._await_until = self._await_until or time.monotonic() + self._job.settings.grace_s
-            return
-        self._await_until = None
-        kill = decision.action is ExitAction.KILL
-        if kill:
-            self._give_up_at = time.monotonic() + END_S
-        self._stop(0.0 if kill else self._job.settings.grace_s)
+        elif action is ExitAction.STOP:
+            self._stop(self._job.settings.grace_s)
+
+    def _stop(self, grace_s: float) -> None:
+        self._await_until, self._policy.is_stopped = None, True
+        super()._stop(grace_s)
