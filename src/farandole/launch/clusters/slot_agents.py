@@ -10,41 +10,26 @@ from collections.abc import Iterator, Sequence
 from typing import final
 
 from farandole.launch.clusters.allocated_slots import AllocatedSlots
+from farandole.launch.job.elastic_agents import AbsentAgent
 
 
 @final
-class SlotAgent:
-    """Agent of one host, which runs as long as the slots there; replaces the ``AgentProcess`` of a launcher."""
+class SlotAgent(AbsentAgent):
+    """Agent of one host, which runs as long as the slots there; its code is 1 if one of them is lost."""
 
-    said = ""
-    """Last line that it printed: unknown here, the slot reports it if the agent fails."""
     has_ended = True
     """The loop need not wait for it: the slots are waited for when they are released."""
     inherits = True
     """Always true: its workers inherit the variables of the cluster's tasks, not the caller's."""
 
     def __init__(self, agents: SlotAgents, host: str, bell: int) -> None:
+        super().__init__(host)
         self._agents = agents
-        self.hosts: tuple[str, ...] = (host,)
-        self.fds: tuple[int, ...] = (bell,)
-        self.code: int | None = None
-        """1 if a slot of the host is lost, otherwise ``None``."""
-        self.why = ""
+        self.fds = (bell,)
 
     def attend(self) -> None:
         """Check for lost slots."""
         self._agents.look()
-
-    def explain(self) -> str:
-        """The reason why a slot is lost."""
-        return self.why
-
-    def tell(self, text: bytes) -> bytes:
-        """Write nothing; return all of ``text``."""
-        return text
-
-    def give_up(self) -> None:
-        """Do nothing: a loss ends the run, which releases the slots."""
 
 
 @final

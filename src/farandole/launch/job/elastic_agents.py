@@ -20,9 +20,8 @@ from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.settings import Settings
 
 
-@final
 class AbsentAgent:
-    """Agent that is no child of the launcher: that of a leased host, or one that could not be started (``why``)."""
+    """Agent that is no child of the launcher: of a leased host, or in slots, or one that could not start (``why``)."""
 
     fds: tuple[int, ...] = ()
     inherits = False
@@ -31,7 +30,7 @@ class AbsentAgent:
     def __init__(self, host: str, why: str = "") -> None:
         self.hosts: tuple[str, ...] = (host,)
         self.code = 1 if why else None
-        self._why = why
+        self.why = why
 
     @property
     def has_ended(self) -> bool:
@@ -42,8 +41,8 @@ class AbsentAgent:
         """Do nothing: there is no child."""
 
     def explain(self) -> str:
-        """The reason why it could not be started."""
-        return self._why
+        """The reason why it could not be started, or was lost."""
+        return self.why
 
     def tell(self, text: bytes) -> bytes:
         """Write nothing, and return all of ``text``."""
