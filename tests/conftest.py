@@ -101,10 +101,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 def leaves_nothing() -> Iterator[None]:
     """Fail a test that leaves threads, processes, descriptors, shared memory, variables or a directory behind."""
     variables, cwd = _variables(), os.getcwd()
-    before = ResourceSnapshot.take()
+    before = ResourceSnapshot.of_this_process()
     with no_leaks(allowed=_not_ours):
         yield
-        if ResourceSnapshot.take().since(
+        if ResourceSnapshot.of_this_process().since(
             before
         ):  # perhaps held by garbage only; collecting after every test would cost a minute
             gc.collect()

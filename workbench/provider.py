@@ -220,7 +220,7 @@ def _bench(under_test: ProviderUnderTest) -> Iterator[ProviderBench]:
         Router(JobKeys.from_secret(secret), own_host_only()) as router,
         contextlib.ExitStack() as held,
     ):
-        before = ResourceSnapshot.take()
+        before = ResourceSnapshot.of_this_process()
         held.callback(under_test.closed)
         provider = held.enter_context(under_test.provider(Path(folder)))
         bench = ProviderBench(under_test, provider, router, Path(folder))
@@ -232,7 +232,9 @@ def _bench(under_test: ProviderUnderTest) -> Iterator[ProviderBench]:
         begun = [each for each in bench.pids if each not in bench.exits]
         bench.until(lambda: all(map(under_test.has_gone, begun)), "processes have gone")
         under_test.closed()
-        left = [each for each in ResourceSnapshot.take().since(before) if "children" in each or "pidfd" in each]
+        left = [
+            each for each in ResourceSnapshot.of_this_process().since(before) if "children" in each or "pidfd" in each
+        ]
         assert not left, left
 
 

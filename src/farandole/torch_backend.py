@@ -22,9 +22,9 @@ def register() -> None:
 
 
 def _rendezvous(url: str, **options: Any) -> Any:
-    from farandole.torch.distributed.rendezvous import meet
+    from farandole.torch.distributed.rendezvous import farandole_rendezvous
 
-    return meet(url, **options)
+    return farandole_rendezvous(url, **options)
 
 
 def _group(options: Any, _: Any) -> Any:

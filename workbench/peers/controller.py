@@ -78,7 +78,7 @@ class Coordinator:
         return [(each, ORDERS, messages.encode(resend)) for each in forgotten]
 
     def _leave(self, rank: int, torn: bool) -> list[Told]:
-        self.negotiation.leave(rank, f"rank {rank} is gone")
+        self.negotiation.remove_rank(rank, f"rank {rank} is gone")
         if not torn or self.over:
             return []
         self.over = f"rank {rank} is gone"

@@ -2,7 +2,7 @@
 
 Each ``turn`` is one uninterrupted piece of a thread's work, with a lock or alone: an event goes in, and messages are
 returned. The product's threads can be interleaved between turns: one enters a collective (``act``) and offers it to its
-peers later (``offer``), while the lane's leader processes arrivals (``hear``, ``take``, ``obey``).
+peers later (``offer``), while the lane's leader processes arrivals (``receive_bytes``, ``take``, ``obey``).
 """
 
 from __future__ import annotations
@@ -180,27 +180,27 @@ class Rank:
         if pending is not None:
             pending.to_announce = False
 
-    def give(self, announcement: Announcement) -> bool:
+    def contribute(self, announcement: Announcement) -> bool:
         """Contribute like the product's ``Peers``."""
         grant = self.peer.find(announcement.key)
         if grant is None:
             return False
-        self.peer.give(grant, self.submissions.inflight[announcement.key].tag, 0.0)
+        self.peer.contribute(grant, self.submissions.inflight[announcement.key].tag, 0.0)
         return True
 
     def withdraw(self, key: Key) -> None:
         """Withdraw like the product's ``Peers``."""
         self.peer.withdraw(key)
 
-    def leave(self) -> None:
+    def withdraw_all(self) -> None:
         """Leave like the product's ``Peers``."""
-        self.peer.leave()
+        self.peer.withdraw_all()
 
     # -- what its leader does -----------------------------------------------------------------------------------------
 
     def _on_hear(self, rank: int, data: bytes) -> None:
         if data:
-            self.peer.hear(rank, data)
+            self.peer.receive_bytes(rank, data)
         else:
             self.peer.lose(rank)
 

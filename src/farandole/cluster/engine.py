@@ -108,7 +108,7 @@ class _Process:
 _process = _Process()
 
 
-def take(seat: EngineSeat | None) -> None:
+def set_seat(seat: EngineSeat | None) -> None:
     """Set the seat of this process, in place of an earlier one; ``None`` removes it."""
     _forget_in_children()
     _process.seat = seat

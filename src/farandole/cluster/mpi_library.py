@@ -10,8 +10,8 @@ before it is initialized.
 Threads. ``MPI_Init`` may be called once per process, and several threads make engines: ``_lock`` lets one of them
 initialize MPI, and the others wait. mpi4py keeps the GIL in ``MPI_Init``, so no Python code runs while it waits for
 other processes, no signal handler and no timer of ours. Only a C thread can end such a wait, and ``faulthandler`` has
-one. ``leave`` runs in the main thread, at the end of the process, and acquires no lock: a thread that waits for other
-processes in ``initialise`` may hold it.
+one. ``finalize`` runs in the main thread, at the end of the process, and acquires no lock: a thread that waits for
+other processes in ``initialise`` may hold it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MpiLibrary:
                     faulthandler.cancel_dump_traceback_later()
         return self.mpi
 
-    def leave(self) -> None:
+    def finalize(self) -> None:
         """Finalize MPI at the end of the process, unless a peer may be lost: ``MPI_Finalize`` waits for all peers.
 
         Without it mpirun sees a process that ended without ``MPI_Finalize``, and ends the others. Unfinished requests
@@ -114,5 +114,5 @@ def load() -> MpiLibrary:
     except (ImportError, RuntimeError) as error:
         raise UnsupportedError(f"mpi4py cannot load an MPI library: {str(error).partition(chr(10))[0]}") from error
     library = MpiLibrary(MPI)
-    atexit.register(library.leave)
+    atexit.register(library.finalize)
     return library

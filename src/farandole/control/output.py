@@ -22,8 +22,8 @@ Other threads read only ``OutputSource.tail``: of a process that has exited, aft
 process still writes, a line that ends at that moment may be in the tail twice.
 
 The pump may sleep in ``os.write`` while the reader of a sink does not read, and with it every thread that waits for the
-pump. A thread that must not wait without limit therefore uses the calls that return at once (``say``, ``finish``), or
-those with a time limit (``settle``, ``close``).
+pump. A thread that must not wait without limit therefore uses the calls that return at once (``queue_lines``,
+``finish``), or those with a time limit (``settle``, ``close``).
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class Pump(threading.Thread):
         self._request(lambda: self._register(source))
         return source
 
-    def say(self, sink: Sink, text: bytes, then: Callable[[], object] = lambda: None) -> None:
+    def queue_lines(self, sink: Sink, text: bytes, then: Callable[[], object] = lambda: None) -> None:
         """Write lines, which end with a newline, between those of the sources, and call ``then`` in the pump's thread.
 
         Any thread may call it; it does not wait.

@@ -89,7 +89,7 @@ class MpiTransport(Transport):
 
     def __init__(self, group: Group, exchange: Exchange) -> None:
         super().__init__(group)
-        self._world, ranks = _meet(group, exchange)
+        self._world, ranks = _world_ranks(group, exchange)
         self._mpi = self._world.mpi
         tag = zlib.crc32(f"{group.generation} {group.label}".encode()) % 2**15  # MPI guarantees tags below 2**15
         limit_s = CREATE_S + group.deadline_s
@@ -105,7 +105,7 @@ class MpiTransport(Transport):
         def begin(_: list[Running], others: list[Running]) -> None:
             others.extend(zip([self.group.rank], map(self._mpi.Comm.Ibarrier, [self._communicator]), strict=True))
 
-        self._run(begin, [])
+        self._run_requests(begin, [])
 
     def gather(self, mine: Array, whole: Array) -> None:
         """All-gather ``mine`` of all members into ``whole``."""
@@ -117,7 +117,7 @@ class MpiTransport(Transport):
         def begin(_: list[Running], others: list[Running]) -> None:
             others.extend(zip([self.group.rank], map(self._communicator.Iallgather, [send], [recv]), strict=True))
 
-        self._run(begin, [mine, whole])
+        self._run_requests(begin, [mine, whole])
 
     def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
         sources, rooms = self._cut(receives)
@@ -128,9 +128,9 @@ class MpiTransport(Transport):
             incoming.extend(zip(sources, map(communicator.Irecv, rooms, sources, tag), strict=True))
             outgoing.extend(zip(targets, map(communicator.Isend, parts, targets, tag), strict=True))
 
-        self._run(begin, [array for _, array in (*sends, *receives)])
+        self._run_requests(begin, [array for _, array in (*sends, *receives)])
 
-    def _run(self, begin: Callable[[list[Running], list[Running]], None], arrays: Sequence[Array]) -> None:
+    def _run_requests(self, begin: Callable[[list[Running], list[Running]], None], arrays: Sequence[Array]) -> None:
         """Return when all requests are complete that ``begin`` adds to its two lists: receives, and others.
 
         ``begin`` adds them by ``extend`` and ``map``, in one step for the interpreter: Ctrl-C between the start of a
@@ -254,7 +254,7 @@ def initialise_together(group: Group, exchange: Exchange) -> _World:
     return world
 
 
-def _meet(group: Group, exchange: Exchange) -> tuple[_World, list[int]]:
+def _world_ranks(group: Group, exchange: Exchange) -> tuple[_World, list[int]]:
     """World ranks of the members; raises ``EngineError`` on all of them if one cannot take part."""
     world = initialise_together(group, exchange)
     _raise_together(group, exchange(_trouble(world.mpi, group).encode()))

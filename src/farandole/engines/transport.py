@@ -136,7 +136,7 @@ def interruptible(group: Group, what: str, limit_s: float, make: Callable[[], T]
     raised: list[BaseException] = []
     done = threading.Event()
 
-    def run() -> None:
+    def make_and_signal() -> None:
         try:
             made.append(make())
         except BaseException as error:  # also SystemExit: without ``done`` the caller would wait until its limit
@@ -144,7 +144,7 @@ def interruptible(group: Group, what: str, limit_s: float, make: Callable[[], T]
         done.set()
 
     # A daemon: abandoned in a library that never gives up, it must not keep the process from exiting.
-    thread = threading.Thread(target=run, name=f"farandole-{what}", daemon=True)
+    thread = threading.Thread(target=make_and_signal, name=f"farandole-{what}", daemon=True)
     thread.start()
     give_up = time.monotonic() + limit_s
     while not done.wait(_LOOK_S):

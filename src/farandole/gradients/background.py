@@ -36,7 +36,7 @@ class BackgroundTask(Generic[R]):
     def __init__(self, call: Callable[[], R], name: str) -> None:
         self._outcome: _Outcome[R] = _Outcome()
         # Passed as arguments, because the thread drops these at its end; an attribute would keep the call's objects.
-        self.thread = threading.Thread(target=_run, args=(call, self._outcome), name=name, daemon=True)
+        self.thread = threading.Thread(target=_store_outcome, args=(call, self._outcome), name=name, daemon=True)
         self.thread.start()
 
     def wait(self) -> None:
@@ -51,7 +51,7 @@ class BackgroundTask(Generic[R]):
         return self._outcome.results[0]
 
 
-def _run(call: Callable[[], R], outcome: _Outcome[R]) -> None:
+def _store_outcome(call: Callable[[], R], outcome: _Outcome[R]) -> None:
     try:
         outcome.results.append(call())
     except BaseException as error:  # any error belongs to the waiting thread; this thread would only print it

@@ -39,7 +39,7 @@ class ParameterComparison(Generic[T]):
             self._session, self._joins, self._snapshots = weakref.ref(session), joins(), StepSnapshots(self._tensors)
             ranks = self._process_set.ranks
             self._comparison = Comparison(self._title, [f"rank {r} on {session.topology.hosts[r]}" for r in ranks])
-        snapshot = self._snapshots.take(named) if self._snapshots.is_due() else None
+        snapshot = self._snapshots.digest(named) if self._snapshots.is_due() else None
         if snapshot is None:
             return
 

@@ -1,7 +1,7 @@
 """Reduction of the gradients of all ranks: buckets, unused parameters, sparse gradients.
 
     exchange = GradientExchange(lane, parameters, names, ReductionOptions())
-    exchange.run("step 7")                  # now every gradient is the average
+    exchange.reduce_gradients("step 7")     # now every gradient is the average
 
 A run first *meets*: a barrier where members check that all are at the same step, and report whether their gradients
 changed in kind. It then reduces each bucket into the gradients. Only after such a change members compare the details.
@@ -106,7 +106,7 @@ class GradientExchange(Generic[T]):
                 "had been reduced: start again from a checkpoint, or set FARANDOLE_OVERLAP=step to be able to do so"
             )
 
-    def run(
+    def reduce_gradients(
         self,
         step: str,
         weigh: Weigh = unweighted,

@@ -1,7 +1,7 @@
 """Gradient lag: gradients are reduced while later steps compute, and a run returns the gradients of ``lag`` runs ago.
 
 exchange = LaggedExchange(parameters, 1, lambda shadows: GradientExchange(lane, shadows, names, terms))
-exchange.run("step 7")          # takes the gradients of step 7 away, and puts those of step 6 there, reduced
+exchange.reduce_gradients("step 7")  # takes the gradients of step 7 away, and puts those of step 6 there, reduced
 """
 
 # Threads. The script's thread (on which backward passes end) appends runs and takes their results. Each run has its own
@@ -65,7 +65,7 @@ class LaggedExchange(Generic[T]):
         """Lane of the runs; for no other use."""
         return self._exchange.lane
 
-    def run(
+    def reduce_gradients(
         self, step: str, weigh: Weigh = unweighted, observer: object = None, snapshot: StepDigests | None = None
     ) -> None:
         """Begin to reduce the gradients of ``step``, and replace them by the reduced gradients of ``lag`` runs ago."""
@@ -127,9 +127,9 @@ class LaggedExchange(Generic[T]):
 
     def _reduce(self, step: str, taken: Gradients[T], weight: float, snapshot: StepDigests | None) -> list[T | None]:
         shadows = self._shadows
-        with shadows.tensors.untracked():  # per thread: the mode that the caller of ``run`` set does not apply here
+        with shadows.tensors.untracked():  # per thread: the caller's mode does not apply here
             shadows.put(taken)
-            self._exchange.run(step, lambda: weight, snapshot=snapshot)
+            self._exchange.reduce_gradients(step, lambda: weight, snapshot=snapshot)
             reduced = list(shadows.present())
             shadows.put([None] * len(reduced))  # then only the script refers to the result, and can free it
             return reduced

@@ -319,15 +319,15 @@ class ListBucket(GradientBucket[T]):
 
     def clear(self) -> None:
         """See ``GradientBucket``."""
-        self._take([None] * len(self.params))
+        self._fill([None] * len(self.params))
 
     def fill(self, gradients: Gradients[T], targets: Gradients[T]) -> None:
         """See ``GradientBucket``."""
-        self._take(gradients, self._into)
+        self._fill(gradients, self._into)
 
     def fill_alone(self) -> None:
         """See ``GradientBucket``; writes no target, because targets are the caller's again if the pass fails."""
-        self._take([self._present.get(id(param)) for param in self.params])
+        self._fill([self._present.get(id(param)) for param in self.params])
 
     def weigh(self, weight: float) -> None:
         """See ``GradientBucket``."""
@@ -351,7 +351,7 @@ class ListBucket(GradientBucket[T]):
         self._tensors.copy([target], [view])
         return target
 
-    def _take(self, gradients: Gradients[T], into: Mapping[int, T] = NOWHERE) -> None:
+    def _fill(self, gradients: Gradients[T], into: Mapping[int, T] = NOWHERE) -> None:
         pairs = zip(gradients, self.params, strict=True)
         given = [self._tensors.zeros_like(param) if grad is None else grad for grad, param in pairs]
         if self._bucket.lone:

@@ -261,9 +261,9 @@ class GradientNoise(Observer):
                 estimator.seen(since - batch)
                 estimator.add(pair, batch)
         if training.is_heard:
-            self._tell()
+            self._log_estimate()
 
-    def _tell(self) -> None:
+    def _log_estimate(self) -> None:
         """Send the estimate to the live view. Only rank 0 sends, because all ranks have the same estimate."""
         found, rank = self._plain.estimate(), current("NoiseScale").topology.rank
         if isinstance(found, Estimate) and rank == 0:

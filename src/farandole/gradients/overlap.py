@@ -73,7 +73,7 @@ class Background:
         # when this object is collected; until then it runs all queued tasks, because the other ranks run theirs.
         weakref.finalize(self, self._tasks.put, None).atexit = False
 
-    def run(self, task: Callable[[], object]) -> None:
+    def submit(self, task: Callable[[], object]) -> None:
         """Queue a task. After a task has raised, the thread runs no further task."""
         self._tasks.put(task)
 
@@ -137,7 +137,7 @@ class OverlappedPass(Generic[T]):
         self._background = Background(lane.label)
         self._states: list[str] = []
         # The meeting is a task, too: on this thread, the backward pass would wait here for the slowest rank.
-        self._background.run(lambda: self._states.extend(lane.meet(point, WAIT if waits else BEGIN)))
+        self._background.submit(lambda: self._states.extend(lane.meet(point, WAIT if waits else BEGIN)))
 
     def arrived(self, param: Param) -> None:
         """Mark the gradient of ``param`` as complete; a later call for ``param`` replaces an earlier one.
@@ -189,4 +189,4 @@ class OverlappedPass(Generic[T]):
                 self._lane.phase(f"bucket {i}", "copy", begin_s, bucket.nbytes)
             self._lane.allreduce(f"bucket {i}", bucket.array, self._how)
 
-        self._background.run(reduce)
+        self._background.submit(reduce)

@@ -56,12 +56,12 @@ class Reducer(ABC, Generic[T]):
 
     def snapshot(self) -> StepDigests | None:
         """Snapshot of the parameters and gradients of this step, once in a step; ``None`` if none is due."""
-        return self._snapshots.take(self._named) if self._snapshots.is_due() else None
+        return self._snapshots.digest(self._named) if self._snapshots.is_due() else None
 
     def vote_with(self, snapshot: StepDigests | None) -> None:
         """``vote`` with a snapshot that was taken before: some parameters change before the vote."""
         if self.step_vote is not None:
-            self.samples = self.step_vote.cast(self._meet(snapshot), self._passed) or None
+            self.samples = self.step_vote.cast(self._meeting(snapshot), self._passed) or None
         elif snapshot is not None:
             self._snapshot = snapshot
             self._broadcasts = self._broadcasts_now() if self._may_begin_late and not snapshot.step else -1
@@ -124,5 +124,5 @@ class Reducer(ABC, Generic[T]):
         """Named parameters that all ranks update alike; [] if no other rank has them."""
 
     @abstractmethod
-    def _meet(self, snapshot: StepDigests | None) -> Meet:
+    def _meeting(self, snapshot: StepDigests | None) -> Meet:
         """Meeting for a vote, of the ranks that reduce together; it also compares ``snapshot``."""

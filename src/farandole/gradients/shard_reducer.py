@@ -147,7 +147,7 @@ class ShardReducer(Reducer[T]):
             with self._stream(step, number):
                 if part.end > part.begin:
                     yield Shard(number, slice(part.begin, part.end))
-            self._take(number, (part.end - part.begin) * count / rows)
+            self._push_shard(number, (part.end - part.begin) * count / rows)
 
     # -- methods of ``Reducer`` ---------------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class ShardReducer(Reducer[T]):
     def _named(self) -> list[tuple[str, Param]]:
         return [(f"parameter {i}", p) for i, p in enumerate(self._trained())] if self._lanes else []
 
-    def _meet(self, snapshot: StepDigests | None) -> Meet:
+    def _meeting(self, snapshot: StepDigests | None) -> Meet:
         return partial(self._lanes[0].meet, snapshot=snapshot) if self._lanes else alone
 
     # -- shards -------------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class ShardReducer(Reducer[T]):
             )
         return block(rank or 0, size, self._whole.end)
 
-    def _take(self, number: int, weight: float) -> None:
+    def _push_shard(self, number: int, weight: float) -> None:
         """Push a shard's gradients and buffers on the stack, and add up complete ranges of the tree."""
         leaf: list[T] = []
         for i, (param, grad) in enumerate(zip(self._taken, self._take_gradients(self._taken), strict=True)):

@@ -2,7 +2,7 @@
 
     snapshots = StepSnapshots(tensors)
     if snapshots.is_due():
-        snapshot = snapshots.take(lambda: [("fc.weight", model.fc.weight)])
+        snapshot = snapshots.digest(lambda: [("fc.weight", model.fc.weight)])
 
 By default the first steps are sampled, then every 16th (every 64th for small models, whose steps are short). Of large
 tensors each snapshot covers a different part: a difference in a gradient becomes a difference in the parameter, and
@@ -49,7 +49,7 @@ class StepSnapshots(Generic[T]):
         self._steps += 1
         return _is_due(self._steps, self._every)
 
-    def take(self, named: Callable[[], Named]) -> StepDigests | None:
+    def digest(self, named: Callable[[], Named]) -> StepDigests | None:
         """Snapshot of this step; ``None`` if there is nothing to compare, or no other rank."""
         mode = current("step()").settings.check_divergence
         found = [] if mode == "off" else named()

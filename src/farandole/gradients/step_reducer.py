@@ -335,7 +335,7 @@ class GradientReducer(Reducer[T]):
                 self._kept.begin()
             where, begin_s = self._where(), time.monotonic()
             with self._tensors.untracked():
-                sums = exchange.run(where, self._weigh, self._observer, self._uncompared())
+                sums = exchange.reduce_gradients(where, self._weigh, self._observer, self._uncompared())
             training.waited(time.monotonic() - begin_s)
             if events.subscribers:
                 exchange.lane.phase(where, "wait", begin_s, row="training")
@@ -393,7 +393,7 @@ class GradientReducer(Reducer[T]):
     def _named(self) -> list[tuple[str, Param]]:
         return self.named() if self._is_needed(current("step()")) and self._exchange is not None else []
 
-    def _meet(self, snapshot: StepDigests | None) -> Meet:
+    def _meeting(self, snapshot: StepDigests | None) -> Meet:
         session = current("the vote of a step")
         return partial(self.lane(session).meet, snapshot=snapshot) if self._is_needed(session) else alone
 

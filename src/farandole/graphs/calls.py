@@ -118,11 +118,11 @@ def take_calls(library: Library) -> None:
             pending, settle = _BEGIN[spec.verb](call, spec, _process_set(session, spec.process_set))
             _hand_over(call, session, finishers, pending, settle)
         except BaseException as error:
-            if call.take():  # otherwise another thread finishes the call, or has finished it
+            if call.claim():  # otherwise another thread finishes the call, or has finished it
                 _withdraw(spec, session, pending, error)
             raise
 
-    library.take(begin)
+    library.register(begin)
     library.open_fast_path()
 
 
@@ -266,7 +266,7 @@ def _withdraw(spec: Spec, session: Session, pending: Pending[Any] | None, error:
 
 def _finish(call: GraphCall, session: Session, work: Callable[[], None]) -> None:
     """Finish a call, unless it is finished or another thread finishes it: an abort may race with a result."""
-    if not call.take():
+    if not call.claim():
         return
     try:
         work()
@@ -376,10 +376,10 @@ class _Finishers:
 
     def _start(self) -> None:
         # A daemon, because at the interpreter's exit a framework may never finish the thread's current call.
-        threading.Thread(target=self._run, name="farandole-graphs", daemon=True).start()
+        threading.Thread(target=self._finish_calls, name="farandole-graphs", daemon=True).start()
         self._waiting += 1
 
-    def _run(self) -> None:
+    def _finish_calls(self) -> None:
         while (work := self._work.get()) is not None:
             with self._lock:
                 self._waiting -= 1

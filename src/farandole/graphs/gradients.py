@@ -49,7 +49,7 @@ class _Revived:
         with self._lock:
             run = self._run()
             if run is None:
-                run = self._again()._run
+                run = self._again()._reduce_call
                 self._run = partial(_same, run)
         run(call)
 
@@ -116,7 +116,7 @@ class GraphGradients:
         """Text in a graph that calls this reduction. From then on, threads of the framework may call at any time."""
         # Graphs refer to the reduction by name, and weakly: its buckets are as large as a model and must be freed with
         # the optimizer. A program that outlives its optimizer gets a new reduction when it runs.
-        return provide(self.name, _Revived(weakref.WeakMethod(self._run), self._again))
+        return provide(self.name, _Revived(weakref.WeakMethod(self._reduce_call), self._again))
 
     @property
     def is_in_programs(self) -> bool:
@@ -141,7 +141,7 @@ class GraphGradients:
             self.reducer.stepped()
             return reduced
 
-    def _run(self, call: AnyCall) -> None:
+    def _reduce_call(self, call: AnyCall) -> None:
         # With a lag, gradients are read after the call, when the framework has reused their memory: copy them.
         gradients, weights = call.inputs[: self._count], call.inputs[self._count :]
         given = [each.copy() for each in gradients] if self._lag else gradients

@@ -1,16 +1,16 @@
 """Native libraries through which compiled graphs call Farandole, and their requests.
 
     library = Library("graph_xla", DTYPES)
-    library.take(begin)                       # begin(GraphCall): called by the framework's threads, must not wait
+    library.register(begin)                   # begin(GraphCall): called by the framework's threads, must not wait
     call.finish()                             # by any thread, later
 
 Threads. The framework's threads run ``begin`` under the interpreter's lock (GIL), which ctypes acquires. A
-``GraphCall`` belongs to the thread that ``take``s it; only this thread writes its outputs and finishes it. ``finish``
+``GraphCall`` belongs to the thread that ``claim``s it; only this thread writes its outputs and finishes it. ``finish``
 may run the rest of the framework's graph before it returns, without the GIL and without a lock of Farandole.
 
 Each call is reported to the framework exactly once: the report frees the call and its memory. Two fields hold its
 state: ``_taken`` (the owning thread) and ``_over``. One flag would not do: if a signal handler interrupts a thread
-between ``take`` and ``finish``, the same thread, and no other, must still be able to finish the call.
+between ``claim`` and ``finish``, the same thread, and no other, must still be able to finish the call.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Library:
         function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64), None
         function(core.fast_call(), self.number)
 
-    def take(self, begin: Callable[[GraphCall], None]) -> None:
+    def register(self, begin: Callable[[GraphCall], None]) -> None:
         """Register ``begin`` for all calls of graphs; an exception of ``begin`` becomes the error of the call."""
 
         def receive(address: int, request: Any) -> None:
@@ -108,11 +108,11 @@ class Library:
             def fail(error: BaseException) -> None:
                 nonlocal is_over
                 if call is not None:
-                    if call.take():
+                    if call.claim():
                         call.fail(error)
                     return
                 text = self.text_of(error)
-                if not is_over:  # see ``GraphCall._tell``
+                if not is_over:  # see ``GraphCall._report_end``
                     is_over = True
                     self.finish(address, text)
 
@@ -195,7 +195,7 @@ class GraphCall:
             )
         return known
 
-    def take(self) -> bool:
+    def claim(self) -> bool:
         """Make this thread the one that finishes the call; False if another thread is, or the call is finished."""
         me = threading.get_ident()
         with self._lock:
@@ -206,13 +206,13 @@ class GraphCall:
 
     def finish(self) -> None:
         """Report success to the framework, unless an end was reported. Only for the thread that took the call."""
-        self._tell(None)
+        self._report_end(None)
 
     def fail(self, error: BaseException) -> None:
         """Report ``error`` to the framework, unless an end was reported. Only for the thread that took the call."""
-        self._tell(self._library.text_of(error))
+        self._report_end(self._library.text_of(error))
 
-    def _tell(self, text: bytes | None) -> None:
+    def _report_end(self, text: bytes | None) -> None:
         # Only the owning thread gets here, so no lock. No other call may stand between the next three lines: a signal
         # handler could raise after it, and the end would be reported never or twice.
         if not self._over:

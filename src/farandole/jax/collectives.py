@@ -34,7 +34,7 @@ _ELEMENTWISE = ("allreduce", "broadcast")
 @final
 @dataclass(frozen=True)
 class Collective:
-    """One collective of ``run``. ``rows``: rows of each member's part; ``None``: as many as here, or as received."""
+    """One collective of ``run_collective``. ``rows``: rows of each member's part; ``None``: as here, or as received."""
 
     verb: str
     name: str | None
@@ -68,7 +68,7 @@ class Collective:
         return self.process_set.rank() or 0
 
 
-def run(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def run_collective(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Run the collective, or add it to the program under trace; return results, and the rows from each member.
 
     Raises the errors of the eager verbs; under trace also ``UsageError`` if the shape of a result is not known.

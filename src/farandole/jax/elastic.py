@@ -308,7 +308,7 @@ class JaxState(ObjectState):
 
     def _take_trees(self) -> None:
         trees = {name: part.value for name, part in self._parts.items() if isinstance(part, TreePart)}
-        self._take(trees)
+        self._set_attributes(trees)
 
     def _generators(self) -> Mapping[str, StatePart]:
         return {**random_parts(), "numpy.shared": TiesPart(self)}

@@ -114,7 +114,7 @@ class _Executables:
             key = name, tuple(device.id for device in devices.flat)
         except Exception:  # the program cannot be serialized, or this JAX version has another function
             return compiles()
-        found = self._take(key, backend)
+        found = self._pop(key, backend)
         if found is None:
             found = compiles()
         self._keep(key, _Kept(found, backend, self._change, len(text)))
@@ -127,7 +127,7 @@ class _Executables:
             oldest = self._change - CHANGES
             self._kept = {key: kept for key, kept in self._kept.copy().items() if kept.change >= oldest}
 
-    def _take(self, key: _Key, backend: Any) -> Any:
+    def _pop(self, key: _Key, backend: Any) -> Any:
         """Remove and return the executable of a key; ``None`` if there is none for this backend."""
         with self._lock:
             kept = self._kept.pop(key, None)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from farandole.adapters.jax import placed, toward_host, verbs
 from farandole.collective import Kind, Reduction
 from farandole.errors import UsageError
-from farandole.jax.collectives import Collective, run
+from farandole.jax.collectives import Collective, run_collective
 from farandole.jax.programs import await_runs, is_traced
 from farandole.jax.tracing import is_tracing
 from farandole.jax.trees import as_signed, paths_of, refuse_sparse
@@ -89,18 +89,18 @@ class JaxOps(Ops[Any]):
     """Functions of ``farandole.jax``."""
 
     def _reduced(self, tensors: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet) -> list[Any]:
-        return _run(Collective("allreduce", name, process_set, how), tensors)
+        return _run_on_trees(Collective("allreduce", name, process_set, how), tensors)
 
     def _scattered(
         self, tensors: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet
     ) -> list[Any]:
-        return _run(Collective("reducescatter", name, process_set, how), tensors)
+        return _run_on_trees(Collective("reducescatter", name, process_set, how), tensors)
 
     def _gathered(self, tensors: Sequence[Any], name: str | None, process_set: ProcessSet) -> list[Any]:
-        return _run(Collective("allgather", name, process_set), tensors)
+        return _run_on_trees(Collective("allgather", name, process_set), tensors)
 
     def _copied(self, tensor: Any, root: int, name: str | None, process_set: ProcessSet) -> Any:
-        return _run(Collective("broadcast", name, process_set, root=root), [tensor])[0]
+        return _run_on_trees(Collective("broadcast", name, process_set, root=root), [tensor])[0]
 
     def _exchanged(
         self, tensor: Any, rows: tuple[int, ...] | None, name: str | None, process_set: ProcessSet
@@ -108,7 +108,7 @@ class JaxOps(Ops[Any]):
         leaves, _ = _flat("alltoall", [tensor])
         if len(leaves) != 1:
             raise UsageError(f"alltoall of {len(leaves)} arrays: call it for each, as they are cut one by one")
-        [received], [counts] = run(Collective("alltoall", name, process_set, splits=rows), leaves)
+        [received], [counts] = run_collective(Collective("alltoall", name, process_set, splits=rows), leaves)
         return received, counts
 
     def _require_tensor(self, name: str, tensor: Any) -> None:
@@ -123,16 +123,16 @@ class JaxOps(Ops[Any]):
         signed = [as_signed(leaf) for _, leaf in paths]
         leaves = [leaf for leaf, _ in signed]
         if is_traced(*leaves) or is_tracing():
-            results = _run(Collective("broadcast", None, process_set, root=root_rank), leaves)
+            results = _run_on_trees(Collective("broadcast", None, process_set, root=root_rank), leaves)
         else:
             named = list(zip(paths_of([path for path, _ in paths]), leaves, strict=True))
             results = self._broadcast_all(named, root_rank, process_set, in_place=False)
         return jax.tree.unflatten(structure, [back(result) for (_, back), result in zip(signed, results, strict=True)])
 
 
-def _run(what: Collective, trees: Sequence[Any]) -> list[Any]:
+def _run_on_trees(what: Collective, trees: Sequence[Any]) -> list[Any]:
     leaves, structure = _flat(what.verb, trees)
-    return cast("list[Any]", jax.tree.unflatten(structure, run(what, leaves)[0]))
+    return cast("list[Any]", jax.tree.unflatten(structure, run_collective(what, leaves)[0]))
 
 
 def _flat(verb: str, trees: Sequence[Any]) -> tuple[list[Any], Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
-from farandole.jax.collectives import Collective, run
+from farandole.jax.collectives import Collective, run_collective
 from farandole.jax.programs import named, place
 from farandole.runtime.lanes.reduction import reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
@@ -80,7 +80,7 @@ def _forward(what: Collective, *leaves: Any) -> tuple[tuple[Any, ...], None]:  #
 def _backward(what: Collective, _: None, gradients: Sequence[Any]) -> tuple[Any, ...]:
     where = [i for i, each in enumerate(gradients) if each.dtype != jax.dtypes.float0]
     back: list[Any] = [None] * len(gradients)
-    for i, found in zip(where, run(what, [gradients[i] for i in where])[0], strict=True):
+    for i, found in zip(where, run_collective(what, [gradients[i] for i in where])[0], strict=True):
         back[i] = found
     return tuple(back)
 

@@ -161,7 +161,7 @@ def _lower(context: Any, *inputs: Any, params: _Params) -> Any:
 
 def _batch(inputs: Sequence[Any], axes: Sequence[Any], *, params: _Params) -> tuple[Any, Any]:
     """Replace a batch of calls by one call."""
-    if not params.elementwise:  # in a backward pass (``jax.jacrev``): ``run`` refuses all others earlier
+    if not params.elementwise:  # in a backward pass (``jax.jacrev``): ``run_collective`` refuses all others
         raise UnsupportedError(
             "vmap of a collective whose result is not made element by element, as jax.jacrev does with that of a "
             "gradient, or of an optimizer's update: call it outside of the mapped function, on the whole batch"
@@ -181,14 +181,14 @@ def _program_of(params: _Params) -> Any:
     return jax.jit(lambda *inputs: _call_p.bind(*inputs, params=params))
 
 
-def _run(*inputs: Any, params: _Params) -> Any:
+def _run_program(*inputs: Any, params: _Params) -> Any:
     """Run the call as a separate program, even if the user has disabled ``jit``."""
     with jax.disable_jit(False):
         return _program_of(params)(*inputs)
 
 
 _call_p.def_effectful_abstract_eval(_abstract_eval)
-_call_p.def_impl(_run)
+_call_p.def_impl(_run_program)
 mlir.register_lowering(_call_p, _refuse_platform)
 mlir.register_lowering(_call_p, _lower, platform=_PLATFORM)
 batching.primitive_batchers[_call_p] = _batch

@@ -1,15 +1,15 @@
 """Bridge between a job's live view in a notebook and its monitor: messages of views pass through the kernel.
 
     bridge = Bridge(job, widget.send)
-    bridge.take({"view": "a1", "open": True})       # a message of a view; answers are sent by ``widget.send``
+    bridge.handle_view_message({"view": "a1", "open": True})  # a message of a view; answers are sent by ``widget.send``
 
 So the browser needs no port of this host, and no key: a user who may run cells here may give all orders. Each view has
 a connection of its own to the monitor, over a socket in the file system. After the end of the job its record is shown.
 """
 
 # Threads. Each open view has one, with an event loop of its own: the loop of the kernel stands still while a cell runs,
-# and curves should not. ``take`` runs in the kernel's main thread or in that of a subshell, so ``_lock`` guards
-# ``_pipes``. ``take`` reaches a pipe's loop by ``call_soon_threadsafe``. All threads call ``tell``: ipykernel passes
+# and curves should not. ``handle_view_message`` runs in the kernel's main thread or in that of a subshell, so ``_lock``
+# guards ``_pipes``. It reaches a pipe's loop by ``call_soon_threadsafe``. All threads call ``tell``: ipykernel passes
 # messages of any thread to the thread that writes to its socket.
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ class Bridge:
     """Views of one job."""
 
     def __init__(self, job: ViewedJob, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._job, self._tell = job, tell
+        self._job, self._send_to_view = job, tell
         self._lock = threading.Lock()
         self._pipes: dict[str, _Pipe] = {}
 
-    def take(self, content: object) -> None:
+    def handle_view_message(self, content: object) -> None:
         """Handle a message of a view; ignore everything that is no ``ToBridge``."""
         try:
             message = msgspec.convert(content, ToBridge)
@@ -116,13 +116,13 @@ class Bridge:
             return
         if len(message.view) <= LONGEST_VIEW:
             with self._lock:
-                self._take(message)
+                self._dispatch(message)
 
-    def _take(self, message: ToBridge) -> None:
+    def _dispatch(self, message: ToBridge) -> None:
         view = message.view
         pipe = self._pipes.get(view)
         if message.ask:
-            self._tell({"view": view, "contact": {"kernel": True}})
+            self._send_to_view({"view": view, "contact": {"kernel": True}})
         elif message.open:
             self._open(view)
         elif pipe is not None and message.gone:
@@ -143,7 +143,7 @@ class Bridge:
             self._pipes.pop(view).close()
         while len(self._pipes) >= MOST_VIEWS:
             self._pipes.pop(next(iter(self._pipes))).close()
-        self._pipes[view] = _Pipe(self._job, lambda said: self._tell({"view": view, **said}))
+        self._pipes[view] = _Pipe(self._job, lambda said: self._send_to_view({"view": view, **said}))
 
     def _is_resize(self, view: str, text: str) -> bool:
         """Carry out an order for another number of workers, for which this job, not the monitor, sets the slots."""
@@ -159,7 +159,7 @@ class Bridge:
         except (OSError, UsageError) as error:
             state, said = "refused", str(error)
         news = OrderNews(0, "scale", state, said, -1, time.time())
-        self._tell({"view": view, "text": _encoded([{"t": "order", "order": msgspec.to_builtins(news)}])})
+        self._send_to_view({"view": view, "text": _encoded([{"t": "order", "order": msgspec.to_builtins(news)}])})
         return True
 
 
@@ -168,13 +168,13 @@ class _Pipe:
     """Connection of one view to the monitor, by a thread of its own."""
 
     def __init__(self, job: ViewedJob, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._job, self._tell = job, tell
+        self._job, self._send_to_view = job, tell
         self._lock = threading.Lock()
         self._unseen, self._is_closed, self._is_over = 0, False, False
         self._loop = asyncio.new_event_loop()
         self._said: asyncio.Queue[tuple[bool, str | bytes | None]] = asyncio.Queue()
         """Messages: from the view if the first item is true, else from the monitor; ``None`` for the end."""
-        threading.Thread(target=self._run, name="farandole-view", daemon=True).start()
+        threading.Thread(target=self._serve_page, name="farandole-view", daemon=True).start()
 
     def send(self, text: str) -> None:
         """Pass on a message of the view."""
@@ -194,7 +194,7 @@ class _Pipe:
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._said.put_nowait, (True, text))
 
-    def _run(self) -> None:
+    def _serve_page(self) -> None:
         try:
             self._loop.run_until_complete(self._serve())
         except Exception:  # the view opens another connection
@@ -202,7 +202,7 @@ class _Pipe:
         finally:
             self._loop.close()
             if not self._is_closed:
-                self._tell({"closed": 1001})
+                self._send_to_view({"closed": 1001})
 
     async def _serve(self) -> None:
         connection = await self._connected()
@@ -267,7 +267,7 @@ class _Pipe:
     def _show(self, text: str) -> None:
         with self._lock:
             self._unseen += len(text)
-        self._tell({"text": text})
+        self._send_to_view({"text": text})
 
 
 def last_state(job: ViewedJob, is_over: bool) -> Hub:

@@ -101,7 +101,7 @@ def overlaid(runs: Sequence[Folder]) -> Hub:
     for number, (run, info) in enumerate(zip(runs, infos, strict=True)):
         points = _points(run, info.began_s)
         for begin in range(0, len(points), MOST_POINTS):
-            hub.take(PointRecord(number, 0, points[begin : begin + MOST_POINTS]))
+            hub.add_record(PointRecord(number, 0, points[begin : begin + MOST_POINTS]))
     hub.end(0, "", max(info.ended_s - info.began_s for info in infos))
     return hub
 
@@ -121,7 +121,7 @@ def _points(run: Folder, began_s: float) -> list[MetricPoint]:
 def _latest(folder: str | os.PathLike[str]) -> Latest:
     found = Latest()
     for record in read_records(folder):
-        found.take(record)
+        found.add_record(record)
     return found
 
 

@@ -1,7 +1,7 @@
 """Files for other programs, written beside the record of a run: a CSV, and event files of TensorBoard.
 
     export = CsvExport("runs/a/metrics.csv")
-    export.take(record)
+    export.write_record(record)
     export.close()
 
 A row of the CSV is one number: ``time_s,generation,rank,step,samples,name,value``. TensorBoard shows one run for each
@@ -32,7 +32,7 @@ class Export(ABC):
     """One kind of file. Both methods raise ``OSError`` if writing fails."""
 
     @abstractmethod
-    def take(self, record: Record) -> None:
+    def write_record(self, record: Record) -> None:
         """Write the numbers of a record that belong into the file."""
 
     @abstractmethod
@@ -50,7 +50,7 @@ class CsvExport(Export):
         self._writer = csv.writer(self._file)
         self._writer.writerow(COLUMNS)
 
-    def take(self, record: Record) -> None:
+    def write_record(self, record: Record) -> None:
         if isinstance(record, PointRecord):
             self._writer.writerows(
                 (f"{point.time_s:.3f}", record.generation, record.rank, point.step, point.samples, name, repr(value))
@@ -74,7 +74,7 @@ class TensorBoardExport(Export):
         self._folder = Path(folder)
         self._writers: dict[int, Any] = {}
 
-    def take(self, record: Record) -> None:
+    def write_record(self, record: Record) -> None:
         if isinstance(record, PointRecord):
             writer = self._writers.get(record.rank) or self._open(record.rank)
             for point in record.points:

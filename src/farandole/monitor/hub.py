@@ -1,7 +1,7 @@
 """State of one run for viewers: curves, membership, marks, output, orders, trials; and the changes of this state.
 
     hub = Hub(info)
-    hub.take(MemberRecord(...)); hub.take(PointRecord(...))
+    hub.add_record(MemberRecord(...)); hub.add_record(PointRecord(...))
     hub.snapshot(ranks=())          # the whole state, for a new viewer
     hub.changes()                   # changes since the last call, for current viewers
 
@@ -90,16 +90,16 @@ class Hub:
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def take(self, record: Record) -> None:
+    def add_record(self, record: Record) -> None:
         """Add a record."""
-        self._latest.take(record)
-        self._pace.take(record)
+        self._latest.add_record(record)
+        self._pace.add_record(record)
         if isinstance(record, PointRecord):
             self._take_points(record)
         elif isinstance(record, MemberRecord):
             self.members.append(record)
             self.state = "running" if self.state in (STARTING, "re-forming") else self.state
-            self._tell({"t": "members", "members": [self._member(record)]})
+            self._publish({"t": "members", "members": [self._member(record)]})
         elif isinstance(record, MarkRecord):
             self._mark(record)
         else:
@@ -110,7 +110,7 @@ class Hub:
         told = [{"time": time_s, "stream": stream, "line": line[:TAIL_CHARACTERS]} for line in lines]
         told = told[-TAIL_LINES:]
         self._tail.extend(told)
-        self._tell({"t": "output", "lines": told})
+        self._publish({"t": "output", "lines": told})
 
     def order(self, news: OrderNews) -> None:
         """Add news of an order."""
@@ -122,7 +122,7 @@ class Hub:
                 self._obeyed(news.verb)
         elif news.state == "taken" and news.verb == "pause" and self.info.search:
             self.state = "pausing"
-        self._tell({"t": "order", "order": msgspec.to_builtins(news)})
+        self._publish({"t": "order", "order": msgspec.to_builtins(news)})
 
     def _obeyed(self, verb: str) -> None:
         following = {"pause": "paused", "resume": "running", "stop": "stopping", "end": "stopping"}
@@ -224,7 +224,7 @@ class Hub:
                     del known[epoch]
         if self.info.search and self.state == STARTING:
             self.state = "running"
-        self._tell({"t": "trials", "trials": [msgspec.to_builtins(record)]})
+        self._publish({"t": "trials", "trials": [msgspec.to_builtins(record)]})
 
     def _whole(self, record: TrialRecord) -> TrialRecord:
         """The last record of a trial, with all its known points."""
@@ -236,9 +236,9 @@ class Hub:
         self._step = max(self._step, step)
         mark = {"time": record.time_s, "kind": record.kind, "text": record.text, "step": step}
         self._marks.append(mark)
-        self._tell({"t": "marks", "marks": [mark]})
+        self._publish({"t": "marks", "marks": [mark]})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _publish(self, message: dict[str, Any]) -> None:
         self._news.append(message)
 
     def _columns(self, key: tuple[str, int], begin: int) -> dict[str, Any]:

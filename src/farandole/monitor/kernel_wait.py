@@ -1,6 +1,6 @@
 """Wait of a notebook's cell, in which the kernel still handles the buttons of a live view.
 
-    serve_while_waiting(widget.comm.comm_id, bridge.take, lambda: job.done)
+    serve_while_waiting(widget.comm.comm_id, bridge.handle_view_message, lambda: job.done)
 
 A Jupyter kernel handles no message while a cell runs, except in a subshell: ipykernel 7 has subshells, for front ends
 that ask for one, such as JupyterLab 4.4. In other kernels a waiting cell can handle messages itself. Messages that are

@@ -1,7 +1,7 @@
 """Latest numbers of a run, and their means over the current ranks.
 
     latest = Latest()
-    latest.take(MemberRecord(...)); latest.take(PointRecord(...))
+    latest.add_record(MemberRecord(...)); latest.add_record(PointRecord(...))
     latest.mean("loss")             # Mean(value=0.31, ranks=2)
 
 A mean counts the ranks that have logged the metric in the last formed generation in which any rank did: the last value
@@ -34,7 +34,7 @@ class Latest:
         self._values: dict[str, dict[int, tuple[int, float]]] = {}
         self._formed, self._generation = 0, 0
 
-    def take(self, record: Record) -> None:
+    def add_record(self, record: Record) -> None:
         """Add points of a rank, the latest last, or a new generation."""
         if isinstance(record, MemberRecord):
             self._formed, self._generation = self._formed + 1, record.generation

@@ -74,7 +74,7 @@ class JobMonitor:
         writer = None if config.search else RunWriter.create(config.folder, info)
         self._hub = Hub(info, BETWEEN_CELLS if config.in_cells else STARTING, str(Path(config.folder).absolute()))
         for record in read_records(config.folder) if config.search else ():
-            self._hub.take(record)
+            self._hub.add_record(record)
         self._recording = Recording(writer, self._hub, list(_exports(config, Path(config.folder))))
         self._config = config
         self._server: Any = None
@@ -104,7 +104,7 @@ class JobMonitor:
             write_private(Path(self._config.link_file), link.encode() + b"\n")
         return link
 
-    async def run(self) -> None:
+    async def watch_job(self) -> None:
         """Watch until the launcher has sent how the job ended, or has exited."""
         lines = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class JobMonitor:
                 elif isinstance(message, MonitorCell):
                     self._recording.cell(message.text, time.time())
                 elif isinstance(message, MonitorOutput):
-                    self._recording.take(Printed(time.time(), message.stream, message.text.encode()))
+                    self._recording.record_message(Printed(time.time(), message.stream, message.text.encode()))
                 elif isinstance(message, MonitorEnd):
                     self._end(message)
                     await self._stay(message.stay_s)
@@ -177,7 +177,7 @@ class JobMonitor:
         try:
             while (message := dealer.recv(0.0)) is not None:
                 self._unseen_bytes += len(encode(message))
-                self._recording.take(message)
+                self._recording.record_message(message)
                 is_answer |= isinstance(message, OrderNews)
             if self._unseen_bytes > WINDOW_BYTES // 8:
                 dealer.send(Seen(self._unseen_bytes))
@@ -201,7 +201,7 @@ class JobMonitor:
         number = next(self._numbers)
         if self._dealer is None:
             text = "the live view has lost the job's controller"
-            self._recording.take(OrderNews(number, verb, "refused", text, -1, time.time()))
+            self._recording.record_message(OrderNews(number, verb, "refused", text, -1, time.time()))
         else:
             of_trial = {"trial": argument} if verb in OF_TRIALS else {"workers": argument}
             self._dealer.send(WatchOrder(number, verb, **of_trial))
@@ -225,7 +225,7 @@ class JobMonitor:
                     message = self._dealer.recv(min(LAST_S, left_s))
                     if message is None:
                         break
-                    self._recording.take(message)
+                    self._recording.record_message(message)
                     if isinstance(message, OrderNews) and self._server is not None:
                         self._server.push()  # here, too: the end of the job is a later message
         self._disconnect()
@@ -253,7 +253,7 @@ async def _main(line: bytes) -> None:
         _answer(encode_line(MonitorRefusal(str(error))))
         return
     _answer(encode_line(MonitorReady(str(Path(config.folder).absolute()), link)))
-    await monitor.run()
+    await monitor.watch_job()
 
 
 def _answer(line: bytes) -> None:

@@ -1,7 +1,7 @@
 """Pace of ranks: finds the rank for which the others wait, by the time of its steps without its own waiting.
 
     pace = RankPace()
-    pace.take(PointRecord(...))
+    pace.add_record(PointRecord(...))
     pace.slowest()                  # Slowest(rank=5, times=1.8): its work takes 1.8 times that of the median rank
 
 Values are smoothed, so that one long step does not make a rank the slowest.
@@ -40,7 +40,7 @@ class RankPace:
         self._work_s: dict[int, float] = {}
         self._points: dict[int, int] = {}
 
-    def take(self, record: Record) -> None:
+    def add_record(self, record: Record) -> None:
         """Add points of a rank; a new generation begins without any."""
         if isinstance(record, MemberRecord):
             self._work_s, self._points = {}, {}

@@ -1,7 +1,7 @@
 """Recording of a job: from the messages of its controller to the folder of the run, and to its hub.
 
 recording = Recording(writer, hub, exports=[])
-recording.take(RankMetrics(...))
+recording.record_message(RankMetrics(...))
 recording.end(0, "", time.time())
 
 A full disk ends the record, with a line on the page, and not the view.
@@ -40,7 +40,7 @@ class Recording:
         self._hub, self._exports = hub, list(exports)
         self._writer, self._is_written = writer, True
 
-    def take(self, message: Any) -> None:
+    def record_message(self, message: Any) -> None:
         """Handle a message of the controller."""
         if isinstance(message, RankMetrics):
             self._record(PointRecord(message.rank, message.generation, message.points, message.dropped))
@@ -87,11 +87,11 @@ class Recording:
         self._is_written = False  # later messages, as of ranks that train on, are only shown
 
     def _record(self, record: Record) -> None:
-        self._hub.take(record)
+        self._hub.add_record(record)
         if (writer := self._writer) is not None:
             self._save(lambda: writer.append(record))
         for export in self._exports:
-            self._save(lambda export=export: export.take(record))  # type: ignore[misc]
+            self._save(lambda export=export: export.write_record(record))  # type: ignore[misc]
 
     def _save(self, work: Callable[[], object]) -> None:
         if not self._is_written:
@@ -102,7 +102,7 @@ class Recording:
             self._is_written = False
             text = f"the record{f' in {self._writer.path}' if self._writer else ''} ends here: {error.strerror}"
             logger.warning("%s", text)
-            self._hub.take(MarkRecord(self._hub.info.began_s, "fault", text))
+            self._hub.add_record(MarkRecord(self._hub.info.began_s, "fault", text))
 
 
 def _record_of(message: Announced | TrialNews) -> Record:

@@ -98,7 +98,7 @@ def loaded(folder: str | os.PathLike[str]) -> Hub:
     info = read_info(folder)
     hub = Hub(info)
     for record in read_records(folder):
-        hub.take(record)
+        hub.add_record(record)
     for stream, name in enumerate(STREAMS):
         path = Path(folder) / OUTPUT / name
         if path.exists():
@@ -156,7 +156,7 @@ def _list(args: argparse.Namespace) -> int:
             continue
         size, step, latest = 0, 0, Latest()
         for record in read_records(run):
-            latest.take(record)
+            latest.add_record(record)
             size = max(size, len(record.hosts)) if isinstance(record, MemberRecord) else size
             for point in record.points if isinstance(record, PointRecord) else ():
                 step = max(step, point.step)

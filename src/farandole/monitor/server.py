@@ -306,7 +306,7 @@ class _Socket(tornado.websocket.WebSocketHandler):
             if self._role is None:
                 self._admit(_keys.decode(message))
             else:
-                self._take(_messages.decode(message))
+                self._handle_viewer_message(_messages.decode(message))
         except msgspec.DecodeError:
             self._cut(4400 if self._role else 4401, "that is no message")
 
@@ -351,7 +351,7 @@ class _Socket(tornado.websocket.WebSocketHandler):
         self.send([msgspec.json.encode(each) for each in (hello, *page.hub.snapshot(()), {"t": "ready"})])
         page.viewers.add(self)
 
-    def _take(self, message: ViewerOrder | ViewerRanks | ViewerPing | ViewerImportance) -> None:
+    def _handle_viewer_message(self, message: ViewerOrder | ViewerRanks | ViewerPing | ViewerImportance) -> None:
         page = self._page
         if isinstance(message, ViewerPing):
             self.send([b'{"t":"pong"}'])

@@ -53,7 +53,7 @@ class LiveWidget(anywidget.AnyWidget):
     def wait(self, until: Callable[[], bool]) -> None:
         """Wait in a cell, and carry out orders of views meanwhile, if the kernel allows it."""
         if self.comm is not None:
-            serve_while_waiting(self.comm.comm_id, self._bridge.take, until)
+            serve_while_waiting(self.comm.comm_id, self._bridge.handle_view_message, until)
 
     def close(self) -> None:
         self._bridge.close()
@@ -73,4 +73,4 @@ class LiveWidget(anywidget.AnyWidget):
         return {"image/png": base64.b64encode(picture(hub)).decode(), "text/plain": words(hub)}
 
     def _heard(self, _widget: object, content: Any, _buffers: object) -> None:
-        self._bridge.take(content)
+        self._bridge.handle_view_message(content)

@@ -132,8 +132,8 @@ class CellGuard:
         for name, hook in (("pre_execute", self._begin), ("post_execute", self._end), ("post_run_cell", self._judge)):
             self._shell.events.register(name, hook)
         self._kernel.do_apply = self._do_task
-        self._shell.set_custom_exc((FarandoleError,), partial(self._tell, _show_folded))
-        self._shell.showtraceback = partial(self._tell, self._shell.showtraceback)
+        self._shell.set_custom_exc((FarandoleError,), partial(self._show_error, _show_folded))
+        self._shell.showtraceback = partial(self._show_error, self._shell.showtraceback)
         _load_tracebacks(self._shell)
         on_joined(self._joined)
         on_absence(self._revive)
@@ -285,7 +285,7 @@ class CellGuard:
         if not is_voted:
             self.settle()
 
-    def _tell(self, show: Callable[..., Any], *how: Any, **more: Any) -> Any:
+    def _show_error(self, show: Callable[..., Any], *how: Any, **more: Any) -> Any:
         """Show the error that has ended the cell. Interrupts of the cell are ignored meanwhile."""
         self._is_telling = self._cell is not None
         return show(*how, **more)
@@ -396,7 +396,7 @@ def take_seat(
 ) -> None:
     """Take a seat: ``place`` is rank, size and local rank. The next cell belongs to that job. For the notebook."""
     rank, size, local_rank = place
-    engine.take(EngineSeat(job, rank, size, host, local_rank, spans_hosts, Contact(*contact)))
+    engine.set_seat(EngineSeat(job, rank, size, host, local_rank, spans_hosts, Contact(*contact)))
     for guard in _guards:
         if guard.job and guard.job != job:
             end_controller(guard.job)

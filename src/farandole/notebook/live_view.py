@@ -83,7 +83,7 @@ class RanksView:
         with self._lock:
             self._running.clear()
             self._monitor.contact(addresses, secret)
-            self._tell(MonitorCell(""))
+            self._send_news(MonitorCell(""))
 
     def await_ready(self) -> None:
         """Wait until the monitor records; raises ``UsageError`` if it cannot and the user has asked for it."""
@@ -107,7 +107,7 @@ class RanksView:
         """Send the monitor that a cell begins."""
         with self._lock:
             self._running.add(serial)
-            self._tell(MonitorCell(text[:LONGEST_TEXT]))
+            self._send_news(MonitorCell(text[:LONGEST_TEXT]))
 
     def over(self, serial: int) -> None:
         """Send the monitor that a cell has ended on all ranks."""
@@ -115,7 +115,7 @@ class RanksView:
             if self._running:
                 self._running.discard(serial)
                 if not self._running:
-                    self._tell(MonitorCell(""))
+                    self._send_news(MonitorCell(""))
 
     def follow_cell(self, serial: int, results: Sequence[Any]) -> None:
         """Call ``over`` when all of these ``AsyncResult`` are done."""
@@ -131,10 +131,10 @@ class RanksView:
         """Send whole lines that were shown to the monitor; if there is no room for some lines, send their number."""
         with self._lock:
             for line in text.splitlines(keepends=True):
-                if self._unsaid and self._tell(MonitorOutput(stream, f"({self._unsaid} lines came too fast)\n")):
+                if self._unsaid and self._send_news(MonitorOutput(stream, f"({self._unsaid} lines came too fast)\n")):
                     self._unsaid = 0
                 short = line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]}…\n"
-                if self._unsaid or not self._tell(MonitorOutput(stream, short)):
+                if self._unsaid or not self._send_news(MonitorOutput(stream, short)):
                     self._unsaid += 1
 
     def close(self) -> None:
@@ -150,8 +150,8 @@ class RanksView:
             except Exception:
                 logger.warning("the picture of a live view could not be shown", exc_info=True)
 
-    def _tell(self, news: MonitorCell | MonitorOutput) -> bool:
-        return not self._end.alive or self._monitor.tell(news)
+    def _send_news(self, news: MonitorCell | MonitorOutput) -> bool:
+        return not self._end.alive or self._monitor.send_news(news)
 
     # -- the widget ---------------------------------------------------------------------------------------------------
 

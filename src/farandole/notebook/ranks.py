@@ -328,7 +328,7 @@ class _Shown:
             return
         self._next_s = time.monotonic() + SHOW_S
         for rank, name, lines, file in self._lines:
-            if text := lines.take(getattr(self._results[rank], name), is_over):
+            if text := lines.new_lines(getattr(self._results[rank], name), is_over):
                 file.write(text)
                 file.flush()
                 if self._view is not None:
@@ -354,7 +354,7 @@ class _Shown:
 def _display(rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Show displayed data of a rank: as text with the rank before it, or in a form that the notebook can draw."""
     if set(data) <= {"text/plain"}:
-        sys.stdout.write(RankLines("output", rank).take(str(data.get("text/plain", "")), is_over=True))
+        sys.stdout.write(RankLines("output", rank).new_lines(str(data.get("text/plain", "")), is_over=True))
         return
     from IPython.display import publish_display_data  # notebooks have it
 

@@ -152,7 +152,7 @@ def search(
     shown: dict[str, int | bool] = {"trials": trials, "epochs": epochs, "minimize": plan.minimize}
     record = RunRecord.here({"space": plan.space, **asked}, shown)
     return _in_folder(
-        where, record, plan, proposing, partial(_run, provider=provider, terms=terms, page=page, progress=progress)
+        where, record, plan, proposing, partial(_search, provider=provider, terms=terms, page=page, progress=progress)
     )
 
 
@@ -183,7 +183,9 @@ def _set_aside(folder: Path) -> None:
         folder.mkdir(mode=0o700)
 
 
-def _run(study: Study, provider: Provider, terms: SearchLimits, page: MonitorConfig | None, *, progress: bool) -> None:
+def _search(
+    study: Study, provider: Provider, terms: SearchLimits, page: MonitorConfig | None, *, progress: bool
+) -> None:
     """Run the trials that are left."""
     secret, reaches_out = new_secret(), provider.reaches_out
     with contextlib.ExitStack() as held:

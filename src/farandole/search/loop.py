@@ -138,7 +138,7 @@ class SearchLoop:
             mail = [each for each in messages if each[0].startswith(AGENT) or isinstance(each[1], PoolHello)]
             for identity, message in messages:
                 if not identity.startswith(AGENT):  # first: a worker's last message may arrive after its exit's report
-                    self._take(identity, message)
+                    self._handle_message(identity, message)
             if self._page in ready:
                 self._lose_page()
             for fd in (ended := ready & self._watched):  # which the provider may close
@@ -227,7 +227,7 @@ class SearchLoop:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _take(self, identity: bytes, message: Any) -> None:
+    def _handle_message(self, identity: bytes, message: Any) -> None:
         if identity.startswith(POOL):
             self._on_pool(identity, message)
             return
@@ -236,7 +236,7 @@ class SearchLoop:
             return
         if identity.startswith(WATCHER):
             if self.watch is not None:
-                self.watch.hear(identity, message)
+                self.watch.handle_viewer_message(identity, message)
             return
         uid = identity[:-1]
         if isinstance(message, Hello):
@@ -247,7 +247,7 @@ class SearchLoop:
             self._uids[uid] = job
         job = self._uids.get(uid)
         if job is not None and job.index in self.jobs:
-            job.take(identity, message)
+            job.handle_session_message(identity, message)
 
     def _on_person(self, identity: bytes, message: Any) -> None:
         if isinstance(message, RunQuestion):

@@ -106,7 +106,7 @@ class Study:
         self.is_paused = False
         """True if a user has paused the whole search: trials leave at their next report, and none begins."""
         for row in self.rows:
-            self._tell(row)
+            self._tell_advisor(row)
         for row in self.rows:
             if row.phase == "running" and row.epoch >= plan.rungs.levels[-1]:  # the log entry of its end was lost
                 self._finish(row, "complete")
@@ -193,7 +193,7 @@ class Study:
         row = self.rows[number]
         if row.is_stopping and epoch > row.epoch:
             self._take_value(row, epoch, value, metrics)
-            self._tell(row)
+            self._tell_advisor(row)
             if epoch >= self.plan.rungs.levels[-1]:
                 self._finish(row, "complete")
         if row.phase != "running":  # reported again: the worker that got the answer has died
@@ -211,7 +211,7 @@ class Study:
                 row.phase = "paused"
             else:
                 self._finish(row, "complete")
-        self._tell(row)
+        self._tell_advisor(row)
         row.is_held &= row.phase == "running"  # else it has paused or ended without the user
         if goes_on and (row.is_held or self.is_paused):
             return False, HELD
@@ -326,7 +326,7 @@ class Study:
         seed, goal = int.from_bytes(digest, "big"), self.plan.rungs.levels[0]
         self._log.begin(parameters, self.plan.space, seed, goal, again)
         self.rows.append(StudyTrial(number, parameters, seed, goal, {}, "running", again=again))
-        self._tell(self.rows[-1])
+        self._tell_advisor(self.rows[-1])
         return self.rows[-1]
 
     def _let_go(self, row: StudyTrial) -> None:
@@ -341,7 +341,7 @@ class Study:
         if phase == "complete" and (row.value is None or not math.isfinite(row.value)):
             row.phase, row.why = "failed", f"its value is {row.value}"
         self._log.finish(row.number, row.phase, row.value, row.why)
-        self._tell(row)
+        self._tell_advisor(row)
 
     def _row(self, logged: LoggedTrial) -> StudyTrial:
         row = StudyTrial(
@@ -353,7 +353,7 @@ class Study:
             row.phase = "paused"
         return row
 
-    def _tell(self, row: StudyTrial) -> None:
+    def _tell_advisor(self, row: StudyTrial) -> None:
         values = {epoch: self._loss(value) for epoch, value in row.values.items()}
         self._advisor.tell(TrialResult(row.number, dict(row.parameters), values, row.phase))
 

@@ -4,7 +4,7 @@
     job.resize({"a": 2})                                    # slots by host
     job.tick(now)
     for start in job.starts(): ...                          # order a free worker of that host to join
-    job.take(identity, message)                             # a message of a worker's session
+    job.handle_session_message(identity, message)           # a message of a worker's session
     job.left(worker_id)                                     # its function has returned, or it was dismissed
     job.died(worker_id, -9, "worker 5 of trial 17 was killed by SIGKILL")
 
@@ -100,9 +100,9 @@ class TrialJob:
     def resize(self, slots: Mapping[str, int]) -> None:
         """Set the number of workers on each host; a job that trains changes at its next commit."""
         self.slots = dict(slots)
-        self.formation.tell(HostsFound(dict(slots)))
+        self.formation.report_event(HostsFound(dict(slots)))
 
-    def take(self, identity: bytes, message: Any) -> None:
+    def handle_session_message(self, identity: bytes, message: Any) -> None:
         """Handle a message of a session of this job."""
         if isinstance(message, Hello):
             self._uids[message.worker_id] = identity[:-1]

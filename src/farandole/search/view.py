@@ -46,7 +46,7 @@ class SearchView:
             # Drawn by this thread alone: a search has no other thread, and a fork while a thread draws would hang.
             self._live = self._held.enter_context(Live(console=console, auto_refresh=False, transient=True))
         elif self._stream is not None:
-            self._say(f"search in {self._folder}: {self._study.plan.trials} trials")
+            self._print_line(f"search in {self._folder}: {self._study.plan.trials} trials")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +62,7 @@ class SearchView:
                 self._drawn_s = time.monotonic()
                 self._live.update(Group(self.table(), Text(what, style="dim", no_wrap=True)), refresh=True)
         elif self._stream is not None and what:
-            self._say(what)
+            self._print_line(what)
 
     def table(self, *, with_all: bool = False) -> Table:
         """Table of the running trials and the best of the others, for 80 columns."""
@@ -96,7 +96,7 @@ class SearchView:
 
         return sorted(self._study.rows, key=place)
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         assert self._stream is not None
         seconds = time.monotonic() - self._begun_s
         self._stream.write(f"[{seconds:8.1f} s] {text}\n")

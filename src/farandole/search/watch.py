@@ -1,7 +1,7 @@
 """Watching of a search: the record of its trials, news for watchers, and orders from watchers.
 
     watch = SearchWatch(study, folder, router.send, time.time)
-    watch.hear(identity, WatchOrder(1, "pause-trial", trial=3))
+    watch.handle_viewer_message(identity, WatchOrder(1, "pause-trial", trial=3))
     watch.turn(loop)                                        # carries out orders, and reports them
     watch.changed("trial 3, epoch 7: 0.25", loop.size)
     watch.end(0, "")
@@ -80,16 +80,16 @@ class SearchWatch:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def hear(self, identity: bytes, message: Any) -> None:
+    def handle_viewer_message(self, identity: bytes, message: Any) -> None:
         """Handle a message of a watcher."""
         if isinstance(message, WatchOrder):
             self._new.append(message)
             return
-        self._watching.hear(identity, message)
+        self._watching.handle_viewer_message(identity, message)
         if isinstance(message, WatchJob):
             for number, news in self._told.items():
                 points = {name: sorted(known.items()) for name, known in self._points[number].items()}
-                self._watching.tell(msgspec.structs.replace(news, points=points.pop("", []), metrics=points))
+                self._watching.send_to_viewers(msgspec.structs.replace(news, points=points.pop("", []), metrics=points))
 
     def expect(self) -> None:
         """Keep news for a watcher that has read the record and is about to connect."""
@@ -101,7 +101,7 @@ class SearchWatch:
         for order in orders:
             refusal = self._begin(order, search)
             if refusal:
-                self._tell(order, "refused", refusal)
+                self._send_order_news(order, "refused", refusal)
             else:
                 self._waiting.append(order)
         self._waiting = [order for order in self._waiting if not self._is_done(order)]
@@ -131,7 +131,7 @@ class SearchWatch:
                     known.setdefault(name, {}).update(points)
                 told = msgspec.structs.replace(news, time_s=now, points=fresh.pop("", []), metrics=fresh)
                 self._record(TrialRecord(**msgspec.structs.asdict(told)))
-                self._watching.tell(told)
+                self._watching.send_to_viewers(told)
         if what and is_new:  # no line for each epoch
             self._record(MarkRecord(now, "note", what, -1))
             self._watching.said(what)
@@ -158,7 +158,7 @@ class SearchWatch:
             return f"there is no trial {order.trial}"
         else:
             return self._begin_trial(verb, study.rows[order.trial], search)
-        self._tell(order, "taken", "every trial, at its next report")
+        self._send_order_news(order, "taken", "every trial, at its next report")
         return ""
 
     def _begin_trial(self, verb: str, row: StudyTrial, search: OrderTarget) -> str:
@@ -192,28 +192,28 @@ class SearchWatch:
         study = self._study
         if order.verb in WHOLE:
             if order.verb == "pause" and not study.is_paused:
-                self._tell(order, "refused", "the search goes on again")
+                self._send_order_news(order, "refused", "the search goes on again")
             elif order.verb == "pause" and any(row.is_active for row in study.rows):
                 return False
             else:
-                self._tell(order, "acted", DONE[order.verb])
+                self._send_order_news(order, "acted", DONE[order.verb])
             return True
         row = study.rows[order.trial]
         if order.verb == "pause-trial" and not row.is_held:
             why = "goes on again" if row.phase == "running" else f"is {row.phase}"
-            self._tell(order, "refused", f"trial {row.number} {why}")
+            self._send_order_news(order, "refused", f"trial {row.number} {why}")
         elif order.verb == "repeat-trial":
             *_, last = (each.number for each in study.rows if each.again == row.number)
-            self._tell(order, "acted", f"trial {row.number} begins again as trial {last}")
+            self._send_order_news(order, "acted", f"trial {row.number} begins again as trial {last}")
         elif order.verb != "resume-trial" and row.is_active:
             return False
         else:
-            self._tell(order, "acted", f"trial {row.number} {DONE[order.verb]} epoch {row.epoch}", row.epoch)
+            self._send_order_news(order, "acted", f"trial {row.number} {DONE[order.verb]} epoch {row.epoch}", row.epoch)
         return True
 
-    def _tell(self, order: WatchOrder, state: str, text: str, step: int = -1) -> None:
+    def _send_order_news(self, order: WatchOrder, state: str, text: str, step: int = -1) -> None:
         now = self._clock()
-        self._watching.tell(OrderNews(order.number, order.verb, state, text, step, now))
+        self._watching.send_to_viewers(OrderNews(order.number, order.verb, state, text, step, now))
         if state == "acted":
             self._record(MarkRecord(now, "order", text, step))
 

@@ -155,7 +155,7 @@ class _Worker:
         with _output_to(order.output):
             try:
                 function = pickle.loads(order.call)  # noqa: S301 (from the search, over its authenticated channel)
-                value = function(Trial(order, self._ask))
+                value = function(Trial(order, self._request_verdict))
                 left = TrialLeft(order.worker_id, _rank(), "returned", _number(value))
                 begin_anew()
             except TrialEnded as ended:
@@ -183,7 +183,7 @@ class _Worker:
         # All processes of the node have got SIGTERM. If it has killed a data loader's workers, the function raises.
         return TrialLeft(order.worker_id, rank, "lost" if _sigterm.came else "raised", text=summary)
 
-    def _ask(self, report: TrialReport) -> TrialVerdict:
+    def _request_verdict(self, report: TrialReport) -> TrialVerdict:
         self._dealer.send(report)
         while not isinstance(answer := self._dealer.recv(), TrialVerdict) or answer.epoch != report.epoch:
             pass  # the answer to an earlier report that was interrupted

@@ -57,7 +57,7 @@ class Collectives:
         if not tensors:
             return []
 
-        def run(*given: AnyTensor) -> Any:
+        def forward(*given: AnyTensor) -> Any:
             label = _named(name)
 
             def grad(*grads: AnyTensor) -> Any:
@@ -69,7 +69,7 @@ class Collectives:
                 return _put(spec, given, [t.shape for t in given]), grad
             return verbs.allreduce(given, name, how, process_set).run(), grad
 
-        return _recorded(run, as_tensors(tensors))
+        return _recorded(forward, as_tensors(tensors))
 
     def reducescatter(
         self, tensors: Tensors, name: str | None, how: Reduction, process_set: ProcessSet
@@ -78,7 +78,7 @@ class Collectives:
         if not tensors:
             return []
 
-        def run(*given: AnyTensor) -> Any:
+        def forward(*given: AnyTensor) -> Any:
             label = _named(name)
 
             def grad(*grads: AnyTensor) -> Any:
@@ -94,14 +94,14 @@ class Collectives:
                 return _put(spec, given, [_rows_open(t) for t in given]), grad
             return verbs.reducescatter(given, name, how, process_set).run(), grad
 
-        return _recorded(run, as_tensors(tensors))
+        return _recorded(forward, as_tensors(tensors))
 
     def allgather(self, tensors: Tensors, name: str | None, process_set: ProcessSet) -> list[AnyTensor]:
         """Concatenate; each rank gets the sum over ranks of the gradients of its own rows."""
         if not tensors:
             return []
 
-        def run(*given: AnyTensor) -> Any:
+        def forward(*given: AnyTensor) -> Any:
             label = _named(name)
 
             def grad(*grads: AnyTensor) -> Any:
@@ -120,14 +120,14 @@ class Collectives:
                 return _put(spec, given, [_rows_open(t) for t in given]), grad
             return [tensor for tensor, _ in verbs.allgather(given, name, process_set).run()], grad
 
-        return _recorded(run, as_tensors(tensors))
+        return _recorded(forward, as_tensors(tensors))
 
     def broadcast(self, tensors: Tensors, root: int, name: str | None, process_set: ProcessSet) -> list[AnyTensor]:
         """Copy from the root, which gets the sum of all gradients; the other ranks get zero."""
         if not tensors:
             return [] if in_graph() else verbs.broadcast([], root, name, process_set).run()
 
-        def run(*given: AnyTensor) -> Any:
+        def forward(*given: AnyTensor) -> Any:
             label = _named(name)
 
             def grad(*grads: AnyTensor) -> Any:
@@ -140,7 +140,7 @@ class Collectives:
                 return _put(spec, given, [t.shape for t in given]), grad
             return verbs.broadcast(given, root, name, process_set).run(), grad
 
-        return _recorded(run, as_tensors(tensors))
+        return _recorded(forward, as_tensors(tensors))
 
     def alltoall(
         self, tensor: AnyTensor, splits: Any, name: str | None, process_set: ProcessSet
@@ -149,10 +149,10 @@ class Collectives:
         rows: list[int] | None = None
         if splits is not None:
             with nullcontext() if in_graph() else verbs.telling(Kind.ALLTOALL, name, process_set):
-                splits = tf.convert_to_tensor(splits)  # outside ``run``: a variable inside would need a gradient
+                splits = tf.convert_to_tensor(splits)  # outside ``forward``: a variable inside would need a gradient
                 rows = None if in_graph() else [int(n) for n in values_of(splits).reshape(-1)]
 
-        def run(given: AnyTensor) -> Any:
+        def forward(given: AnyTensor) -> Any:
             label = _named(name)
             if in_graph():
                 spec = _plain("alltoall", Kind.ALLTOALL, label, [given], process_set)
@@ -168,7 +168,7 @@ class Collectives:
 
             return (received, counts), grad
 
-        received, counts = _recorded(run, as_tensors([tensor]))
+        received, counts = _recorded(forward, as_tensors([tensor]))
         return received, counts
 
     def _factor(self, power: int, process_set: ProcessSet) -> Any:

@@ -142,11 +142,11 @@ def _recorded(
     travelling: Gradients, likes: Sequence[Any], sources: Sequence[Any], names: Sequence[str], asked: Asked
 ) -> Gradients:
     """``_together`` for a recording tape: its gradient is the same reduction of the incoming gradients."""
-    weights = weights_of(sources)  # outside ``run``: variables inside would need gradients
+    weights = weights_of(sources)  # outside ``forward``: variables inside would need gradients
     given = [i for i, t in enumerate(travelling) if t is not None]
     got: list[int] = []
 
-    def run(*tensors: AnyTensor) -> Any:
+    def forward(*tensors: AnyTensor) -> Any:
         held: Gradients = [None] * len(travelling)
         for i, tensor in zip(given, tensors, strict=True):
             held[i] = tensor
@@ -159,7 +159,7 @@ def _recorded(
 
         return [reduced[i] for i in got], grad
 
-    results = tf.custom_gradient(run)(*(travelling[i] for i in given))
+    results = tf.custom_gradient(forward)(*(travelling[i] for i in given))
     found = dict(zip(got, results, strict=True))
     reduced = [found.get(i) for i in range(len(travelling))]
     return reduced if in_graph() else _placed(reduced, travelling, sources)  # from where ``custom_gradient`` moves them

@@ -62,7 +62,7 @@ class Native:
         self.module = tf.load_op_library(path_of("graph_tensorflow"))  # before ctypes opens it: it registers the op
         dtypes = {dtype.as_datatype_enum: np.dtype(dtype.as_numpy_dtype) for dtype in DTYPES}
         library = self._library = Library("graph_tensorflow", dtypes)  # kept alive: it owns the callback for calls
-        library.take(_double)
+        library.register(_double)
         found = self._doubled([1.0, 2.0])
         if found != [2.0, 4.0]:
             raise UnsupportedError(f"its self-test found {found}")
@@ -71,17 +71,17 @@ class Native:
     def _doubled(self, values: list[float]) -> list[float]:
         """Results of the operation for ``values`` with ``_double``, in a separate graph."""
 
-        def run(x: Any) -> Any:
+        def call_native(x: Any) -> Any:
             return self.module.farandole_call(_handle("self-test"), [x], [x.dtype], "")[0]
 
         with tf.init_scope(), tf.device("CPU:0"):
             if tf.executing_eagerly():
-                found = tf.function(run)(tf.constant(values)).numpy()
+                found = tf.function(call_native)(tf.constant(values)).numpy()
             else:  # after tf.compat.v1.disable_eager_execution()
                 # Neither GPUs nor shared threads: the script's own sessions configure these for the whole process.
                 config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, use_per_session_threads=True)
                 with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-                    found = session.run(run(tf.constant(values)))
+                    found = session.run(call_native(tf.constant(values)))
         return [float(each) for each in found]
 
 

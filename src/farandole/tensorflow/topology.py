@@ -21,10 +21,10 @@ from farandole.tensorflow.graph import as_written, call, in_graph
 
 
 def _telling(name: str, value: Callable[[], int]) -> Callable[[], AnyTensor]:
-    def tell(asked: AnyCall) -> None:
+    def fill_output(asked: AnyCall) -> None:
         asked.output(0, ()).fill(value())
 
-    spec = provide(f"tensorflow.{name}", tell)
+    spec = provide(f"tensorflow.{name}", fill_output)
 
     def operation() -> AnyTensor:
         return call(spec, spec, [], [tf.int32], [[]])[0] if in_graph() else tf.constant(value(), tf.int32)

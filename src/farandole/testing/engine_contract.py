@@ -60,7 +60,7 @@ def run_contract(member: RankContext, create: Create, cases: Mapping[str, Case] 
     found: dict[str, str] = {}
     bench = _bench(member, create, "contract")
     for name, case in (CASES if cases is None else cases).items():
-        found[name] = _run(bench, case)
+        found[name] = _run_case(bench, case)
         # Over the harness's sockets, not the engine: a failed engine cannot be trusted to report its failure.
         if any(member.exchange(b"failed" if found[name] else b"")):
             bench.engine.close()  # after a failure the members may be at different calls
@@ -74,7 +74,7 @@ def _bench(member: RankContext, create: Create, label: str) -> Bench:
     return Bench(create, member, engine, engine.allocate(MEMORY_BYTES))
 
 
-def _run(bench: Bench, case: Case) -> str:
+def _run_case(bench: Bench, case: Case) -> str:
     bench.findings.clear()
     try:
         case(bench)

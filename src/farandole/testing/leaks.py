@@ -30,7 +30,7 @@ class ResourceSnapshot:
     shared_memory: frozenset[str]
 
     @classmethod
-    def take(cls) -> ResourceSnapshot:
+    def of_this_process(cls) -> ResourceSnapshot:
         """Take a snapshot of this process now."""
         return cls(
             frozenset(os.listdir("/proc/self/task")),
@@ -55,10 +55,10 @@ def no_leaks(settle_s: float = 10.0, allowed: Callable[[str], bool] = lambda _: 
     ``allowed`` is called with each line (``"descriptors: 7 -> socket:[123]"``) and returns true for allowed ones.
     Shared memory that is mapped by a process not started in the body does not count.
     """
-    before = ResourceSnapshot.take()
+    before = ResourceSnapshot.of_this_process()
     yield  # not in a ``try``: an exception of the body says more than its leaks
     deadline = time.monotonic() + settle_s
-    while left := [x for x in ResourceSnapshot.take().since(before) if not allowed(x) and not _of_others(x)]:
+    while left := [x for x in ResourceSnapshot.of_this_process().since(before) if not allowed(x) and not _of_others(x)]:
         if time.monotonic() > deadline:
             raise AssertionError("left behind:\n" + "\n".join(left))
         time.sleep(0.01)  # the kernel removes an ended thread a moment after join() returns

@@ -50,14 +50,14 @@ def run_threads(program: Callable[[RankContext], T], size: int, timeout_s: float
     def share(rank: int) -> Share:
         return lambda key, ranks, payload: meetings.at(key, len(ranks)).share(ranks.index(rank), payload, timeout_s)
 
-    def run(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         try:
             results[rank] = program(RankContext(rank, size, share(rank)))
         except BaseException as error:  # pytest's own are no Exceptions, and would be lost with the thread
             errors[rank] = error
 
     # Daemons: a thread that hangs is reported below, and must not keep the interpreter from exiting after that.
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    threads = [threading.Thread(target=run_rank, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:

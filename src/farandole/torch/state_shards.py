@@ -160,7 +160,7 @@ class StateShards:
                 self._rounds[dtype] = key, self._planned(stepped, memory.numel() // self.size)
             values = _Values([each for param in stepped for each in self.kept(param, [self.rank])], step)
             for each in self._rounds[dtype][1]:
-                each.run(lane, memory, self.rank, self.parts, values)
+                each.gather_pieces(lane, memory, self.rank, self.parts, values)
 
     # -- states -------------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,9 @@ class _Round:
         self._first = [sum(self._counts[:rank]) for rank in range(size)]
         self._given = [_Travelling(param, piece, self._first[piece.owner] + place) for param, piece, place in given]
 
-    def run(self, lane: PlannedLane, memory: torch.Tensor, rank: int, parts: Sequence[int], values: _Values) -> None:
+    def gather_pieces(
+        self, lane: PlannedLane, memory: torch.Tensor, rank: int, parts: Sequence[int], values: _Values
+    ) -> None:
         """Copy this rank's pieces in, gather, and copy out the pieces that are not in ``parts``."""
         for param, piece, offset in self._given:
             if piece.owner == rank:

@@ -120,7 +120,7 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
         self._places = []
         super().restart()
 
-    def _take(self, number: int, weight: float) -> None:
+    def _push_shard(self, number: int, weight: float) -> None:
         for held, name, tensor in self._places:
             if (now := held[name]) is tensor:
                 continue
@@ -129,7 +129,7 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
             with torch.no_grad():
                 tensor.copy_(now)  # ``_rewind`` then restores the values for the next shard
             held[name] = tensor
-        super()._take(number, weight)
+        super()._push_shard(number, weight)
 
     def _step(self) -> int:
         step: int = self._groups()[0].get(STEP, 0)

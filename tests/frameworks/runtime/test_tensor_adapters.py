@@ -102,7 +102,7 @@ def test_a_view_is_the_memory_and_keeps_it(adapter: Adapted, make: Make) -> None
 def test_leaves_are_taken_out_put_back_and_written(adapter: Adapted, make: Make) -> None:
     leaves = Leaves(adapter)
     tree = {"a": [make([1, 2]), 3], "b": (make([[4.0], [5.0]]).T, "text"), "c": Pair(make([6]), None)}
-    skeleton, tensors = leaves.take(tree)
+    skeleton, tensors = leaves.flatten(tree)
     assert [tensor.tolist() for tensor in tensors] == [[1, 2], [[4.0, 5.0]], [6]]
     assert skeleton["c"] == Pair(TensorSpec((1,), "int64", 8), None)
     own = make([0, 0])  # fits the first leaf
@@ -142,7 +142,7 @@ def test_types_that_no_engine_reduces_are_kept_as_well() -> None:
 
 def test_without_an_adapter_nothing_is_a_tensor() -> None:
     tree = {"a": np.zeros(3), "b": torch.zeros(2)}
-    assert Leaves[Any]().take(tree) == (tree, [])
+    assert Leaves[Any]().flatten(tree) == (tree, [])
     assert Leaves[Any]().put(tree, []) == (tree, [])
 
 

@@ -18,7 +18,7 @@ SEAT = EngineSeat("3f2a", 1, 3, "node7", 0, spans_hosts=True, contact=Contact(["
 @pytest.fixture(autouse=True)
 def no_seat() -> Iterator[None]:
     yield
-    engine.take(None)
+    engine.set_seat(None)
 
 
 def test_a_seat_comes_before_the_ranks_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_a_seat_comes_before_the_ranks_of_srun(monkeypatch: pytest.MonkeyPatch) 
     for name, text in step.items():
         monkeypatch.setenv(name, text)
     assert detect().name == "srun"
-    engine.take(SEAT)
+    engine.set_seat(SEAT)
     found = detect()
     assert (found.name, found.worker_id, found.size, found.host) == ("notebook engine", 1, 3, "node7")
     assert found.has_controller
@@ -37,13 +37,13 @@ def test_a_seat_comes_before_the_ranks_of_srun(monkeypatch: pytest.MonkeyPatch) 
         assert (detect().name, detect().size) == ("single process", 1)
         assert engine.occupied() is None
     assert engine.occupied() == SEAT
-    engine.take(None)
+    engine.set_seat(None)
     assert detect().name == "srun"
 
 
 def test_nothing_is_in_the_environment_and_children_have_no_seat() -> None:
     before = dict(os.environ)
-    engine.take(SEAT)
+    engine.set_seat(SEAT)
     assert dict(os.environ) == before
     pid = os.fork()
     if not pid:
@@ -52,7 +52,7 @@ def test_nothing_is_in_the_environment_and_children_have_no_seat() -> None:
 
 
 def test_ranks_of_a_job_differ_in_their_identity() -> None:
-    engine.take(SEAT)
+    engine.set_seat(SEAT)
     one = detect().identity
-    engine.take(EngineSeat("3f2a", 2, 3, "node7", 1, spans_hosts=True, contact=SEAT.contact))
+    engine.set_seat(EngineSeat("3f2a", 2, 3, "node7", 1, spans_hosts=True, contact=SEAT.contact))
     assert detect().identity != one

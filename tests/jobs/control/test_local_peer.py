@@ -15,7 +15,7 @@ from farandole.control.keys import JobKeys, new_secret
 from farandole.control.local_peer import is_own, user_of
 from farandole.control.messages import Leave
 from farandole.errors import StartError
-from farandole.runtime.selfstart.host_socket import ask, claim, name_of, tell
+from farandole.runtime.selfstart.host_socket import claim, name_of, receive_address, send_address
 from tests.support.patience import PATIENCE_S
 from workbench.attacks.other_user import CALL, NOBODY, SQUAT, is_possible, other_user
 
@@ -40,16 +40,16 @@ def test_a_host_whose_name_another_user_has_is_refused_at_once_with_who_it_is() 
         other_user(SQUAT, NAME.hex()),
         pytest.raises(StartError, match=f"user {NOBODY} has .* Set another"),
     ):
-        ask(NAME, "a", PATIENCE_S)
+        receive_address(NAME, "a", PATIENCE_S)
 
 
 def test_a_host_tells_nobody_else() -> None:
     with claim(NAME) as claimed:
         assert claimed is not None
         with other_user(CALL, NAME.hex(), "3"), concurrent.futures.ThreadPoolExecutor(1) as other_thread:
-            asked = other_thread.submit(ask, NAME, "a", PATIENCE_S)
+            asked = other_thread.submit(receive_address, NAME, "a", PATIENCE_S)
             for _ in range(4):
-                tell(claimed, "tcp://127.0.0.1:7000")
+                send_address(claimed, "tcp://127.0.0.1:7000")
             assert asked.result(PATIENCE_S) == "tcp://127.0.0.1:7000"
 
 

@@ -143,7 +143,7 @@ def test_partial_lines_of_others_do_not_tear_lines_in_a_file(tmp_path: Path) -> 
         for fd, text in ((a, b"one "), (b, b"two\nthr"), (a, b"two\nthree")):
             os.write(fd, text)
             pump.settle(sources, DEADLINE_S)
-        pump.say(Sink.of_descriptor(file.fileno()), b"we\n")
+        pump.queue_lines(Sink.of_descriptor(file.fileno()), b"we\n")
         assert sources[0].tail == "one two\nthree"
     lines = (tmp_path / "out").read_bytes().splitlines()
     assert sorted(lines) == [b"a:one two", b"a:three", b"b:thr", b"b:two", b"we"]

@@ -40,7 +40,7 @@ def content(cache: CacheFolder, piece: int) -> bytes:
 
 
 def test_a_piece_is_there_when_it_is_whole(tmp_path: Path) -> None:
-    cache = CacheFolder.take(str(tmp_path), DIGEST)
+    cache = CacheFolder.acquire(str(tmp_path), DIGEST)
     sums = Checksums.unknown(BOUNDS)
     writer = cache.begin(7, sums, 1)
     assert (cache.held(), cache.open(7, BOUNDS)) == (set(), None)
@@ -61,32 +61,32 @@ def test_a_piece_is_there_when_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_second_job_gets_a_folder_beside_it_and_links(tmp_path: Path) -> None:
-    one = CacheFolder.take(str(tmp_path), DIGEST)
+    one = CacheFolder.acquire(str(tmp_path), DIGEST)
     data = fill(one, 3)
-    other = CacheFolder.take(str(tmp_path), DIGEST)
+    other = CacheFolder.acquire(str(tmp_path), DIGEST)
     assert other.folder == one.folder.with_name(f"{DIGEST}.1")
     assert other.link(3)
     assert not other.link(4)
     one.drop(3)
     assert content(other, 3) == data
-    longer = CacheFolder.take(str(tmp_path), f"{DIGEST}0")  # another size of pieces, whose name begins alike
+    longer = CacheFolder.acquire(str(tmp_path), f"{DIGEST}0")  # another size of pieces, whose name begins alike
     fill(longer, 5)
     assert not one.link(5)
     for each in (one, other, longer):
         each.close()
-    again = CacheFolder.take(str(tmp_path), DIGEST)
+    again = CacheFolder.acquire(str(tmp_path), DIGEST)
     assert again.folder == one.folder
     again.close()
 
 
 def test_what_was_half_written_is_swept_and_foreign_files_are_not(tmp_path: Path) -> None:
-    cache = CacheFolder.take(str(tmp_path), DIGEST)
+    cache = CacheFolder.acquire(str(tmp_path), DIGEST)
     foreign = ["notes.txt", "00000001.bak", "0000000g", "000000001", ".hidden"]
     for name in [*foreign, "00000001.2.new", "00000002.sums.9.new"]:
         (cache.folder / name).write_bytes(b"x")
     fill(cache, 4)
     cache.close()
-    CacheFolder.take(str(tmp_path), DIGEST).close()
+    CacheFolder.acquire(str(tmp_path), DIGEST).close()
     assert sorted(os.listdir(cache.folder)) == sorted([MARK, "00000004", "00000004.sums", *foreign])
     assert clean(str(tmp_path)) > 0
     assert sorted(os.listdir(cache.folder)) == sorted(foreign)
@@ -98,8 +98,8 @@ def test_clean_deletes_what_no_job_uses(tmp_path: Path) -> None:
     manifest = manifest_of([5])
     name, mapped = keep_index(str(tmp_path), manifest)
     index = Path(name)
-    used = CacheFolder.take(str(tmp_path), f"{manifest.digest}-400000")
-    idle = CacheFolder.take(str(tmp_path), DIGEST)
+    used = CacheFolder.acquire(str(tmp_path), f"{manifest.digest}-400000")
+    idle = CacheFolder.acquire(str(tmp_path), DIGEST)
     fill(used, 1)
     fill(idle, 1)
     idle.close()
@@ -171,7 +171,7 @@ def test_variables_that_are_not_set_are_named(tmp_path: Path) -> None:
 
 def _take_and_leave(base: str, times: int) -> None:
     for _ in range(times):
-        cache = CacheFolder.take(base, DIGEST)
+        cache = CacheFolder.acquire(base, DIGEST)
         data = fill(cache, 1)
         assert content(cache, 1) == data
         cache.close()

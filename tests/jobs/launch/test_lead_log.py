@@ -30,11 +30,11 @@ DEADLINE_S = PATIENCE_S
 def test_a_lead_finds_what_was_formed_last_and_the_one_before_is_fenced_off(tmp_path: Path) -> None:
     first = LeaderLog(tmp_path)
     assert first.last() == LeaderEntry(0)
-    assert first.take(goes_on=True).epoch == 1
+    assert first.begin_epoch(goes_on=True).epoch == 1
     members = (LeaderMember(0, "a", 0), LeaderMember(3, "b+8_1", 1))
     first.append(LeaderEntry(1, 7, members, next_worker_id=5))
     second = LeaderLog(tmp_path)
-    taken = second.take(goes_on=True)
+    taken = second.begin_epoch(goes_on=True)
     assert (taken.epoch, taken.generation, taken.members, taken.next_worker_id) == (2, 7, members, 5)
     with pytest.raises(SupersededError, match="this one was number 1, and number 2 has taken over"):
         first.append(LeaderEntry(1, 8))
@@ -42,7 +42,7 @@ def test_a_lead_finds_what_was_formed_last_and_the_one_before_is_fenced_off(tmp_
         first.check(1)
     second.append(LeaderEntry(2, 8))
     assert LeaderLog(tmp_path).last().generation == 8
-    assert LeaderLog(tmp_path).take(goes_on=False).members == ()
+    assert LeaderLog(tmp_path).begin_epoch(goes_on=False).members == ()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / LEADS).iterdir()} == {0o600}
 
 
@@ -55,7 +55,7 @@ def test_epochs_never_go_back_in_the_log(tmp_path: Path, moves: list[str]) -> No
         verb, who = move.split()
         log = logs[int(who)]
         if verb == "take":
-            epochs[int(who)] = log.take(goes_on=True).epoch
+            epochs[int(who)] = log.begin_epoch(goes_on=True).epoch
         elif epochs[int(who)]:
             is_last = epochs[int(who)] == max(epochs)
             try:
@@ -73,17 +73,17 @@ def test_epochs_never_go_back_in_the_log(tmp_path: Path, moves: list[str]) -> No
 
 
 def test_of_two_that_append_at_once_one_is_first(tmp_path: Path) -> None:
-    LeaderLog(tmp_path).take(goes_on=False)
+    LeaderLog(tmp_path).begin_epoch(goes_on=False)
     logs = [LeaderLog(tmp_path) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        epochs = sorted(entry.epoch for entry in pool.map(lambda log: log.take(goes_on=True), logs))
+        epochs = sorted(entry.epoch for entry in pool.map(lambda log: log.begin_epoch(goes_on=True), logs))
     assert epochs == list(range(2, 10))
     assert not list((tmp_path / LEADS).glob("*.new"))
 
 
 @pytest.mark.parametrize("away", ["folder", "entry"])
 def test_a_log_that_does_not_show_this_lead_shows_no_other(away: str, tmp_path: Path) -> None:
-    epoch = LeaderLog(tmp_path).take(goes_on=False).epoch
+    epoch = LeaderLog(tmp_path).begin_epoch(goes_on=False).epoch
     path = tmp_path / LEADS if away == "folder" else tmp_path / LEADS / "00000001"
     log = LeaderLog(tmp_path)
     path.rename(tmp_path / "away")
@@ -95,7 +95,7 @@ def test_a_log_that_does_not_show_this_lead_shows_no_other(away: str, tmp_path: 
 
 def test_a_log_that_goes_away_after_a_look_proves_nothing(tmp_path: Path) -> None:
     log = LeaderLog(tmp_path)
-    epoch = log.take(goes_on=False).epoch
+    epoch = log.begin_epoch(goes_on=False).epoch
     log.check(epoch)
     (tmp_path / LEADS).rename(tmp_path / "away")
     with pytest.raises(FileNotFoundError):
@@ -105,7 +105,7 @@ def test_a_log_that_goes_away_after_a_look_proves_nothing(tmp_path: Path) -> Non
 
 
 def test_what_is_no_entry_is_told(tmp_path: Path) -> None:
-    LeaderLog(tmp_path).take(goes_on=False)
+    LeaderLog(tmp_path).begin_epoch(goes_on=False)
     (tmp_path / LEADS / "00000002").write_text("rubbish")
     with pytest.raises(UsageError, match="00000002 is not what a lead writes"):
         LeaderLog(tmp_path).last()
@@ -122,7 +122,7 @@ def lead(folder: RunFolder) -> Iterator[Callable[[], LeaderThread]]:
     with contextlib.ExitStack() as held:
 
         def start() -> LeaderThread:
-            epoch = LeaderLog(folder.path).take(goes_on=False).epoch
+            epoch = LeaderLog(folder.path).begin_epoch(goes_on=False).epoch
             thread = LeaderThread(folder, contact_of(epoch), every_s=0.01)
             held.callback(thread.close, DEADLINE_S)
             return thread
@@ -165,7 +165,7 @@ def test_a_thread_claims_in_order_and_sees_another_lead(folder: RunFolder, lead:
     until_claimed(thread, [1, 2])
     assert LeaderLog(folder.path).last().generation == 2
     assert not thread.superseded
-    LeaderLog(folder.path).take(goes_on=True)
+    LeaderLog(folder.path).begin_epoch(goes_on=True)
     until(thread, lambda: bool(thread.superseded))
 
 
@@ -253,7 +253,7 @@ def test_no_lead_is_sure_before_its_first_look(folder: RunFolder) -> None:
     try:
         assert thread.sure_s == -math.inf
         (leads / "00000002").unlink()
-        LeaderLog(folder.path).take(goes_on=False)
+        LeaderLog(folder.path).begin_epoch(goes_on=False)
         until(thread, lambda: thread.sure_s > 0)
     finally:
         thread.close(DEADLINE_S)

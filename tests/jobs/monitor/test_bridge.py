@@ -103,29 +103,29 @@ def test_views_get_all_of_it_give_orders_and_see_a_job_that_has_ended(tmp_path: 
     views = Views()
     bridge = Bridge(job, views.told.put)
     try:
-        bridge.take({"view": "a", "ask": "contact"})
+        bridge.handle_view_message({"view": "a", "ask": "contact"})
         assert views.until("a", lambda m: "contact" in m)["contact"] == {"kernel": True}
-        bridge.take({"view": "a", "open": True})  # perhaps before there is a page
+        bridge.handle_view_message({"view": "a", "open": True})  # perhaps before there is a page
         assert views.until("a", lambda m: m.get("t") == "hello")["orders"]
         assert "look" not in views.texts[-1]  # no browser can come to a socket of files
         views.until("a", lambda m: m.get("t") == "curve" and m["name"] == "loss")
         key = job.link_file.read_text().split("#key=")[1].strip()
         for junk in (None, 3, {}, {"view": 3}, {"view": "x" * 99, "open": True}, {"view": "b", "send": "x"}):
-            bridge.take(junk)
-        bridge.take({"view": "a", "send": '{"t":"order","verb":"scale","workers":0}'})
+            bridge.handle_view_message(junk)
+        bridge.handle_view_message({"view": "a", "send": '{"t":"order","verb":"scale","workers":0}'})
         assert "asks for no worker" in views.until("a", lambda m: m.get("t") == "order")["order"][4]
-        bridge.take({"view": "a", "send": '{"t":"order","verb":"pause"}'})
+        bridge.handle_view_message({"view": "a", "send": '{"t":"order","verb":"pause"}'})
         acted = views.until("a", lambda m: m.get("t") == "order" and m["order"][3] == "acted")
-        bridge.take({"view": "b", "open": True})
+        bridge.handle_view_message({"view": "b", "open": True})
         assert views.until("b", lambda m: m.get("t") == "run")["state"] == "paused"
-        bridge.take({"view": "b", "gone": True})
-        bridge.take({"view": "a", "seen": 10**6})
+        bridge.handle_view_message({"view": "b", "gone": True})
+        bridge.handle_view_message({"view": "a", "seen": 10**6})
     finally:
         job.stop()
     ended = views.until("a", lambda m: m.get("state") == "ended")
     assert ended["step"] == acted["order"][5]
     views.until("a", lambda m: "closed" in m)
-    bridge.take({"view": "c", "open": True})
+    bridge.handle_view_message({"view": "c", "open": True})
     assert views.until("c", lambda m: m.get("t") == "run")["step"] == ended["step"]
     views.until("c", lambda m: "closed" in m)
     bridge.close()
@@ -159,7 +159,7 @@ def test_a_view_stands_where_the_temporary_folder_has_too_long_a_name_for_socket
     try:
         views = Views()
         bridge = Bridge(job, views.told.put)
-        bridge.take({"view": "a", "open": True})
+        bridge.handle_view_message({"view": "a", "open": True})
         views.until("a", lambda m: m.get("t") == "curve" and m["name"] == "loss")
     finally:
         job.stop()
@@ -179,7 +179,7 @@ def test_a_view_that_nobody_asked_for_fails_alone(
     assert "the training has no live view: " in capfd.readouterr().err
     views = Views()
     bridge = Bridge(job, views.told.put)
-    bridge.take({"view": "a", "open": True})
+    bridge.handle_view_message({"view": "a", "open": True})
     assert views.until("a", lambda m: m.get("state") == "ended")["status"] == 0
     views.until("a", lambda m: "closed" in m)
     for asked in ({"live": True}, {"record": tmp_path / "run"}):
@@ -203,12 +203,12 @@ def test_a_view_is_told_when_its_thread_ends_by_what_nobody_expects(tmp_path: Pa
     with refusing(tmp_path / "live") as answered:
         job = StrangeJob(tmp_path / "live.link", tmp_path / "live")
         bridge = Bridge(job, views.told.put)
-        bridge.take({"view": "a", "open": True})
+        bridge.handle_view_message({"view": "a", "open": True})
         answered.get(timeout=DEADLINE_S)  # HTTP 503: it is asked again
         answered.get(timeout=DEADLINE_S)
         job.done = True
         assert views.until("a", lambda m: m.get("state") == "ended")["status"] == 1
         views.until("a", lambda m: "closed" in m)
         job.record = cast("Path", 3)  # what nobody expects
-        bridge.take({"view": "b", "open": True})
+        bridge.handle_view_message({"view": "b", "open": True})
         views.until("b", lambda m: "closed" in m)

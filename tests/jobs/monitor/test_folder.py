@@ -123,12 +123,12 @@ def test_what_comes_after_the_end_is_written_nowhere(tmp_path: Path, caplog: pyt
     info = RunInfo(1.0, ["train"])
     recording = Recording(RunWriter.create(tmp_path / "run", info), Hub(info))
     news = RankMetrics(1, 0, [MetricPoint(2.0, 7, 64, {"loss": 0.5})])
-    recording.take(news)
+    recording.record_message(news)
     recording.end(0, "", 3.0)
     with contextlib.ExitStack() as held:
         others = [held.enter_context(open(tmp_path / f"other{i}", "wb")) for i in range(8)]  # by the same numbers
-        recording.take(news)
-        recording.take(Printed(4.0, 0, b"late"))
+        recording.record_message(news)
+        recording.record_message(Printed(4.0, 0, b"late"))
         assert len(list(read_records(tmp_path / "run"))) == 1
         assert not any(os.fstat(file.fileno()).st_size for file in others)
     assert not caplog.text

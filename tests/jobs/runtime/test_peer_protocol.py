@@ -68,7 +68,7 @@ class Pair:
         lane, found = self.lanes[rank], list[Message]()
         for _ in range(3):  # the controller's bell, the descriptors, what follows
             lane.recv()
-            found += lane.hear()
+            found += lane.receive()
             if found:
                 break
         return [each.orders[0].contributions if isinstance(each, Orders) else "ask" for each in found]
@@ -82,52 +82,52 @@ def pair() -> Iterator[Pair]:
 
 def test_both_have_what_both_give(pair: Pair) -> None:
     first, last = pair.lanes
-    assert first.give(announcement(b"0"))
+    assert first.contribute(announcement(b"0"))
     assert first._active.now() == "allreduce 'loss'"
-    assert last.give(announcement(b"1"))
+    assert last.contribute(announcement(b"1"))
     for rank in (0, 1):
         assert pair.heard(rank) == [[b"0", b"1"]]
     assert not any(lane._active.now() for lane in pair.lanes)
-    assert not first.give(announcement(b"0", "another"))
+    assert not first.contribute(announcement(b"0", "another"))
 
 
 def test_what_has_come_is_not_slept_over_whoever_was_woken_for_it(pair: Pair) -> None:
     first, last = pair.lanes
-    first.give(announcement(b"0"))
+    first.contribute(announcement(b"0"))
     while last.recv() is not None or not last._ready:  # it has heard of it, and then its thread is interrupted
         pass
-    last.hear()
-    last.give(announcement(b"1"))
+    last.receive()
+    last.contribute(announcement(b"1"))
     assert last.recv() is None, "nobody rings for what lies there, and nobody has to"
-    [made] = last.hear()
+    [made] = last.receive()
     assert isinstance(made, Orders)
 
 
 def test_who_joins_in_the_middle_withdraws_at_the_end(pair: Pair) -> None:
     first, last = pair.lanes
-    first.give(announcement(b"0"))
-    first.leave()
-    last.give(announcement(b"1"))
+    first.contribute(announcement(b"0"))
+    first.withdraw_all()
+    last.contribute(announcement(b"1"))
     for rank in (0, 1):
         assert pair.heard(rank) == [[b"0", b"1"]]
-    assert not last.give(announcement(b"2"))
-    assert not first.give(announcement(b"3"))
+    assert not last.contribute(announcement(b"2"))
+    assert not first.contribute(announcement(b"3"))
     for lane in pair.lanes:
         lane.open(granting(2))
-    assert not first.give(announcement(b"4")), "it is still away"
+    assert not first.contribute(announcement(b"4")), "it is still away"
     first.come_back()
     first.open(granting(3))
-    assert first.give(announcement(b"5"))
+    assert first.contribute(announcement(b"5"))
 
 
 def test_a_lost_connection_is_an_error_for_who_needs_it(pair: Pair) -> None:
     first, last = pair.lanes
-    last.give(announcement(b"1"))
+    last.contribute(announcement(b"1"))
     pair.sockets[1].shutdown(socket.SHUT_RDWR)
-    first.give(announcement(b"0"))
+    first.contribute(announcement(b"0"))
     assert pair.heard(0) == [[b"0", b"1"]], "this one had come"
     assert pair.explained == []
-    first.give(announcement(b"0"))
+    first.contribute(announcement(b"0"))
     with pytest.raises(EngineError, match=r"connection to rank 1 on b .* was lost"):
         pair.heard(0)
     assert len(pair.explained) == 1
@@ -138,6 +138,6 @@ def test_no_more_is_granted_than_there_is_room_for(pair: Pair) -> None:
     for number in range(2, MOST_GRANTS + 2):
         for lane in pair.lanes:
             lane.open(granting(number, f"loss {number}"))
-    assert not first.give(announcement(b"0"))
-    assert not last.give(announcement(b"1"))
-    assert first.give(announcement(b"0", "loss 2"))
+    assert not first.contribute(announcement(b"0"))
+    assert not last.contribute(announcement(b"1"))
+    assert first.contribute(announcement(b"0", "loss 2"))

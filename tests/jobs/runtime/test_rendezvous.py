@@ -15,9 +15,9 @@ from farandole.control.addresses import free_port
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError, StartError
-from farandole.runtime.selfstart.host_socket import ask, claim, name_of, tell
+from farandole.runtime.selfstart.host_socket import claim, name_of, receive_address, send_address
 from farandole.runtime.session import rendezvous
-from farandole.runtime.session.rendezvous import ProcessRole, meet
+from farandole.runtime.session.rendezvous import ProcessRole, find_controller
 from farandole.settings import Settings
 from tests.support.patience import PATIENCE_S
 
@@ -43,11 +43,11 @@ def test_what_an_earlier_job_has_left_is_given_up_for_what_rank_0_says_now(
     stale = [f"tcp://127.0.0.{host}:{free_port()}" for host in (1, 2)]
     file.share(Contact(stale, new_secret()), 1.0)
     with Router(JobKeys.from_secret(secret)) as router, concurrent.futures.ThreadPoolExecutor(1) as other_thread:
-        assignment = other_thread.submit(meet, environment, ProcessRole(1, 2), settings)
+        assignment = other_thread.submit(find_controller, environment, ProcessRole(1, 2), settings)
         file.share(Contact([router.address], secret), 1.0)
         assert (assignment.result(PATIENCE_S).controller, assignment.result().key) == (router.address, secret)
         file.path.unlink()
-        assert meet(environment, ProcessRole(1, 2), settings) == assignment.result()  # it is found once
+        assert find_controller(environment, ProcessRole(1, 2), settings) == assignment.result()  # it is found once
 
 
 def test_a_controller_that_answers_nobody_is_named(tmp_path: Path, secret: str) -> None:
@@ -58,7 +58,7 @@ def test_a_controller_that_answers_nobody_is_named(tmp_path: Path, secret: str) 
     with pytest.raises(
         StartError, match=f"rank 1 on .* cannot join the job: .*{addresses[0]}, {addresses[1]}"
     ) as caught:
-        meet(environment, ProcessRole(1, 2), settings)
+        find_controller(environment, ProcessRole(1, 2), settings)
     assert isinstance(caught.value.__cause__, ControlError)
 
 
@@ -69,11 +69,11 @@ def test_one_process_of_a_host_has_the_name_and_answers_the_others(secret: str) 
         assert second is None
         assert elsewhere is not None
         with concurrent.futures.ThreadPoolExecutor(1) as other_thread:
-            asked = other_thread.submit(ask, name, "a", 30.0)
-            tell(first, "tcp://127.0.0.1:7000")
+            asked = other_thread.submit(receive_address, name, "a", 30.0)
+            send_address(first, "tcp://127.0.0.1:7000")
             assert asked.result(PATIENCE_S) == "tcp://127.0.0.1:7000"
         with pytest.raises(StartError, match=r"agent of host a, .* did not say within 0\.1 s .* --start-timeout"):
-            ask(name, "a", 0.1)
+            receive_address(name, "a", 0.1)
     with claim(name) as again:
         assert again is not None
         inherited = os.dup(again.fileno())

@@ -221,7 +221,7 @@ def test_a_failure_on_one_rank_ends_the_generation_for_all_and_the_next_one_work
 
 def _broken_start(member: RankContext) -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = ResourceSnapshot.take()
+    before = ResourceSnapshot.of_this_process()
     if member.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))  # shared memory is a file to the kernel
     with pytest.raises((EngineError, AbortError)) as caught:
@@ -235,7 +235,7 @@ def _broken_start(member: RankContext) -> str:
     shutdown()
     left = [
         line
-        for line in ResourceSnapshot.take().since(before)
+        for line in ResourceSnapshot.of_this_process().since(before)
         if line.startswith("descriptors") and "stacks" not in line
     ]
     assert x[0] == member.size

@@ -47,7 +47,7 @@ def test_nobody_is_unheard_of_a_host_without_ranks_or_in_another_generation() ->
 
 def test_in_an_elastic_job_the_workers_of_the_younger_host_are_ended() -> None:
     formation = ElasticFormation(Membership(Policy()), lambda _hosts, _engines: ("tcp", ""), lambda: 0.0)
-    formation.tell(HostsFound({"a": 1, "b": 2}))
+    formation.report_event(HostsFound({"a": 1, "b": 2}))
     controller = Controller(lambda *_: None, Settings(min_np=1), ANY, lambda: 0.0, formation)
     controller.tick(0.0)
     formation.orders.clear()

@@ -67,7 +67,7 @@ def test_nobody_is_asked_for_metrics_until_somebody_watches_and_again_when_nobod
     job = Watched()
     job.watching.formed(1, ["a", "b"])
     assert (job.told, job.sent) == ([], [])
-    job.watching.hear(b"w", WatchJob(0.5, 10**6))
+    job.watching.handle_viewer_message(b"w", WatchJob(0.5, 10**6))
     assert job.told == [SendMetrics(1, 0.5)]
     assert job.sent == [(b"w", Members(5.0, 1, ["a", "b"]))]
     job.watching.formed(2, ["a"])
@@ -84,28 +84,28 @@ def test_a_watcher_that_is_expected_hears_what_was_said_before_it_came() -> None
     job.watching.said("a")
     job.watching.formed(1, ["h"])
     assert [type(message) for message in job.told] == [SendMetrics]
-    job.watching.hear(b"w", WatchJob(0.5, 10**6))
+    job.watching.handle_viewer_message(b"w", WatchJob(0.5, 10**6))
     assert [message for _, message in job.sent] == [Announced(5.0, "a"), Members(5.0, 1, ["h"])]
     late = Watched()
     late.watching.expect()
     while late.watching.is_watched:
         late.watching.said("x" * 2**20)
-    late.watching.hear(b"w", WatchJob(0.5, 10**6))
+    late.watching.handle_viewer_message(b"w", WatchJob(0.5, 10**6))
     assert late.sent == []
 
 
 def test_a_watcher_that_sees_nothing_misses_messages_and_is_told_how_many() -> None:
     job = Watched()
-    job.watching.hear(b"w", WatchJob(0.5, 1000))
+    job.watching.handle_viewer_message(b"w", WatchJob(0.5, 1000))
     for _ in range(50):
         job.watching.said("x" * 100)
     got = len(job.sent)
     assert 5 < got < 10
-    job.watching.hear(b"w", Seen(900))
+    job.watching.handle_viewer_message(b"w", Seen(900))
     job.watching.said("again")
     assert [message for _, message in job.sent[got:]] == [Missed(50 - got), Announced(5.0, "again")]
-    job.watching.hear(b"stranger", Seen(5))
-    job.watching.hear(b"stranger", WatchOrder(1, "end"))
+    job.watching.handle_viewer_message(b"stranger", Seen(5))
+    job.watching.handle_viewer_message(b"stranger", WatchOrder(1, "end"))
     assert len(job.sent) == got + 2
 
 

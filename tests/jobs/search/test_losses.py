@@ -44,7 +44,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, object]]:
 def at_work(folder: Path) -> Iterator[tuple[SearchLoop, Study, NoProvider, TrialJob, FleetWorker]]:
     """A search whose only worker is in its first trial."""
     with looped(folder, 1, 1) as (loop, study, provider):
-        loop._take(WORKER, PoolHello(HERE, PID, __version__, 0))
+        loop._handle_message(WORKER, PoolHello(HERE, PID, __version__, 0))
         loop._turn(0.0)
         [job], [worker] = loop.jobs.values(), loop.fleet
         assert worker.member_id in job.workers
@@ -65,14 +65,14 @@ def test_what_a_killed_worker_says_is_no_result(
             loop.stop_trial(0, "somebody said so")
         assert provider.killed == [0]
         sent.clear()
-        loop._take(WORKER, TrialLeft(worker_id, -1, end, 0.25, "KeyboardInterrupt"))
+        loop._handle_message(WORKER, TrialLeft(worker_id, -1, end, 0.25, "KeyboardInterrupt"))
         assert (study.rows[0].phase, study.rows[0].values) == ("running" if by == "membership" else "pruned", {})
         assert worker.state is ProcessState.SPARED, "its engine was to live"
         assert (WORKER, PoolRetire()) in sent, "the interrupt may hit its next trial"
         loop._turn(0.0)
         loop._on_events([WorkerExited(0, 1)])
         assert provider.started == [0, 1]
-        loop._take(POOL + b"y", PoolHello(HERE, PID, __version__, 1))  # the task that is sent again
+        loop._handle_message(POOL + b"y", PoolHello(HERE, PID, __version__, 1))  # the task that is sent again
         loop._turn(0.0)
         assert [job.number for job in loop.jobs.values()] == [0 if by == "membership" else 1]
 
@@ -85,7 +85,9 @@ def test_what_a_function_raises_on_a_node_that_is_wanted_back_is_no_failure(
     with at_work(tmp_path) as (loop, study, _, _, worker):
         loop.fleet.may_grow = True
         loop._on_events([HostLeaving(HERE)] if is_leaving else [])
-        loop._take(WORKER, TrialLeft(worker.member_id, 0, "raised", text="DataLoader worker is killed by signal"))
+        loop._handle_message(
+            WORKER, TrialLeft(worker.member_id, 0, "raised", text="DataLoader worker is killed by signal")
+        )
         loop._turn(0.0)
         row = study.rows[0]
         assert (row.phase, row.is_active, row.losses) == ("running" if is_leaving else "failed", False, 0)
@@ -96,14 +98,14 @@ def test_a_trial_that_goes_on_while_its_workers_leave_is_there_once(
 ) -> None:
     with looped(tmp_path, 2, 1) as (loop, study, _):
         study.plan = StudyPlan(study.plan.space, 1, study.plan.rungs, minimize=True, seed=1)
-        loop._take(WORKER, PoolHello(HERE, PID, __version__, 0))
+        loop._handle_message(WORKER, PoolHello(HERE, PID, __version__, 0))
         loop._turn(0.0)
         [worker_id] = [each.member_id for each in loop.fleet if each.member_id >= 0]
-        loop._take(POOL + b"y", PoolHello(HERE, PID + 1, __version__, 1))
-        loop._take(WORKER, TrialReport(worker_id, 1, 0.5))
+        loop._handle_message(POOL + b"y", PoolHello(HERE, PID + 1, __version__, 1))
+        loop._handle_message(WORKER, TrialReport(worker_id, 1, 0.5))
         loop._turn(0.0)  # it is the best, and another worker is free
         assert [job.number for job in loop.jobs.values()] == [0, 0]
-        loop._take(WORKER, TrialLeft(worker_id, -1, "ended"))
+        loop._handle_message(WORKER, TrialLeft(worker_id, -1, "ended"))
         loop._turn(0.0)
         assert [job.number for job in loop.jobs.values()] == [0]
         assert (study.rows[0].is_active, study.rows[0].losses) == (True, 0)
@@ -136,7 +138,7 @@ def test_a_stranger_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     with looped(tmp_path, 1, 1) as (loop, _, _):
         loop._on_events([WorkerExited(0, 1)])
         for worker_id in (0, 7):  # one that has exited since, and one that was never ordered
-            loop._take(POOL + b"z", PoolHello("elsewhere", 100, __version__, worker_id))
+            loop._handle_message(POOL + b"z", PoolHello("elsewhere", 100, __version__, worker_id))
         told = [record.getMessage() for record in caplog.records]
         assert told == ["process 100 on elsewhere is none of the workers that the search has started"]
         assert loop.fleet.free == []

@@ -147,7 +147,7 @@ def test_the_best_is_a_number(tmp_path: Path) -> None:
 
 
 def order(watch: SearchWatch, verb: str, trial: int = -1) -> None:
-    watch.hear(WATCHER + b"x", WatchOrder(1, verb, trial=trial))
+    watch.handle_viewer_message(WATCHER + b"x", WatchOrder(1, verb, trial=trial))
     watch.turn(Orders())
 
 
@@ -193,7 +193,7 @@ def test_a_trial_is_repeated_when_it_is_over(tmp_path: Path) -> None:
     with watched(tmp_path) as (study, watch):
         study.next()
         for number in range(2):
-            watch.hear(WATCHER, WatchOrder(number, "repeat-trial", trial=0))
+            watch.handle_viewer_message(WATCHER, WatchOrder(number, "repeat-trial", trial=0))
             watch.turn(Orders())
             study.failed(0, "its host was lost")
             study.released(0)
@@ -204,7 +204,7 @@ def test_a_trial_is_repeated_when_it_is_over(tmp_path: Path) -> None:
 
 def test_a_worker_that_cannot_be_reached_gets_no_trial(tmp_path: Path) -> None:
     with looped(tmp_path, 1, 1) as (loop, study, provider):
-        loop._take(POOL + b"x", PoolHello(HERE, 4711, __version__, 0))
+        loop._handle_message(POOL + b"x", PoolHello(HERE, 4711, __version__, 0))
         loop._turn(0.0)
         assert study.rows[0].is_active
         assert (loop.fleet.free, provider.killed) == ([], [0])
@@ -218,7 +218,7 @@ def test_trials_that_are_to_rest_get_no_more_workers(tmp_path: Path) -> None:
         loop._begin(0, "", 0.0)
         [job] = loop.jobs.values()
         for pid in (1, 2, 3):
-            loop._take(POOL + bytes([pid]), PoolHello(HERE, pid, __version__, pid - 1))
+            loop._handle_message(POOL + bytes([pid]), PoolHello(HERE, pid, __version__, pid - 1))
         job.resize({HERE: 1})
         study.hold(0)
         loop._allot(0.0)

@@ -146,7 +146,7 @@ class Told:
     def counts(self) -> dict[str, int]:
         return {"a": len(self.held)} if self.held else {}
 
-    def take(self, identity: bytes, hello: SlotHello) -> bool:
+    def add_slot(self, identity: bytes, hello: SlotHello) -> bool:
         return self.held.setdefault(hello.slot, identity) is identity
 
     def run_agent(self, host: str, _config: Any, busy: set[int]) -> int:
@@ -161,7 +161,7 @@ class Told:
     def lost(self) -> dict[int, str]:
         return self.gone
 
-    def ask(self, slots: range) -> None:
+    def request_slots(self, slots: range) -> None:
         self.asked.append(slots)
 
 
@@ -177,16 +177,16 @@ CONFIG = msgspec.json.encode(LaunchedAgentConfig(["tcp://127.0.0.1:1"], "aa" * 3
 def test_a_task_that_a_cluster_runs_again_is_sent_home(told: Any, tmp_path: Path) -> None:
     slots = ElasticSlots(told, told, tmp_path / "hosts", 1)
     for identity, slot in ((b"first", 0), (b"again", 0), (b"unknown", 5)):
-        slots.take(identity, SlotHello(slot, "a", "a", []))
+        slots.handle_slot_message(identity, SlotHello(slot, "a", "a", []))
     assert told.sent == [(b"again", SlotOver()), (b"unknown", SlotOver())]
     assert (tmp_path / "hosts").read_text() == "a slots=1\n"
 
 
 def test_a_host_runs_no_more_agents_than_it_has_slots(told: Any, tmp_path: Path) -> None:
     slots = ElasticSlots(told, told, tmp_path / "hosts", 1)
-    slots.take(b"slot", SlotHello(0, "a", "a", []))
+    slots.handle_slot_message(b"slot", SlotHello(0, "a", "a", []))
     for start, host in ((b"one", "a"), (b"two", "a"), (b"three", "b")):
-        slots.take(start, RunAgent(host, CONFIG))
+        slots.handle_slot_message(start, RunAgent(host, CONFIG))
     assert [identity for identity, _ in told.sent] == [b"two", b"three"]
     assert all(isinstance(message, AgentOver) for _, message in told.sent)
 
@@ -197,7 +197,7 @@ def test_slots_are_asked_for_again_later_where_they_fail_at_once(
     now = [100.0]
     monkeypatch.setattr(elastic_slots, "time", SimpleNamespace(monotonic=lambda: now[0]))
     slots = ElasticSlots(told, told, tmp_path / "hosts", 2)
-    slots.take(b"slot", SlotHello(0, "a", "a", []))
+    slots.handle_slot_message(b"slot", SlotHello(0, "a", "a", []))
     asked_s = []
     for number in range(1, 5):
         told.gone = {number: "no such module"}

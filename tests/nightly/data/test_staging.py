@@ -396,7 +396,7 @@ def test_what_is_no_request_ends_nobody(tmp_path: Path, cache: str) -> None:
             Assign(9, [HostEntry("other", 5, [])]),
         ):
             with contextlib.suppress(DataError):
-                link.ask(wrong)
+                link.request(wrong)
         assert same(staged, source)
         assert stager_of(staged) == pid
 

@@ -276,7 +276,7 @@ def test_a_lead_that_wakes_as_another_one_leads_obeys_nothing_that_came_meanwhil
     with Dealer(contact.addresses[0], PERSON + b"late", JobKeys.from_secret(contact.secret)) as dealer:
         os.kill(launcher, signal.SIGSTOP)
         dealer.send(RunOrder("scale", 3))
-        LeaderLog(folder(running)).take(goes_on=True)
+        LeaderLog(folder(running)).begin_epoch(goes_on=True)
         os.kill(launcher, signal.SIGCONT)
         reply = dealer.recv(60.0)
     assert isinstance(reply, RunReply)

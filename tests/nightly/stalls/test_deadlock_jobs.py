@@ -166,16 +166,16 @@ def test_all_threads_must_wait() -> None:
     assert _survey(active) == Waits(1), "this one may call a collective yet"
     is_free.set()
     other.join()
-    active.leave(0, "p")
+    active.exit(0, "p")
     active.enter(0, "p", 4, "p: gather")
     assert _survey(active) == Waits(1), "may end before all have come, where one gives nothing"
     active.enter(0, "p", 4, "p: step 4", needs_all=True)
     active.enter(0, "q", 1, "q: step 1", needs_all=True)
     assert _survey(active) == Waits(1), "a signal handler has interrupted the first one, and may raise"
-    active.leave(0, "q")
+    active.exit(0, "q")
     active.enter(0, "q", 2, "q: gather")
     assert _survey(active) == Waits(1), "so it has, and is in what may end without us"
-    active.leave(0, "q")
+    active.exit(0, "q")
     assert len(_survey(active).waits) == 1
 
 
@@ -188,7 +188,7 @@ def test_a_thread_that_waits_for_one_that_waits_does_so_too() -> None:
         while ("threading", "join") not in call_stacks()[main]:
             pause.wait(0.001)
         found.append(_survey(active))
-        active.leave(0, "p")
+        active.exit(0, "p")
 
     pause = threading.Event()
     for wait in (thread_joins.join, threading.Thread.join):

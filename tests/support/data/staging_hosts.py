@@ -66,7 +66,7 @@ class Hosts:
             self.assignments[each.name] = ours = HostPlan(request, each.name, self.sizes)
             order = list(range(len(self.sizes)))
             self.chance.shuffle(order)
-            ours.tell(self.boards[each.name], order)
+            ours.assign_to(self.boards[each.name], order)
 
     def need(self, host: str, piece: int) -> None:
         """A worker of a host waits for a piece that is to be there."""
@@ -100,7 +100,7 @@ class Hosts:
     def _take(self) -> bool:
         is_any = False
         for host, board in self.boards.items():
-            while (task := board.take(self.now, board.busy() < READERS)) is not None:
+            while (task := board.next_fetch(self.now, board.busy() < READERS)) is not None:
                 is_any = True
                 self._begin(host, board, task)
         return is_any

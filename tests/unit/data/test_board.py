@@ -23,7 +23,7 @@ def board(limit: int = 100, held: tuple[int, ...] = (), route: tuple[str, ...] =
 
 
 def taken(of: Board, now: float = 0.0) -> Fetch:
-    task = of.take(now)
+    task = of.next_fetch(now)
     assert task is not None
     return task
 
@@ -33,12 +33,12 @@ def test_what_somebody_waits_for_goes_first() -> None:
     made.demand(2)
     made.demand(1)
     assert [taken(made).piece for _ in range(4)] == [2, 1, 0, 3]
-    assert made.take(0.0) is None
+    assert made.next_fetch(0.0) is None
 
 
 def test_only_what_is_waited_for_where_all_are_busy() -> None:
     made = board()
-    assert made.take(0.0, is_idle=False) is None
+    assert made.next_fetch(0.0, is_idle=False) is None
     made.demand(3)
     assert taken(made).piece == 3
 
@@ -95,7 +95,7 @@ def test_sources_are_asked_once_more_where_all_of_them_are_late() -> None:
     taken(made, 0.0)
     made.late(31.0, 30.0)
     made.failed(taken(made, 31.0), "it does not answer there either")
-    assert made.take(31.0, is_idle=False) is None
+    assert made.next_fetch(31.0, is_idle=False) is None
     made.late(62.0, 30.0)
     assert taken(made, 62.0).source == "node2"
 
@@ -115,7 +115,7 @@ def test_room_is_made_of_what_the_stream_has_used() -> None:
     for piece in (0, 1, 2):
         made.finished(taken(made))
         assert piece in made.held
-    assert made.take(0.0) is None  # there is no room for the last one
+    assert made.next_fetch(0.0) is None  # there is no room for the last one
     made.opened(2)
     assert taken(made).piece == 3
     assert made.room_for(3) == [1]
@@ -128,7 +128,7 @@ def test_a_piece_that_is_waited_for_waits_for_room() -> None:
     made.demand(1)
     first, _ = taken(made), taken(made)
     made.demand(2)
-    assert made.take(0.0) is None
+    assert made.next_fetch(0.0) is None
     made.finished(first)
     assert taken(made).piece == 2
     assert made.room_for(2) == [0]

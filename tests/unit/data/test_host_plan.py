@@ -79,8 +79,8 @@ def test_a_host_that_leaves_is_asked_once_for_what_only_it_has(seed: int, hosts:
         for each in askers:
             assert each.route(piece)[0] == "node0"
             board = Board(each.plan.sizes, each.capacity)
-            each.tell(board, range(pieces))
-            task = board.take(0.0)
+            each.assign_to(board, range(pieces))
+            task = board.next_fetch(0.0)
             assert task is None or task.piece in each._last, "these come first"  # from node0, or who has got it there
             each.gone.add("node0")
             assert "node0" not in each.route(piece)

@@ -25,22 +25,22 @@ def test_a_block_does_not_count_what_blocks_inside_of_it_do() -> None:
             pass
         assert times.now() == ("decode", "")
     assert times.now() == ("", "")
-    assert times.take() == {"shared storage": 3.0, "peer": 0.5, "decode": 6.5}
-    assert times.take() == {}
+    assert times.pop_times() == {"shared storage": 3.0, "peer": 0.5, "decode": 6.5}
+    assert times.pop_times() == {}
 
 
 def test_a_block_counts_when_it_raises() -> None:
     times = clock(0.0, 2.0)
     with pytest.raises(ValueError, match="no"), during("disk", times=times):
         raise ValueError("no")
-    assert times.take() == {"disk": 2.0}
+    assert times.pop_times() == {"disk": 2.0}
 
 
 def test_time_of_another_process_is_not_counted_twice() -> None:
     times = clock(0.0, 10.0)
     with during("decode", times=times):
         times.add({"shared storage": 3.0, "decode": 6.0}, cpu_s=5.0)
-    assert times.take() == {"shared storage": 3.0, "decode": 7.0}  # of which 1 s was the way there and back
+    assert times.pop_times() == {"shared storage": 3.0, "decode": 7.0}  # of which 1 s was the way there and back
     assert times.cpu_s == 5.0
 
 
@@ -56,7 +56,7 @@ def test_a_timeline_gets_a_phase_for_each_block() -> None:
     with during("decode"):
         pass
     assert len(seen) == 1
-    mine().take()
+    mine().pop_times()
 
 
 def test_the_live_view_gets_seconds_of_a_step_that_waited_for_input(monkeypatch: pytest.MonkeyPatch) -> None:

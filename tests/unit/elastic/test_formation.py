@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, hosts: dict[str, int]) -> None:
         self.now = 0.0
         self.formation = ElasticFormation(Membership(Policy()), choose, lambda: self.now)
-        self.formation.tell(HostsFound(hosts))
+        self.formation.report_event(HostsFound(hosts))
         assert self.decisions() == []
 
     def decisions(self) -> list[Decision]:
@@ -65,7 +65,7 @@ class Bench:
     def replace_controller(self) -> None:
         """Another controller takes over."""
         self.formation = ElasticFormation(self.formation.membership, choose, lambda: self.now)
-        self.formation.tell(ControllerReplaced())
+        self.formation.report_event(ControllerReplaced())
 
     def begin(self, *worker_ids: int) -> Formed:
         """These say hello, and are the first generation."""
@@ -88,7 +88,7 @@ def test_the_first_generation_needs_nobody_to_be_ready() -> None:
 def test_a_newcomer_waits_alone_then_all_form_anew_by_seniority() -> None:
     bench = Bench({"a": 1})
     bench.begin(0)
-    bench.formation.tell(HostsFound({"a": 2}))
+    bench.formation.report_event(HostsFound({"a": 2}))
     bench.decisions()
     assert bench.orders(Start) == [0, 1]
     bench.hello(1, ready=False)
@@ -239,7 +239,7 @@ def test_who_trains_something_else_is_refused_before_anybody_waits_for_it() -> N
 def test_who_trains_something_else_is_refused_when_the_others_say_what_they_train() -> None:
     bench = Bench({"a": 1})
     bench.begin(0)
-    bench.formation.tell(HostsFound({"a": 3}))
+    bench.formation.report_event(HostsFound({"a": 3}))
     bench.decisions()
     bench.hello(1, ready=False)
     bench.hello(2, ready=False)

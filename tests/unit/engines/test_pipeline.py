@@ -18,7 +18,7 @@ def _nothing(piece: int) -> None:
 
 def test_each_phase_sees_the_pieces_in_order_and_no_piece_too_early() -> None:
     pipeline, said = Pipeline("test"), list[tuple[str, int]]()
-    pipeline.run(
+    pipeline.run_pieces(
         10,
         lambda k: said.append(("before", k)),
         lambda k: said.append(("across", k)),
@@ -39,20 +39,20 @@ def test_a_piece_is_across_while_the_next_is_prepared() -> None:
     def across(k: int) -> None:
         assert prepared[min(k + 1, 3)].wait(DEADLINE_S)
 
-    pipeline.run(4, lambda k: prepared[k].set(), across, _nothing)
+    pipeline.run_pieces(4, lambda k: prepared[k].set(), across, _nothing)
     pipeline.close()
 
 
 def test_a_single_piece_needs_no_thread() -> None:
     threads = []
-    Pipeline("test").run(1, _nothing, lambda _: threads.append(threading.current_thread()), _nothing)
+    Pipeline("test").run_pieces(1, _nothing, lambda _: threads.append(threading.current_thread()), _nothing)
     assert threads == [threading.current_thread()]
 
 
 def test_who_carries_nothing_needs_no_thread() -> None:
     pipeline, before = Pipeline("test"), threading.active_count()
     said: list[int] = []
-    pipeline.run(5, said.append, None, said.append)
+    pipeline.run_pieces(5, said.append, None, said.append)
     assert sorted(said) == sorted([*range(5), *range(5)])
     assert threading.active_count() == before
 
@@ -66,7 +66,7 @@ def test_an_error_across_is_raised_and_the_rest_is_waited_for() -> None:
         done.append(k)
 
     with pytest.raises(ValueError, match="piece 0"):
-        pipeline.run(8, _nothing, across, _nothing)
+        pipeline.run_pieces(8, _nothing, across, _nothing)
     busy = pipeline.is_busy
     pipeline.drain()
     assert done == list(range(1, IN_FLIGHT))
@@ -86,7 +86,7 @@ def test_nothing_is_across_when_an_error_inside_has_been_drained() -> None:
         done.append(k)
 
     with pytest.raises(KeyboardInterrupt):
-        pipeline.run(8, before, across, _nothing)
+        pipeline.run_pieces(8, before, across, _nothing)
     assert done == []
     release.set()
     pipeline.drain()
@@ -97,7 +97,7 @@ def test_nothing_is_across_when_an_error_inside_has_been_drained() -> None:
 
 def test_the_thread_ends_with_its_owner() -> None:
     pipeline = Pipeline("test")
-    pipeline.run(3, _nothing, _nothing, _nothing)
+    pipeline.run_pieces(3, _nothing, _nothing, _nothing)
     [thread] = [each for each in threading.enumerate() if each.name == "farandole across test"]
     del pipeline
     gc.collect()

@@ -43,7 +43,7 @@ def test_a_life_of_a_lease() -> None:
     found += phases(own)
     own.train({"n+8_0"}, 120.0)
     found += phases(own)
-    own.leave("n+8_0", "an order", 1900.0)
+    own.mark_leaving("n+8_0", "an order", 1900.0)
     found += phases(own)
     own.gone("n+8_0", "its workers have left", 1900.0)
     found += phases(own)
@@ -158,7 +158,7 @@ def test_no_order_of_things_brings_back_what_is_gone_or_counts_time_twice(story:
         elif event == "train":
             own.train(set(own.hosts("8_0")), at_s)
         elif event == "leave":
-            own.leave("n+8_0", "", at_s)
+            own.mark_leaving("n+8_0", "", at_s)
         elif event == "lose":
             own.gone("n+8_0", "", at_s)
         elif event is None or isinstance(event, JobPhase):

@@ -68,9 +68,9 @@ def test_what_comes_from_hosts_is_written_and_acknowledged(tmp_path: Path) -> No
 def _write_to(output: JobOutput) -> None:
     receipts = Receipts(output)
     output.start()
-    receipts.take("a", Output(STDOUT, b"[0]<stdout>:one\n"))
-    receipts.take("b", Output(STDERR, b"[1]<stderr>:two\n[1]<stderr>:three\n"))
-    receipts.take("b", Output(STDOUT, b"[1]<stdout>:four\n"))
+    receipts.queue_output("a", Output(STDOUT, b"[0]<stdout>:one\n"))
+    receipts.queue_output("b", Output(STDERR, b"[1]<stderr>:two\n[1]<stderr>:three\n"))
+    receipts.queue_output("b", Output(STDOUT, b"[1]<stdout>:four\n"))
     assert output.close(DEADLINE_S)
     assert sorted(receipts.collect(), key=str) == [
         ("a", Written(STDOUT, 16)),

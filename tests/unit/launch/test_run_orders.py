@@ -38,7 +38,7 @@ def desk() -> Desk:
 
 
 def test_an_order_is_obeyed_after_a_look_that_is_later_and_answered_when_it_is_on_the_disk(desk: Desk) -> None:
-    desk.orders.take(b"a", SCALE, 10.0)
+    desk.orders.queue_order(b"a", SCALE, 10.0)
     assert desk.orders.has_new()
     assert not desk.orders.has_new()
     assert desk.turn(10.0, sure_s=9.9) == []
@@ -51,7 +51,7 @@ def test_an_order_is_obeyed_after_a_look_that_is_later_and_answered_when_it_is_o
 
 def test_a_lead_that_wakes_as_another_one_leads_obeys_nothing(desk: Desk) -> None:
     for order in (SCALE, STOP):
-        desk.orders.take(b"a", order, 10.0)
+        desk.orders.queue_order(b"a", order, 10.0)
     assert desk.turn(10.0, sure_s=7.0) == [], "it stood still from 7 on, and its thread has not looked yet"
     assert desk.turn(10.1, sure_s=7.0, over="number 2 has taken over") == []
     assert desk.told == [(b"a", RunReply(False, "number 2 has taken over"))] * 2
@@ -64,7 +64,7 @@ def test_a_lead_that_wakes_as_another_one_leads_obeys_nothing(desk: Desk) -> Non
 def test_an_order_that_cannot_be_obeyed_in_time_is_refused_and_never_obeyed(
     sure_s: float, is_read: bool, why: str, desk: Desk
 ) -> None:
-    desk.orders.take(b"a", SCALE, 10.0)
+    desk.orders.queue_order(b"a", SCALE, 10.0)
     assert desk.turn(10.0, sure_s, is_read=is_read) == []
     assert desk.orders.deadline_s == 10.0 + ANSWER_S
     assert desk.turn(10.0 + ANSWER_S, sure_s, is_read=is_read) == []
@@ -75,17 +75,17 @@ def test_an_order_that_cannot_be_obeyed_in_time_is_refused_and_never_obeyed(
 
 
 def test_the_end_waits_for_no_journal_and_not_long_for_a_folder(desk: Desk) -> None:
-    desk.orders.take(b"a", STOP, 10.0)
+    desk.orders.queue_order(b"a", STOP, 10.0)
     assert desk.turn(10.1, sure_s=10.05, is_read=False) == ["stop"]
     assert desk.told == [(b"a", RunReply(True, "stop it is"))]
-    desk.orders.take(b"b", STOP, 20.0)
+    desk.orders.queue_order(b"b", STOP, 20.0)
     assert desk.turn(20.0, sure_s=10.05, is_read=False) == []
     assert desk.orders.deadline_s == 20.0 + STOP_S
     assert desk.turn(20.0 + STOP_S, sure_s=10.05, is_read=False) == ["stop"]
 
 
 def test_whoever_gave_an_order_hears_in_time_that_it_is_not_on_the_disk_yet_and_once(desk: Desk) -> None:
-    desk.orders.take(b"a", SCALE, 10.0)
+    desk.orders.queue_order(b"a", SCALE, 10.0)
     assert desk.turn(10.1, sure_s=10.05) == ["scale"]
     [(_, tag)] = desk.obeyed
     assert desk.orders.deadline_s == 10.1 + ANSWER_S
@@ -99,6 +99,6 @@ def test_whoever_gave_an_order_hears_in_time_that_it_is_not_on_the_disk_yet_and_
 
 
 def test_orders_that_wait_when_the_run_ends_are_refused(desk: Desk) -> None:
-    desk.orders.take(b"a", SCALE, 10.0)
+    desk.orders.queue_order(b"a", SCALE, 10.0)
     desk.orders.close()
     assert desk.told == [(b"a", RunReply(False, "the run is over"))]

@@ -12,7 +12,7 @@ from farandole.monitor.hub import BETWEEN_CELLS, Hub
 def ended(verb: str, status: int, state: str = "starting", search: bool = False) -> Hub:
     """A run that ended with this status after an order was obeyed."""
     hub = Hub(RunInfo(0.0, ["python", "train.py"], search={"trials": 1} if search else {}), state)
-    hub.take(MemberRecord(1.0, 1, ["a"]))
+    hub.add_record(MemberRecord(1.0, 1, ["a"]))
     hub.order(OrderNews(1, verb, "acted", "", 7, 2.0))
     hub.end(status, "", 3.0)
     return hub

@@ -54,5 +54,5 @@ def test_trials_are_compared_where_all_have_been() -> None:
     hub = Hub(RunInfo(0.0, [], search={"minimize": False}, asked=asked))
     params: dict[str, Any] = {"lr": 0.1, "n": 1, "kind": "a"}
     for number, points in enumerate(([(1, 0.9)], [(1, 0.9), (2, 0.5), (6, 0.1)], [(3, 0.4)])):
-        hub.take(TrialRecord(1.0, number, "running", params, points=points))
+        hub.add_record(TrialRecord(1.0, number, "running", params, points=points))
     assert hub.at_first_rung() == ValuesAtFirstRung(SPACE, 2, False, [(params, 0.5), (params, 0.4)])

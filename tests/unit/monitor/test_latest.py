@@ -16,9 +16,9 @@ def played(*story: tuple[int, int] | tuple[int, int, float]) -> Latest:
     latest = Latest()
     for each in story:
         if len(each) == 2:
-            latest.take(MemberRecord(0.0, each[0], ["a"] * each[1]))
+            latest.add_record(MemberRecord(0.0, each[0], ["a"] * each[1]))
         else:
-            latest.take(PointRecord(each[1], each[0], [MetricPoint(0.0, 0, 0, {"loss": each[2]})]))
+            latest.add_record(PointRecord(each[1], each[0], [MetricPoint(0.0, 0, 0, {"loss": each[2]})]))
     return latest
 
 

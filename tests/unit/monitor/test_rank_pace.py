@@ -14,7 +14,7 @@ def steps(pace: RankPace, work_s: list[float], points: int = FEWEST_POINTS) -> R
     for _ in range(points):
         for rank, mine_s in enumerate(work_s):
             values = {"step_s": max(work_s), "wait_s": max(work_s) - mine_s}
-            pace.take(PointRecord(rank, 1, [MetricPoint(0.0, 0, 0, values)]))
+            pace.add_record(PointRecord(rank, 1, [MetricPoint(0.0, 0, 0, values)]))
     return pace
 
 
@@ -42,5 +42,5 @@ def test_nobody_is_named_without_need(pace: RankPace) -> None:
 
 def test_another_generation_begins_anew() -> None:
     pace = steps(RankPace(), [0.1, 0.5])
-    pace.take(MemberRecord(0.0, 2, ["a", "a"]))
+    pace.add_record(MemberRecord(0.0, 2, ["a", "a"]))
     assert pace.slowest() is None

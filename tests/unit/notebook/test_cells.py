@@ -59,10 +59,10 @@ def test_lines_are_shown_once_and_in_order(lines: list[str], data: st.DataObject
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     shown, taken = RankLines("stdout", 3), ""
     for cut in cuts:
-        taken += shown.take(text[:cut])
-    taken += shown.take(text, is_over=True)
+        taken += shown.new_lines(text[:cut])
+    taken += shown.new_lines(text, is_over=True)
     assert taken == "".join(f"[stdout:3] {line}\n" for line in text.removesuffix("\n").split("\n")) * bool(text)
-    assert shown.take(text, is_over=True) == ""
+    assert shown.new_lines(text, is_over=True) == ""
 
 
 def test_the_cause_comes_before_what_follows_from_it() -> None:

@@ -21,7 +21,7 @@ def test_threads_are_inside_of_their_own_lanes() -> None:
         ("optimizer.0", 7),
         ("optimizer.1", 7),
     ]
-    active.leave(0, "optimizer.0")
+    active.exit(0, "optimizer.0")
     assert active.now() == "optimizer.1: meet"
 
 
@@ -30,9 +30,9 @@ def test_a_handler_adds_a_collective_of_another_lane() -> None:
     active.enter(0, "optimizer.0", 7, "optimizer.0: bucket 1")
     active.enter_agreed(0, "allreduce 'loss'")
     assert active.now() == "optimizer.0: bucket 1; allreduce 'loss'"
-    active.leave(0)
+    active.exit(0)
     assert active.now() == "optimizer.0: bucket 1"
-    active.leave(0, "optimizer.0")
+    active.exit(0, "optimizer.0")
     assert active.now() == ""
 
 

@@ -253,7 +253,7 @@ def test_survivors_form_the_next_generation_and_the_last_ones_messages_are_dropp
 
 def test_the_last_numbers_of_all_ranks_are_passed_on_when_their_generation_is_over() -> None:
     job = Job(2)
-    job.controller.watching.hear(b"w", WatchJob(0.2, 10**6))
+    job.controller.watching.handle_viewer_message(b"w", WatchJob(0.2, 10**6))
     job.form()
     job.say("y", Leave(1, "rank 1 on a gave up: ValueError", ending=True))
     job.take()

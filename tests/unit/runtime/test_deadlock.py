@@ -65,7 +65,7 @@ class Observed(Flat):
         elif how == "arrive" and self.words[r]:
             word = self.words[r].pop(0)
             if isinstance(word, Waits):
-                self.detector.hear(r, word, 0.0)
+                self.detector.add_waits(r, word, 0.0)
             else:
                 self.words[r].append(msgspec.structs.replace(self.waits(r), question=word))
         elif how == "look" and not self.verdict:
@@ -158,13 +158,13 @@ def _verdict(*said: Waits, pending: dict[str, tuple[list[int], list[int]]] | Non
     size = len(said)
     detector = DeadlockDetector(["a"] * size, ProcessGroups(size), lambda key: ready.get(key, (NOBODY, NOBODY)))
     for rank, each in enumerate(said):
-        detector.hear(rank, each, 0.0)
+        detector.add_waits(rank, each, 0.0)
     asked = detector.look(0.2)
     if asked is None:
         return ""
     assert isinstance(asked, DeadlockCheck)
     for rank in asked.ranks:
-        detector.hear(rank, msgspec.structs.replace(said[rank], question=asked.question), 0.2)
+        detector.add_waits(rank, msgspec.structs.replace(said[rank], question=asked.question), 0.2)
     found = detector.look(0.2)
     return found.reason if isinstance(found, Deadlock) else ""
 
@@ -205,13 +205,13 @@ def test_a_rank_that_may_still_come_is_waited_for() -> None:
 @pytest.mark.parametrize("tokens", [(1, 2), (2, 1)])
 def test_one_that_has_moved_in_between_is_no_part_of_it(tokens: tuple[int, int]) -> None:
     detector = DeadlockDetector(["a"] * 2, ProcessGroups(2), lambda _: (NOBODY, NOBODY))
-    detector.hear(0, _planned(1, "p", 3), 0.0)
-    detector.hear(1, _planned(1, "q", 3), 0.0)
+    detector.add_waits(0, _planned(1, "p", 3), 0.0)
+    detector.add_waits(1, _planned(1, "q", 3), 0.0)
     asked = detector.look(0.2)
     assert isinstance(asked, DeadlockCheck)
     for rank, (token, lane) in enumerate(zip(tokens, "pq", strict=True)):
         answer = msgspec.structs.replace(_planned(token, lane, 3), question=asked.question)
-        detector.hear(rank, answer, 0.3)
+        detector.add_waits(rank, answer, 0.3)
     assert detector.look(0.3) is None
 
 
@@ -219,13 +219,13 @@ def test_answers_to_an_earlier_question_do_not_count() -> None:
     detector = DeadlockDetector(["a"] * 2, ProcessGroups(2), lambda _: (NOBODY, NOBODY))
     said = [_planned(1, "p", 3), _planned(1, "q", 3)]
     for rank in (0, 1):
-        detector.hear(rank, said[rank], 0.0)
+        detector.add_waits(rank, said[rank], 0.0)
     first = detector.look(0.2)
     again = detector.look(99.0)
     assert isinstance(first, DeadlockCheck)
     assert isinstance(again, DeadlockCheck)
     for rank in (0, 1):
-        detector.hear(rank, msgspec.structs.replace(said[rank], question=first.question), 99.0)
+        detector.add_waits(rank, msgspec.structs.replace(said[rank], question=first.question), 99.0)
     assert detector.look(99.5) is None
 
 
@@ -239,13 +239,13 @@ def test_one_that_goes_on_takes_the_others_along() -> None:
     detector = DeadlockDetector(["a"] * 3, ProcessGroups(3), lambda key: tuple(map(RankSet.of, ready[key])))  # type: ignore[arg-type,return-value]
     said = [_named(1, "a"), _named(1, "b", "a"), _named(1, "c")]
     for rank in range(3):
-        detector.hear(rank, said[rank], 0.0)
+        detector.add_waits(rank, said[rank], 0.0)
     asked = detector.look(0.2)
     assert isinstance(asked, DeadlockCheck)
     assert asked.ranks == (0, 1, 2)
-    detector.hear(0, msgspec.structs.replace(said[0], question=asked.question), 0.2)
+    detector.add_waits(0, msgspec.structs.replace(said[0], question=asked.question), 0.2)
     ready[0, "a"] = [0], [1, 2]  # the next one
-    detector.hear(2, Waits(1, question=asked.question), 0.2)
+    detector.add_waits(2, Waits(1, question=asked.question), 0.2)
     said[1] = _named(1, "b")
-    detector.hear(1, msgspec.structs.replace(said[1], question=asked.question), 0.2)
+    detector.add_waits(1, msgspec.structs.replace(said[1], question=asked.question), 0.2)
     assert isinstance(detector.look(0.2), DeadlockCheck), "rank 0 is asked again"

@@ -61,7 +61,7 @@ class Simulation:
             kind, (a, b) = self.rng.choice(moves)
             if kind == "wire":
                 number, said = self.wires[a, b].popleft()
-                if grant := self.grants[b].hear(a, number, said):
+                if grant := self.grants[b].add_part(a, number, said):
                     self.settle(self.ranks[b], grant)
             elif kind == "order":
                 self.obey(self.ranks[a], self.orders[a].popleft())
@@ -86,7 +86,7 @@ class Simulation:
         self.announcement(rank)
 
     def say(self, rank: Rank, grant: Grant, said: Said) -> None:
-        grant.hear(rank.rank, said)
+        grant.add_part(rank.rank, said)
         for other in self.ranks:
             if other is not rank:
                 self.wires[rank.rank, other.rank].append((grant.number, said))
@@ -137,12 +137,12 @@ def test_all_ranks_end_every_round_alike(data: st.DataObject) -> None:
 
 def test_what_comes_before_its_grant_is_kept_and_what_comes_after_its_end_is_not() -> None:
     grants = Grants(2)
-    assert grants.hear(1, 2, b"early") is None
+    assert grants.add_part(1, 2, b"early") is None
     old = grants.open(granting(1))
     grant = grants.open(granting(2))
     assert not old.is_open
     assert grants.find(KEY) is grant
-    assert grants.hear(1, 1, b"late") is None
-    grant.hear(0, b"mine")
+    assert grants.add_part(1, 1, b"late") is None
+    grant.add_part(0, b"mine")
     assert grant.next_round() == [b"mine", b"early"]
     assert grants.all() == [grant]

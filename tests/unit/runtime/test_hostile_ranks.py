@@ -35,7 +35,7 @@ def test_nothing_a_peer_says_can_raise(messages: list[tuple[RankSet, list[Entry]
     negotiation = Negotiation(["a"] * 3, [[0, 1]], fusion_threshold_bytes=64, cache_capacity=2)
     for now, (ranks, said) in enumerate(messages):
         if now == 6 and leaver < 3:
-            negotiation.leave(leaver, "it left")
+            negotiation.remove_rank(leaver, "it left")
         for entry in said:
             negotiation.submit(ranks, entry, float(now))
         negotiation.end_crossed(ranks)

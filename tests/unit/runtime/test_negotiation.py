@@ -205,7 +205,7 @@ def test_who_needs_a_rank_that_left_is_told_and_nobody_else() -> None:
     negotiation = Negotiation(["a"] * 3, [[0, 1]])
     say(negotiation, 0, BASE, "early")
     say(negotiation, 2, Signature(Kind.JOIN, [], []), "join")
-    negotiation.leave(2, "rank 2 on a has called shutdown()")
+    negotiation.remove_rank(2, "rank 2 on a has called shutdown()")
     told = negotiation.decide(0.0)
     assert [(list(d.ranks), d.order.error_kind) for d in told] == [([0], "AbortError"), ([2], "AbortError")]
     assert told[0].order.error == "allreduce 'early' cannot happen: rank 2 on a has called shutdown()"
@@ -220,7 +220,7 @@ def test_a_join_that_fails_makes_its_ranks_needed_again() -> None:
     negotiation = Negotiation(["a"] * 4, [[0, 1, 2]])
     say(negotiation, 1, BASE, process_set=1)
     say(negotiation, 0, Signature(Kind.JOIN, [], []), "join")
-    negotiation.leave(3, "rank 3 on a has called shutdown()")
+    negotiation.remove_rank(3, "rank 3 on a has called shutdown()")
     assert only(negotiation).order.error_kind == "AbortError"
     say(negotiation, 2, BASE, process_set=1)
     assert not negotiation.undecided
@@ -232,7 +232,7 @@ def test_what_is_ready_but_not_ordered_fails_when_a_rank_leaves() -> None:
     negotiation = Negotiation(["a"] * 2)
     for rank in (0, 1):
         say(negotiation, rank, BASE)
-    negotiation.leave(1, "rank 1 on a has called shutdown()")
+    negotiation.remove_rank(1, "rank 1 on a has called shutdown()")
     assert only(negotiation).order.error_kind == "AbortError"
 
 

@@ -37,7 +37,7 @@ class Flat(Simulation):
         while self.out[r]:
             self.arrive(r)
         self.gone.add(r)
-        self.negotiation.leave(r, f"rank {r} has left")
+        self.negotiation.remove_rank(r, f"rank {r} has left")
 
     def decide(self) -> None:
         for ranks, order in self.negotiation.decide(now=0.0):

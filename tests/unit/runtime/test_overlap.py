@@ -27,7 +27,7 @@ def test_the_background_works_in_order_and_ends() -> None:
     done: list[int] = []
     background = Background("test")
     for i in range(100):
-        background.run(lambda i=i: done.append(i))  # type: ignore[misc]
+        background.submit(lambda i=i: done.append(i))  # type: ignore[misc]
     background.finish()
     assert done == list(range(100))
     assert not any(re.search("farandole-test", thread.name) for thread in threading.enumerate())
@@ -36,8 +36,8 @@ def test_the_background_works_in_order_and_ends() -> None:
 def test_the_background_stops_at_an_error() -> None:
     done: list[int] = []
     background = Background("test")
-    background.run(lambda: 1 // 0)
-    background.run(lambda: done.append(1))
+    background.submit(lambda: 1 // 0)
+    background.submit(lambda: done.append(1))
     with pytest.raises(ZeroDivisionError):
         background.finish()
     assert done == []
@@ -45,10 +45,10 @@ def test_the_background_stops_at_an_error() -> None:
 
 def test_a_background_that_failed_is_collected_with_what_it_was_given() -> None:
     background = Background("test")
-    background.run(lambda: 1 // 0)
+    background.submit(lambda: 1 // 0)
     given = [Given(background) for _ in range(10)]
     for each in given:
-        background.run(each.go)
+        background.submit(each.go)
     alive = [weakref.ref(each) for each in given]
     with pytest.raises(ZeroDivisionError):
         background.finish()
@@ -61,7 +61,7 @@ def test_a_background_that_nobody_finishes_ends_when_it_is_collected() -> None:
     background = Background("test-left")
     [thread] = [thread for thread in threading.enumerate() if "test-left" in thread.name]
     given = Given(background)
-    background.run(given.go)
+    background.submit(given.go)
     del background, given
     gc.collect()
     thread.join(10.0)

@@ -96,27 +96,27 @@ def end_a_round_before_all_have_spoken(patch: pytest.MonkeyPatch) -> None:
 
 
 def accept_what_is_late(patch: pytest.MonkeyPatch) -> None:
-    right = Grants.hear
+    right = Grants.add_part
 
     def hear(grants: Grants, rank: int, number: int, said: Said) -> Grant | None:
         if number <= grants._newest and number not in grants._by_number and grants._by_number:
             number = max(grants._by_number)
         return right(grants, rank, number, said)
 
-    patch.setattr(Grants, "hear", hear)
+    patch.setattr(Grants, "add_part", hear)
 
 
 def forget_what_is_early(patch: pytest.MonkeyPatch) -> None:
-    right = Grants.hear
+    right = Grants.add_part
 
     def hear(grants: Grants, rank: int, number: int, said: Said) -> Grant | None:
         return right(grants, rank, number, said) if number <= grants._newest else None
 
-    patch.setattr(Grants, "hear", hear)
+    patch.setattr(Grants, "add_part", hear)
 
 
 def join_without_withdrawing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PeerProtocol, "leave", lambda peer: setattr(peer, "_has_left", True))
+    patch.setattr(PeerProtocol, "withdraw_all", lambda peer: setattr(peer, "_has_left", True))
 
 
 def join_as_soon_as_the_peers_are_through(patch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def withdraw_what_is_given(patch: pytest.MonkeyPatch) -> None:
         grant = peer._grants.find(key)
         if grant is not None:
             peer._grants.close(grant)
-            peer._say(grant, WITHDRAWN)
+            peer._send_part(grant, WITHDRAWN)
 
     patch.setattr(PeerProtocol, "withdraw", withdraw)
 
@@ -212,12 +212,12 @@ def test_bytes_may_be_cut_anywhere() -> None:
         peer.open(order)
         grant = peer.find((0, "a"))
         assert grant is not None
-        peer.give(grant, b"four", 0.0)
+        peer.contribute(grant, b"four", 0.0)
     [frame] = peers[1].outbox
     assert len(frame) == HEAD.size + 4
     for i in range(len(frame)):
         assert not peers[0].made
-        peers[0].hear(1, frame[i : i + 1])
+        peers[0].receive_bytes(1, frame[i : i + 1])
     assert len(peers[0].take_made()) == 1
     assert not peers[0].awaiting
 

@@ -107,7 +107,7 @@ def test_all_ranks_obey_the_same_orders_after_the_same_steps(size: int, seed: in
     for number, verb in enumerate([*verbs, "stop"]):
         for _ in range(job.chance.randrange(60)):
             job.turn()
-        job.orders.give(number, verb)
+        job.orders.add_order(number, verb)
     for _ in range(20000):
         if all(rank.ended for rank in job.ranks) and not any(job.up):
             break
@@ -125,7 +125,7 @@ def test_what_waits_is_obeyed_in_its_order_and_the_last_of_it_says_if_ranks_will
     orders = StepOrders(lambda _, __: None, lambda number, _v, state, _t, _s: news.append((number, state)))
     orders.begin(1, {0})
     for number, verb in enumerate(["pause", "resume", "pause", "checkpoint", "resume", "checkpoint"]):
-        orders.give(number, verb)
+        orders.add_order(number, verb)
     assert [number for number, state in news if state == "refused"] == [3]
 
 
@@ -136,7 +136,7 @@ def test_a_rank_that_leaves_is_waited_for_no_more() -> None:
         lambda _, message: said.append(message), lambda _n, _v, state, _t, step: news.append((state, step))
     )
     orders.begin(1, {0, 1, 2})
-    orders.give(1, "checkpoint")
+    orders.add_order(1, "checkpoint")
     orders.prepared(0, 1, 5)
     orders.prepared(1, 1, 4)
     orders.gone(2)
@@ -151,7 +151,7 @@ def test_an_order_that_the_end_of_the_generation_overtakes_waits_for_the_next_an
     news: list[tuple[int, str]] = []
     orders = StepOrders(lambda _, message: said.append(message), lambda n, _v, state, _t, _s: news.append((n, state)))
     orders.begin(1, {0})
-    orders.give(1, "pause")
+    orders.add_order(1, "pause")
     orders.end()
     orders.begin(2, {0, 1})
     assert said == [Prepare(1, 1), Prepare(2, 1)]
@@ -163,9 +163,9 @@ def test_an_order_that_the_end_of_the_generation_overtakes_waits_for_the_next_an
     orders.end()
     orders.begin(3, {0})
     assert said[-1] == Prepare(3, 1)
-    orders.give(2, "pause")
+    orders.add_order(2, "pause")
     assert news[-1] == (2, "refused")
-    orders.give(3, "nonsense")
+    orders.add_order(3, "nonsense")
     assert news[-1] == (3, "refused")
 
 
@@ -179,14 +179,14 @@ def test_a_pause_that_a_rank_in_join_does_not_obey_is_taken_back_by_whoever_resu
         lambda: now_s[0],
     )
     orders.begin(1, {0, 1})
-    orders.give(1, "pause")
+    orders.add_order(1, "pause")
     for rank in (0, 1):
         orders.prepared(rank, 1, 100)
     orders.acted(0, 1, 101)
-    orders.give(2, "resume")  # at once: rank 1 may be about to come
+    orders.add_order(2, "resume")  # at once: rank 1 may be about to come
     assert news[-1] == (1, "taken")
     now_s[0] += 6.0
-    orders.give(3, "stop")
+    orders.add_order(3, "stop")
     assert said[-2:] == [ActAt(1, 1, "pause", -1), Prepare(1, 2)]
     assert (1, "refused") in news
     orders.acted(1, 1, 101)  # too late to count
@@ -198,8 +198,8 @@ def test_an_order_that_meets_no_step_of_a_cell_is_withdrawn_and_none_outlives_th
     news: list[tuple[int, str]] = []
     orders = StepOrders(lambda _, message: said.append(message), lambda n, _v, state, _t, _s: news.append((n, state)))
     orders.begin(1, {0, 1})
-    orders.give(1, "stop")
-    orders.give(2, "checkpoint")  # waits
+    orders.add_order(1, "stop")
+    orders.add_order(2, "checkpoint")  # waits
     orders.prepared(0, 1, 9)
     orders.prepared(1, 1, 9, at_rest=True)
     assert said[1:] == [ActAt(1, 1, "stop", -1), Prepare(1, 2)]
@@ -208,14 +208,14 @@ def test_an_order_that_meets_no_step_of_a_cell_is_withdrawn_and_none_outlives_th
     orders.cell_over(1, 2)  # before step 10, after which it was to be obeyed
     orders.cell_over(0, 2)
     assert said[-2:] == [ActAt(1, 2, "checkpoint", 10), ActAt(1, 2, "checkpoint", -1)]
-    orders.give(3, "pause")
+    orders.add_order(3, "pause")
     for rank in (0, 1):
         orders.prepared(rank, 3, 9)
     for rank in (0, 1):
         orders.acted(rank, 3, 10)
     orders.cell_over(0, 3)  # by an interrupt
-    orders.give(4, "resume")
-    orders.give(5, "pause")
+    orders.add_order(4, "resume")
+    orders.add_order(5, "pause")
     assert news[-4:] == [(3, "taken"), (3, "acted"), (4, "refused"), (5, "taken")]
     orders.end("the session has ended with a cell")
     orders.begin(2, {0, 1})
@@ -234,7 +234,7 @@ def cells_of_two() -> tuple[StepOrders, list[Message], list[tuple[int, str]]]:
 
 def test_an_order_that_one_rank_has_obeyed_stands_though_that_one_ended_its_cell_first() -> None:
     orders, said, news = cells_of_two()
-    orders.give(1, "stop")
+    orders.add_order(1, "stop")
     for rank in (0, 1):
         orders.prepared(rank, 1, 121)
     orders.acted(0, 1, 122)
@@ -247,14 +247,14 @@ def test_an_order_that_one_rank_has_obeyed_stands_though_that_one_ended_its_cell
 
 def test_an_order_that_came_in_a_pause_which_the_cell_has_ended_is_refused() -> None:
     orders, _, news = cells_of_two()
-    orders.give(1, "pause")
+    orders.add_order(1, "pause")
     for rank in (0, 1):
         orders.prepared(rank, 1, 9)
     for rank in (0, 1):
         orders.acted(rank, 1, 10)
-    orders.give(2, "resume")  # on its way as an interrupt ends the pause
+    orders.add_order(2, "resume")  # on its way as an interrupt ends the pause
     orders.cell_over(0, 1)
     orders.cell_over(1, 1)
     assert news[-1] == (2, "refused")
-    orders.give(3, "stop")
+    orders.add_order(3, "stop")
     assert news[-1] == (3, "taken")

@@ -42,7 +42,7 @@ class _Cursor:
         self._data, self._size, self.at = data, size, 4
         self._count, self._offset = {1: (4, 4), 2: (4, 8), 5: (8, 8)}[MAGIC[data[:4]]]
 
-    def take(self, nbytes: int) -> bytes:
+    def read(self, nbytes: int) -> bytes:
         if not 0 <= nbytes <= self._size:
             raise ValueError(f"{nbytes} bytes at byte {self.at} of its header")
         if self.at + nbytes > len(self._data):
@@ -51,14 +51,14 @@ class _Cursor:
         return self._data[self.at - nbytes : self.at]
 
     def integer(self, nbytes: int = 4) -> int:
-        return int.from_bytes(self.take(nbytes), "big", signed=True)
+        return int.from_bytes(self.read(nbytes), "big", signed=True)
 
     def count(self) -> int:
         return self.integer(self._count)
 
     def padded(self, nbytes: int) -> bytes:
-        found = self.take(nbytes)
-        self.take(-nbytes % 4)
+        found = self.read(nbytes)
+        self.read(-nbytes % 4)
         return found
 
     def name(self) -> str:

@@ -347,7 +347,7 @@ def _fields(runs: list[list[Integers]], most: int) -> Iterator[Field]:
 
 
 def _emptied(run: Integers) -> Integers:
-    return _run(int(run[0, 0]), int(run[1].sum()), 0, 0, 0)
+    return _one_run(int(run[0, 0]), int(run[1].sum()), 0, 0, 0)
 
 
 def _axis(array: StoredArray, along: int | str, path: str) -> int:
@@ -382,11 +382,11 @@ def _placed(
     needed = 1 if where is None else math.prod(part for at, part in enumerate(where.shape[:-1]) if at != axis)
     lane: Literal["rows", "chunks", "library"] = "rows"
     if 0 in array.shape:
-        runs = [_run(file, count, 0, 0, 0)]
+        runs = [_one_run(file, count, 0, 0, 0)]
     elif (where is None and array.base < 0) or (array.has_library and needed > MOST_BY_RANGES):
-        lane, runs = "library", [_run(file, count, 0, 0, size)]
+        lane, runs = "library", [_one_run(file, count, 0, 0, size)]
     elif where is None and (axis == outermost or (axis is None and not is_loose)):
-        runs = [_run(file, count, array.base, array.stride or nbytes, nbytes)]
+        runs = [_one_run(file, count, array.base, array.stride or nbytes, nbytes)]
     else:
         lane = "chunks"
         if where is None:  # one chunk, or one of each record
@@ -414,7 +414,7 @@ def _columns(where: Integers, axis: int | None, count: int, chunk: tuple[int, ..
     return [np.stack([part[:, 0], counts, part[:, 1], counts * 0, part[:, 2]]) for part in lined.transpose(1, 0, 2)]
 
 
-def _run(file: int, count: int, base: int, stride: int, nbytes: int) -> Integers:
+def _one_run(file: int, count: int, base: int, stride: int, nbytes: int) -> Integers:
     return np.array([[file], [count], [base], [stride], [nbytes]], np.int64)
 
 

@@ -47,7 +47,7 @@ class BatchMemory:
         self.allocated = 0
         """Number of mappings made so far."""
 
-    def take(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> Any:
         """Array of at least ``nbytes`` bytes, with undefined content."""
         size = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         free = self._free[size]
@@ -261,7 +261,7 @@ class SampleRows:
     def _lay_out(self, row: int, part: _Part) -> None:
         rows = len(self.indices)
         ends = [*accumulate(-(-size * rows // ALIGNMENT) * ALIGNMENT for size in part.sizes)]
-        root: Any = self._memory.take(ends[-1]) if ends else None
+        root: Any = self._memory.allocate(ends[-1]) if ends else None
         pieces = (root[begin:end] for begin, end in pairwise([0, *ends]))
         self._first, self._column = row, part.column(rows, pieces)
         self._part = part  # last: other threads read it without the lock

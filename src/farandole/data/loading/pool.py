@@ -189,7 +189,7 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
                 if batch.error is None:
                     batch.error = _named(index, load, error)
             cpu_s, times.cpu_s = time.thread_time() - cpu_s + times.cpu_s, 0.0
-            end_s, spent = time.monotonic(), times.take()
+            end_s, spent = time.monotonic(), times.pop_times()
             batch.done.append((end_s, spent, cpu_s))
             work.concurrency.note(end_s - begin_s, cpu_s, waited_for_storage(spent))
             begin_s = end_s
@@ -216,7 +216,7 @@ def _whole(work: _Work, batch: _Pending, load: Loader, times: ThreadTimes) -> bo
         work.form = None if not work.reads_batches else work.form
         batch.left.extend(rows)
         return False
-    end_s, cpu_s, spent = time.monotonic(), time.thread_time() - cpu_s, times.take()
+    end_s, cpu_s, spent = time.monotonic(), time.thread_time() - cpu_s, times.pop_times()
     batch.done += [(end_s, spent if row == rows[-1] else {}, cpu_s / len(rows)) for row in rows]
     waited_s = waited_for_storage(spent)
     work.concurrency.note((end_s - begin_s) / len(rows), cpu_s, waited_s)

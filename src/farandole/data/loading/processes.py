@@ -191,4 +191,4 @@ def serve() -> None:
                 answer: tuple[Any, ...] = arena.put(load(epoch, index))
             except BaseException as error:  # the parent raises it
                 answer = (type(error).__name__, str(error), traceback.format_exc()), None, 0
-            connection.send((*answer, mine().take(), time.process_time() - begin_s))
+            connection.send((*answer, mine().pop_times(), time.process_time() - begin_s))

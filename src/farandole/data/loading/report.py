@@ -214,8 +214,8 @@ class InputLog:
 
     def begin(self, workers: int, in_processes: bool) -> InputLog:
         """Begin an iteration: the time between it and the previous iteration is no step."""
-        atexit.unregister(self._say)
-        atexit.register(self._say)
+        atexit.unregister(self._print_lost_time)
+        atexit.register(self._print_lost_time)
         self.workers, self.in_processes, self._since = workers, in_processes, None
         self._cpu_count = len(os.sched_getaffinity(0))
         return self
@@ -230,7 +230,7 @@ class InputLog:
         self.steps.append(InputStep(place, samples, *times, cause, is_first))
         training.starved(wait.seconds)
 
-    def _say(self) -> None:
+    def _print_lost_time(self) -> None:
         """At exit, print the time that the training has lost to waiting for input, if it is much."""
         found = blame([self.of_rank(last_rank() or 0, socket.gethostname())])
         if found.share >= WORTH_SAYING and found.total_s >= LONG_ENOUGH_S:

@@ -2,7 +2,7 @@
 
     board = Board(held={3}, limit=2 * 10**9, sizes=pieces.sizes)
     board.assign(routes, order=[0, 1, 2])
-    task = board.take(now)                      # Fetch(piece=0, source="")
+    task = board.next_fetch(now)                # Fetch(piece=0, source="")
     board.finished(task)                        # or board.failed(task, "why")
     board.state_of(0)                           # PieceState.HELD
 
@@ -151,7 +151,7 @@ class Board:
         """Note that a streamed piece is in use."""
         self._passed = max(self._passed, self._streamed.get(piece, -1))
 
-    def take(self, now: float, is_idle: bool = True) -> Fetch | None:
+    def next_fetch(self, now: float, is_idle: bool = True) -> Fetch | None:
         """Next attempt, if there is one; a piece without a waiter is fetched only if ``is_idle``."""
         for piece in [each for each in self._demanded if self._is_free(each)]:
             if self._running and self.room_for(piece) is None:

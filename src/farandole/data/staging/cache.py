@@ -1,6 +1,6 @@
 """``CacheFolder``: pieces of one data set in a folder of this host, one file per piece.
 
-    cache = CacheFolder.take("/tmp", manifest.digest)
+    cache = CacheFolder.acquire("/tmp", manifest.digest)
     writer = cache.begin(3, size, checksums)
     writer.write(0, view)
     writer.finish()                     # from now on ``cache.open(3)`` finds it
@@ -220,7 +220,7 @@ class CacheFolder(PieceFolder):
         self.folder, self._lock = folder, lock
 
     @classmethod
-    def take(cls, base: str, digest: str) -> CacheFolder:
+    def acquire(cls, base: str, digest: str) -> CacheFolder:
         """Lock the folder of a data set below ``base``, or another one beside it if another job holds that lock."""
         home = home_of(base)
         number = 0

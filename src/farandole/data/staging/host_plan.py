@@ -110,7 +110,7 @@ class HostPlan:
         names = [*self.plan.names[self._me :], *self.plan.names[: self._me]]  # spreads the requests
         return [name for name in names if name not in chain and name not in self._leaving][:HELPERS]
 
-    def tell(self, board: Board, order: Iterable[int] = ()) -> None:
+    def assign_to(self, board: Board, order: Iterable[int] = ()) -> None:
         """Pass the plan to the board: pieces to fetch in the ``order`` of first use, and pieces that may be dropped."""
         every = list(order) or sorted(self._kept)  # streamed pieces are fetched only in this order
         wanted = [piece for piece in every if self.is_ours(piece)]

@@ -70,7 +70,7 @@ class StagedLayout(Layout):
         order = WindowOrder(bounds, self._window, seed, epoch, members)
         self._store.close()  # the next use of each piece is then reported to the stager
         if self._is_leader:
-            self._store.link.ask(FirstUses(order.pieces.astype(np.int32).tobytes()))
+            self._store.link.request(FirstUses(order.pieces.astype(np.int32).tobytes()))
         return order
 
     def rows(self, samples: Sequence[int], counts: Sequence[int]) -> Sequence[Sequence[int]] | None:
@@ -110,7 +110,7 @@ class StagedLayout(Layout):
             raise DataError(errors[0])
         entries = [each for each in found if isinstance(each, HostEntry)]
         left = {each.name: each for *_, some in told for each in some}
-        self._take(here.generation, [*entries, *left.values()], here.topology.hosts)
+        self._plan_generation(here.generation, [*entries, *left.values()], here.topology.hosts)
         self._agreed = generation
 
     @property
@@ -130,7 +130,7 @@ class StagedLayout(Layout):
         if isinstance(entry, str):
             raise DataError(entry)
         if self._plan is None or self._hosts != (entry.name,):
-            self._take(0, [entry, *self._left((entry.name,))], (entry.name,))
+            self._plan_generation(0, [entry, *self._left((entry.name,))], (entry.name,))
 
     def _left(self, hosts: Sequence[str]) -> list[HostEntry]:
         """Hosts that left since the previous plan; one host of the previous plan reports them.
@@ -156,7 +156,7 @@ class StagedLayout(Layout):
             return f"{self._store.link.config.host}: {error}"
         return HostEntry(self._store.link.config.host, room, found.addresses, found.holds)
 
-    def _take(self, generation: int, entries: list[HostEntry], hosts: tuple[str, ...]) -> None:
+    def _plan_generation(self, generation: int, entries: list[HostEntry], hosts: tuple[str, ...]) -> None:
         sizes = self._store.pieces.sizes
         self._plan, self._hosts, self._entries = planned(entries, sizes), hosts, entries
         if not self._kind:

@@ -1,7 +1,7 @@
 """``StagerLink``: a worker's connections to the stager of its host, which it starts if none is running.
 
     link = StagerLink(config)
-    link.ask(Need(piece=3, first=0, last=4))        # (InCache(), b"")
+    link.request(Need(piece=3, first=0, last=4))    # (InCache(), b"")
 
 Threads. Each thread of the worker has its own connection, with one request at a time. A thread holds ``_starting``
 while it starts a stager and sends the assignment, so only one thread of a process does that. Two processes may start
@@ -94,13 +94,13 @@ class StagerLink:
     def assign(self, assigned: Assign) -> None:
         """Send the stager its assignment; a stager that is started later gets the same one."""
         self._assigned = assigned
-        self.ask(assigned)
+        self.request(assigned)
 
     def remember(self, assigned: Assign) -> None:
         """Keep the assignment for a stager that this process may start; another worker sends it to the present one."""
         self._assigned = assigned
 
-    def ask(self, request: Request) -> tuple[Answer, bytearray]:
+    def request(self, request: Request) -> tuple[Answer, bytearray]:
         """Send a request; returns the answer and its bytes. Raises ``DataError`` if the stager cannot fulfil it."""
         try:
             answer, data = self._answer_to(request)
@@ -132,7 +132,7 @@ class StagerLink:
 
     def statistics(self) -> Statistics:
         """Pieces that the stager holds, and its counters."""
-        answer, _ = self.ask(Ask())
+        answer, _ = self.request(Ask())
         if not isinstance(answer, Statistics):
             raise DataError(f"the stager on {self.config.host} answered {type(answer).__name__} to a question")
         return answer

@@ -152,7 +152,7 @@ class StagedFiles(ByteStore):
         while damaged < ATTEMPTS:
             cached = self._opened(piece)
             if cached is None:
-                if self._ask(piece, begin, buffer):
+                if self._request_piece(piece, begin, buffer):
                     return
                 cached = self._opened(piece)  # now the stager has it
             if cached is not None:
@@ -164,7 +164,7 @@ class StagedFiles(ByteStore):
             damaged += 1
             with self._lock:
                 self._open.pop(piece, None)
-            self.link.ask(Damaged(piece))
+            self.link.request(Damaged(piece))
         failure = DataError(f"{self._cache.path(piece)} was damaged {ATTEMPTS} times: is the disk under it failing?")
         failure.is_outage = True
         raise failure
@@ -183,15 +183,15 @@ class StagedFiles(ByteStore):
                 if len(self._open) > MOST_OPEN:
                     self._open.popitem(last=False)
             if self.is_stream:
-                self.link.ask(Opened(piece))
+                self.link.request(Opened(piece))
         return cached
 
-    def _ask(self, piece: int, begin: int, buffer: memoryview) -> bool:
+    def _request_piece(self, piece: int, begin: int, buffer: memoryview) -> bool:
         """Wait until the stager has a piece; true if it has sent the bytes instead."""
         bounds = self.pieces.blocks(piece)
         first, last = Checksums.unknown(bounds).covering(begin, begin + len(buffer))
         with during("peer", f"piece {piece}", len(buffer)) as waited:
-            answer, data = self.link.ask(Need(piece, first, last))
+            answer, data = self.link.request(Need(piece, first, last))
             if isinstance(answer, InCache):
                 waited.category = answer.wait
             elif isinstance(answer, Blocks):

@@ -80,7 +80,7 @@ class Stager:
         self._cache: PieceFolder = (
             MirrorFolder(config.mirror, self._pieces, manifest)
             if config.mirror
-            else CacheFolder.take(config.cache, self._sources.data)
+            else CacheFolder.acquire(config.cache, self._sources.data)
         )
         held = (piece for piece in self._cache.held() if piece < len(self._pieces))
         self._board = Board(self._pieces.sizes, 0, held)
@@ -123,7 +123,7 @@ class Stager:
         if late:
             self._wake()  # other hosts need not wait for shared storage here
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """Hand over the pieces that only this host holds. Called by a signal handler: without lock."""
         if self._owed is None:
             self._owed = self._assignment.sole & self._board.held if self._assignment is not None else set()
@@ -165,7 +165,7 @@ class Stager:
             if isinstance(request, FirstUses):
                 self._order = np.frombuffer(request.pieces, np.int32).tolist()
                 if self._assignment is not None:
-                    self._assignment.tell(self._board, self._order)
+                    self._assignment.assign_to(self._board, self._order)
                 self._changed.notify_all()
             elif isinstance(request, Opened):
                 self._board.opened(request.piece)
@@ -186,7 +186,7 @@ class Stager:
             except DataError as error:
                 return Failed(str(error))
             self._board.limit, self._owed = self._assignment.capacity, None
-            self._assignment.tell(self._board, self._order)
+            self._assignment.assign_to(self._board, self._order)
             self._changed.notify_all()
         self._wake()
         return InCache()
@@ -262,7 +262,7 @@ class Stager:
     def _read(self) -> None:
         while True:
             with self._changed:
-                while (task := self._board.take(self._clock(), self._is_calm())) is None:
+                while (task := self._board.next_fetch(self._clock(), self._is_calm())) is None:
                     self._idle += 1
                     self._changed.wait()
                     self._idle -= 1

@@ -52,12 +52,12 @@ class Entrance:
         self._connections, self._alone_since, self._is_over = 0, time.monotonic(), False
         self._leaves = False
 
-    def leave(self) -> None:
+    def on_sigterm(self) -> None:
         """Handle SIGTERM: with workers connected, hand over pieces that only this host holds; else exit at once."""
         self._leaves = self._leaves or (self._connections > 0 and self._stager.hands_over)
         if not self._leaves:
             os._exit(0)
-        self._stager.leave()
+        self._stager.hand_over()
 
     def serve(self) -> None:
         """Accept connections until no worker is connected any more."""
@@ -129,7 +129,7 @@ def main() -> None:
     for _ in range(config.readers):
         stager.start_reader()
     entrance = Entrance(stager, listening, config.linger_s)
-    signal.signal(signal.SIGTERM, lambda *_: entrance.leave())
+    signal.signal(signal.SIGTERM, lambda *_: entrance.on_sigterm())
     with contextlib.suppress(OSError):
         entrance.serve()
     listening.close()  # a worker that connects now gets an error, and starts another stager

@@ -3,7 +3,7 @@
 with during("decode"):                             # the pool, around dataset[17]
     with during("shared storage", "/lustre/a.h5"): # the store, around each read; it does not count as decoding
         ...
-mine().take()                                      # {"shared storage": 0.021, "decode": 0.004}
+mine().pop_times()                                 # {"shared storage": 0.021, "decode": 0.004}
 """
 
 # Threads. Only its own thread changes a ``ThreadTimes``. Others only read the last element of ``open``, a list, which
@@ -39,7 +39,7 @@ class ThreadTimes:
         self.open: list[during] = []
         """Waits under way, the innermost last."""
 
-    def take(self) -> dict[str, float]:
+    def pop_times(self) -> dict[str, float]:
         """Return the seconds since the last call."""
         spent, self.spent = self.spent, {}
         return spent

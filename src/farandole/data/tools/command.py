@@ -73,11 +73,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _verb(verbs: Any, name: str, words: str, action: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
-    parser.set_defaults(main=lambda args: _run(action, args))
+    parser.set_defaults(main=lambda args: _run_action(action, args))
     return parser
 
 
-def _run(action: str, args: argparse.Namespace) -> int:
+def _run_action(action: str, args: argparse.Namespace) -> int:
     try:
         actions = importlib.import_module("farandole.data.tools.actions")
     except ModuleNotFoundError as error:

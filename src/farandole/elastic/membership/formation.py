@@ -1,7 +1,7 @@
 """Generations of an elastic job, formed as its membership decides; without any I/O.
 
     formation = ElasticFormation(Membership(Policy.of(settings)), engine, time.monotonic)
-    formation.tell(HostsFound({"a": 2, "b": 2}))
+    formation.report_event(HostsFound({"a": 2, "b": 2}))
     controller = Controller(send, settings, ANY, time.monotonic, formation)
     while formation.orders:                     # after each of the controller's turns
         obey(formation.orders.popleft())        # Start, Kill, Finish
@@ -76,7 +76,7 @@ class ElasticFormation(Formation):
         """The state machine that decides, for reading only."""
         return self._membership
 
-    def tell(self, event: job_events.JobEvent) -> None:
+    def report_event(self, event: job_events.JobEvent) -> None:
         """Pass an event to the membership that the controller does not know of."""
         self._membership.on(self._clock(), event)
         self._is_news = True
@@ -85,7 +85,7 @@ class ElasticFormation(Formation):
 
     def started(self, worker_id: int, description: str) -> None:
         """See ``Formation``."""
-        self.tell(job_events.WorkerStarted(worker_id))
+        self.report_event(job_events.WorkerStarted(worker_id))
 
     def turn_away(self, uid: bytes, hello: Hello) -> str:
         """See ``Formation``."""
@@ -106,39 +106,39 @@ class ElasticFormation(Formation):
             self.longest_step(hello.worker_id, hello.step_s)
         self._membership.on(now, job_events.WorkerConnected(hello.worker_id, hello.ready, hello.state_step))
         if misfit:
-            self.tell(job_events.WorkerUnfit(hello.worker_id, misfit))
+            self.report_event(job_events.WorkerUnfit(hello.worker_id, misfit))
         self._is_news = True
 
     def worker_exited(self, event: WorkerExited) -> None:
         """See ``Formation``."""
-        self.registry.leave(event.worker_id)
+        self.registry.free_worker_id(event.worker_id)
         self._known.pop(event.worker_id, None)
         self._seniors.discard(event.worker_id)
         # Without the worker's last output lines: no decision depends on them, and they would fill the journal.
-        self.tell(WorkerExited(event.worker_id, event.code, event.description))
+        self.report_event(WorkerExited(event.worker_id, event.code, event.description))
 
     def left(self, worker_id: int, ending: bool, told: bool) -> None:
         """See ``Formation``."""
-        self.registry.leave(worker_id)
-        self.tell(job_events.WorkerLeft(worker_id, ending, told))
+        self.registry.free_worker_id(worker_id)
+        self.report_event(job_events.WorkerLeft(worker_id, ending, told))
 
     def answered(self, worker_id: int) -> None:
         """See ``Formation``."""
-        self.tell(job_events.Answered(worker_id))
+        self.report_event(job_events.Answered(worker_id))
 
     def generation_ended(self, event: GenerationEnded) -> None:
         """See ``Formation``."""
         self.on_generation_ended(event)
-        self.tell(event)
+        self.report_event(event)
 
     def longest_step(self, worker_id: int, step_s: float) -> None:
         """See ``Formation``."""
-        self.tell(job_events.LongestStep(step_s, worker_id))
+        self.report_event(job_events.LongestStep(step_s, worker_id))
 
     def stalled(self, worker_ids: Collection[int], reason: str) -> bool:
         """See ``Formation``."""
         for worker_id in worker_ids:
-            self.tell(job_events.WorkerHung(worker_id, reason))
+            self.report_event(job_events.WorkerHung(worker_id, reason))
         return bool(worker_ids)
 
     # -- decisions ----------------------------------------------------------------------------------------------------
@@ -178,11 +178,11 @@ class ElasticFormation(Formation):
         while not self._due and not is_over:
             self._is_news = False
             for decision in self._membership.decide(now):
-                self._take(decision)
+                self._apply_decision(decision)
             is_over = not self._is_news
         return self._due.popleft() if self._due and not self._is_held else None
 
-    def _take(self, decision: actions.Decision) -> None:
+    def _apply_decision(self, decision: actions.Decision) -> None:
         events.logger.debug("decided: %s (%s)", decision.action, decision.reason)
         self.on_decision(decision)
         handler = self._handlers.get(type(decision.action))
@@ -227,12 +227,12 @@ class ElasticFormation(Formation):
 
     def _undo(self, action: actions.Form, unfit: Mapping[int, str]) -> None:
         """Undo a ``Form`` that ``unfit`` workers (reasons by worker id) make impossible; other workers still wait."""
-        self.tell(GenerationEnded(action.generation, next(iter(unfit.values()))))
+        self.report_event(GenerationEnded(action.generation, next(iter(unfit.values()))))
         for worker_id in action.worker_ids:
             if worker_id in unfit:
-                self.tell(job_events.WorkerUnfit(worker_id, unfit[worker_id]))
+                self.report_event(job_events.WorkerUnfit(worker_id, unfit[worker_id]))
             else:
-                self.tell(
+                self.report_event(
                     job_events.WorkerConnected(worker_id, ready=True, step=self._known[worker_id].hello.state_step)
                 )
 

@@ -81,7 +81,7 @@ class JobState:
             )
             return
         if worker.phase is WorkerPhase.MEMBER:
-            self._leave(worker, now)
+            self._remove_member(worker, now)
         worker.step = event.step
         if self.over and worker.senior and self.patience_from_s is None:
             self.patience_from_s = now
@@ -96,7 +96,7 @@ class JobState:
     def _on_left(self, now: float, event: job_events.WorkerLeft) -> None:
         worker = self.workers.get(event.worker_id)
         if worker is not None and worker.phase is WorkerPhase.MEMBER:
-            self._leave(worker, now)
+            self._remove_member(worker, now)
             if event.ending or event.told:
                 worker.enter(WorkerPhase.ENDING if event.ending else WorkerPhase.LEAVING, now)
         elif worker is not None and event.told and worker.phase in BETWEEN:
@@ -132,7 +132,7 @@ class JobState:
         worker = self.workers.get(event.worker_id)
         if worker is not None and worker.phase not in GONE:
             if worker.phase is WorkerPhase.MEMBER:
-                self._leave(worker, now)
+                self._remove_member(worker, now)
             self._answer(RefuseWorkers([event.worker_id]), event.reason)
             worker.enter(WorkerPhase.DISMISSED, now)  # it exits by itself, with its own error message
 
@@ -168,7 +168,7 @@ class JobState:
             slot = HostSlot(seat.host, seat.slot)
             worker = Worker(seat.worker_id, slot, WorkerPhase.MEMBER, now, senior=True, member_since_s=now)
             self.workers[seat.worker_id] = worker
-            self.slots.take(slot, seat.worker_id)
+            self.slots.occupy(slot, seat.worker_id)
         # Slots for the adopted members only, until hosts are found.
         room: dict[str, int] = {}
         for seat in event.members:
@@ -178,7 +178,7 @@ class JobState:
         self.members = tuple(seat.worker_id for seat in event.members)
         self._seniority, self.adopting, self.awaits_hosts = list(self.members), True, True
 
-    def _leave(self, worker: Worker, now: float) -> None:
+    def _remove_member(self, worker: Worker, now: float) -> None:
         """Remove a member from its generation, which is then over for all members: each of them rejoins or exits."""
         worker.enter(WorkerPhase.LEFT, now)
         self.over = self.over or f"{worker} has left it"
@@ -219,7 +219,7 @@ class JobState:
         """Register a new worker, which the caller starts in ``slot``."""
         worker = Worker(self.next_worker_id, slot, WorkerPhase.STARTING, now)
         self.workers[worker.worker_id] = worker
-        self.slots.take(slot, worker.worker_id)
+        self.slots.occupy(slot, worker.worker_id)
         self.next_worker_id += 1
         return worker
 

@@ -13,7 +13,7 @@ from farandole.elastic.membership.journal import DecisionRecord, replay
 from farandole.errors import UsageError
 
 
-def tell(turns: Sequence[DecisionRecord]) -> Iterator[str]:
+def replay_lines(turns: Sequence[DecisionRecord]) -> Iterator[str]:
     """Lines to print, for each event and decision; seconds count from the first turn."""
     begin_s = turns[0].at_s if turns else 0.0
     for turn in turns:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     except (OSError, UsageError) as error:
         print(f"farandole: {error}", file=sys.stderr)
         return 1
-    print("\n".join(tell(turns)))
+    print("\n".join(replay_lines(turns)))
     return 0
 
 

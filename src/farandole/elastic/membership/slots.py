@@ -2,7 +2,7 @@
 
     >>> slots = Slots(Policy(cooldown_range_s=(2.0, 60.0)))
     >>> slots.found({"a": 1})
-    >>> slots.take(slots.free(now=0.0), worker_id=0)
+    >>> slots.occupy(slots.free(now=0.0), worker_id=0)
     >>> slots.fail(HostSlot("a", 0), now=10.0).reason
     'a worker in slot 0 of a has failed: it gets another one in 2 s at the earliest'
     >>> slots.free(now=11.0), slots.free(now=12.0)
@@ -71,7 +71,7 @@ class Slots:
         """True if the host is in the list and still has this slot."""
         return slot.index < self._capacity.get(slot.host, 0)
 
-    def take(self, slot: HostSlot, worker_id: int) -> None:
+    def occupy(self, slot: HostSlot, worker_id: int) -> None:
         """Mark ``slot`` as taken by this worker."""
         self._taken[slot] = worker_id
 

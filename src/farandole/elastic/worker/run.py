@@ -109,7 +109,7 @@ class _Notice:
         is_free = is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         self._listens = is_free and current("elastic.run").settings.is_elastic
         self._given = False
-        self._handler = lambda *_: self._give()
+        self._handler = lambda *_: self._on_sigterm()
 
     def __enter__(self) -> _Notice:
         if self._listens:
@@ -147,7 +147,7 @@ class _Notice:
                 current().leave_for_good()
             raise SystemExit(128 + signal.SIGTERM)
 
-    def _give(self) -> None:
+    def _on_sigterm(self) -> None:
         self._given = True
         if is_initialized():
             self.announce()
@@ -197,7 +197,7 @@ class _Turn:
         self._state._joined = False
         if self._because:
             synced_s = time.monotonic()
-            self._step_vote.on_recovered = lambda: self._tell(time.monotonic() - synced_s)
+            self._step_vote.on_recovered = lambda: self._emit_recovery(time.monotonic() - synced_s)
 
     def _rejoin(self, notice: _Notice) -> None:
         """Leave the session and join the next generation, unless this worker was told to end."""
@@ -225,7 +225,7 @@ class _Turn:
         because = f"a change: {current().change_due or 'other workers have heard of it'}"
         return _Turn(self._state, because, is_planned=True)
 
-    def _tell(self, first_step_s: float) -> None:
+    def _emit_recovery(self, first_step_s: float) -> None:
         session, synced = current(), self._state._synced
         recovery = events.Recovery(
             time_s=time.monotonic(),

@@ -250,7 +250,7 @@ class SampleCursor:
         mine = sum(len(batch.positions(self.rank, self.size)) - batch.left_out[0] for batch in self._passing)
         return mine, sum(batch.samples - batch.left_out[1] for batch in self._passing) or min(1, len(self._passing))
 
-    def leave(self) -> None:
+    def forget_pass(self) -> None:
         """Note that the pass under way is over samples of other cursors."""
         self._passing = []
 

@@ -176,7 +176,7 @@ class ObjectState(State):
         if self._saved_at == self._step_vote.step:
             for handler in (*self._parts.values(), *self._handlers.values()):
                 handler.restore()
-            self._take(self._registered() | copy.deepcopy(self._saved))
+            self._set_attributes(self._registered() | copy.deepcopy(self._saved))
         for part in self._random.values():
             part.restore()
 
@@ -219,7 +219,7 @@ class ObjectState(State):
             )
         for name, tree in content["trees"].items():
             self._parts[name].load(tree)
-        self._take(self._registered() | copy.deepcopy(dict(content["objects"])))
+        self._set_attributes(self._registered() | copy.deepcopy(dict(content["objects"])))
         self._step_vote.step, self._is_whole = content["step"], True
         self.save()
 
@@ -231,7 +231,7 @@ class ObjectState(State):
         self._synced = synchronize(self._parts, self._objects(), self._leaves, job_state, reach)
         self._unlike = self._synced.unlike
         self._is_whole = True  # not before: if the line above raises, half-received tensors are no state
-        self._take(self._registered() | self._synced.objects)
+        self._set_attributes(self._registered() | self._synced.objects)
         self._arrange(self._synced.step)
         for part in self._parts.values():
             part.agree()
@@ -280,7 +280,7 @@ class ObjectState(State):
         """The current values of the parts, which may have replaced the registered values."""
         return {name: part.value for name, part in self._parts.items() if name not in self._random}
 
-    def _take(self, objects: dict[str, Any]) -> None:
+    def _set_attributes(self, objects: dict[str, Any]) -> None:
         for name, value in objects.items():
             object.__setattr__(self, name, value)
 

@@ -73,7 +73,7 @@ class Inventory(Generic[T]):
         trees = {name: part.tree() for name, part in parts.items()}
         self._copies = {name: tree for name, tree in trees.items() if parts[name].is_copied}
         # No tensors are made for a fixed part: each rank's program decides in which order their elements lie.
-        taken = {name: leaves.take(tree, in_order=not parts[name].is_fixed) for name, tree in trees.items()}
+        taken = {name: leaves.flatten(tree, in_order=not parts[name].is_fixed) for name, tree in trees.items()}
         self.skeletons = {name: bytes(cloudpickle.dumps(skeleton)) for name, (skeleton, _) in taken.items()}
         self._tensors = {name: tensors for name, (_, tensors) in taken.items()}
         self.changed: dict[str, Any] = {}

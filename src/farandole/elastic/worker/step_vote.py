@@ -53,7 +53,7 @@ class StepVote:
             self._pass += 1
             for cursor in cursors:
                 if not cursor.is_fresh:
-                    cursor.leave()
+                    cursor.forget_pass()
         return weight(cursors)
 
     def passing(self) -> tuple[int, int]:

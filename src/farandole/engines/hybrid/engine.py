@@ -110,7 +110,7 @@ class HybridEngine(Engine):
         def after(k: int) -> None:
             self._inside.allgather(shared.own[k], shared.pieces[k], shared.counts[k])
 
-        self._run(len(shared.pieces), before, across, after)
+        self._run_pipeline(len(shared.pieces), before, across, after)
 
     def _allreduce_whole(self, array: Array, how: Reduction) -> None:
         """All-gather the arrays of all members, and reduce them in one step on each."""
@@ -146,7 +146,7 @@ class HybridEngine(Engine):
             if layout.host != source:
                 self._inside.allgather(shared.own[k], shared.pieces[k], shared.counts[k])
 
-        self._run(len(shared.pieces), before, across, after)
+        self._run_pipeline(len(shared.pieces), before, across, after)
 
     @ends_when_interrupted
     def gather_small(self, payload: bytes) -> list[bytes]:
@@ -198,7 +198,7 @@ class HybridEngine(Engine):
             for member, part in enumerate(split(recv, counts)):
                 copy(rounds.cut(part, member, k), rounds[k].of[member])
 
-        self._run(rounds.number, before, across, after)
+        self._run_pipeline(rounds.number, before, across, after)
 
     @ends_when_interrupted
     def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
@@ -228,14 +228,14 @@ class HybridEngine(Engine):
             else:
                 self._inside.alltoall(parts.arrived, self._of_passengers(parts), mine, self._to_carrier(mine))
 
-        self._run(rounds.number, before, across, after)
+        self._run_pipeline(rounds.number, before, across, after)
 
     @ends_when_interrupted
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         """Exchange through the carriers of the receivers' lanes."""
         crossing = InterHostAlltoall(self._layout, self.group.rank, self._inside, self._across)
         with self._collective():
-            crossing.run(send, send_counts, recv, recv_counts)
+            crossing.alltoall(send, send_counts, recv, recv_counts)
 
     def _to_carrier(self, mine: Array) -> list[int]:
         """Number of this member's elements that each neighbour carries: one carries all, the others none."""
@@ -270,10 +270,10 @@ class HybridEngine(Engine):
     def _engines(self) -> list[Engine]:
         return [self._inside] if self._across is None else [self._inside, self._across]
 
-    def _run(self, number: int, before: Phase, across: Callable[[Engine, int], None], after: Phase) -> None:
+    def _run_pipeline(self, number: int, before: Phase, across: Callable[[Engine, int], None], after: Phase) -> None:
         over = None if self._across is None else partial(across, self._across)
         with self._collective():
-            self._pipeline.run(number, before, over, after)
+            self._pipeline.run_pieces(number, before, over, after)
 
     @contextmanager
     def _collective(self) -> Iterator[None]:

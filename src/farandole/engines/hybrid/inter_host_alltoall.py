@@ -1,6 +1,6 @@
 """All-to-all among several hosts, in which every part is sent between hosts once, on the lane of its receiver.
 
-InterHostAlltoall(layout, member, inside, across).run(send, send_counts, recv, recv_counts)
+InterHostAlltoall(layout, member, inside, across).alltoall(send, send_counts, recv, recv_counts)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class InterHostAlltoall:
         self._index = {p: index for members in layout.hosts for index, p in enumerate(members)}
         self._sizes: dict[_Part, int] = {}
 
-    def run(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
+    def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         """Run the all-to-all. Collective."""
         self._learn(send_counts, recv_counts)
         mine = [(self._member, to) for to in self._everybody]

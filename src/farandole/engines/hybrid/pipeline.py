@@ -1,7 +1,7 @@
 """Pipeline over the pieces of a message, in three phases of which the middle one overlaps with the other two.
 
 pipeline = Pipeline("process set 0")
-pipeline.run(8, reduce_inside, reduce_across, gather_inside)
+pipeline.run_pieces(8, reduce_inside, reduce_across, gather_inside)
 pipeline.close()
 """
 
@@ -41,7 +41,7 @@ class Pipeline:
         self._pending: deque[Future[None]] = deque()
         self._thread: threading.Thread | None = None
 
-    def run(self, pieces: int, before: Phase, across: Phase | None, after: Phase) -> None:
+    def run_pieces(self, pieces: int, before: Phase, across: Phase | None, after: Phase) -> None:
         """Call each phase with 0, 1, ... ``pieces`` - 1, in this order; piece k may use memory that k - IN_FLIGHT used.
 
         ``across`` runs on a thread of its own while this thread runs ``before`` for the next pieces and ``after`` for

@@ -106,7 +106,7 @@ class NcclEngine(Engine):
             values = scale(values, how.prescale)
             options = dist.AllreduceOptions()
             options.reduceOp = own  # type: ignore[assignment]
-            self._run(lambda pg: pg.allreduce([values], options))
+            self._run_operation(lambda pg: pg.allreduce([values], options))
             result = finish(values, how.op, self.group.size, how.postscale)
         else:
             counts = shares(array.count, self.group.size, 1)
@@ -202,11 +202,11 @@ class NcclEngine(Engine):
         item = send.element_size()
         outgoing, incoming = as_bytes(send), as_bytes(recv)
         sent, received = [n * item for n in send_counts], [n * item for n in recv_counts]
-        self._run(lambda pg: pg.alltoall_base(incoming, outgoing, received, sent))
+        self._run_operation(lambda pg: pg.alltoall_base(incoming, outgoing, received, sent))
 
     def _gathered(self, mine: torch.Tensor, whole: torch.Tensor, counts: Sequence[int]) -> None:
         if len(set(counts)) == 1:
-            self._run(lambda pg: pg._allgather_base(as_bytes(whole), as_bytes(mine)))
+            self._run_operation(lambda pg: pg._allgather_base(as_bytes(whole), as_bytes(mine)))
             return
         slices = whole.split(list(counts))
         slices[self.group.rank].copy_(mine)
@@ -216,9 +216,9 @@ class NcclEngine(Engine):
     def _broadcast(self, values: torch.Tensor, root: int) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = root
-        self._run(lambda pg: pg.broadcast([as_bytes(values)], options))
+        self._run_operation(lambda pg: pg.broadcast([as_bytes(values)], options))
 
-    def _run(self, start: Callable[[Any], Any]) -> None:
+    def _run_operation(self, start: Callable[[Any], Any]) -> None:
         """Start one operation, and return when the device has completed it."""
         self._check()
         self._calls += 1

@@ -35,13 +35,13 @@ class ExchangeStore(_Store):  # type: ignore[misc]
         """Publish ``value`` under ``key``."""
         self.values[key] = bytes(value)
         if self._leads:
-            self.meet()
+            self.gather()
 
     def check(self, keys: list[str]) -> bool:
         """True if these keys are known here already."""
         return all(key in self.values for key in keys)
 
-    def meet(self) -> None:
+    def gather(self) -> None:
         """Gather the published values of all, once; every member must call it, even if it could not make its group."""
         exchange, self._exchange = self._exchange, None  # once: no other member would take part in a second exchange
         for said in exchange(msgspec.msgpack.encode(self.values)) if exchange else ():
@@ -50,7 +50,7 @@ class ExchangeStore(_Store):  # type: ignore[misc]
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Meet, after which all values are present; the exchange has a timeout of its own."""
         if not self.check(keys):
-            self.meet()
+            self.gather()
         if missing := [key for key in keys if key not in self.values]:
             raise EngineError(f"no member published {missing} before the exchange")
 

@@ -120,7 +120,7 @@ class LaunchedWorkers(Workers):
         self._report_start()
         self._reap()  # if no worker could start, there may be no SIGCHLD
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Send ``Goodbye`` to the controller, unless it is lost."""
         self._post(Goodbye())
         if self._link is not None:
@@ -156,7 +156,7 @@ class LaunchedWorkers(Workers):
         if self._signals in ready:
             self._on_signals()
         if 0 in ready and self._launcher_lives:
-            self._hear()
+            self._print_launcher_text()
         self._writing -= ready
 
     def tick(self, now: float) -> None:
@@ -281,13 +281,13 @@ class LaunchedWorkers(Workers):
                 self._orphaned()
         self._reap()
 
-    def _hear(self) -> None:
+    def _print_launcher_text(self) -> None:
         """Print the launcher's text from standard input; end of file means that the launcher has exited."""
         # At the end only a hang-up leads here (see ``fds``): the launcher itself prints unread text.
         text = b"" if self._finishing else os.read(0, 2**16)
         lines, newline, self._heard = (self._heard + text).rpartition(b"\n")
         if newline and self._output is not None:
-            self._output.say(STDERR, lines + newline)
+            self._output.queue_lines(STDERR, lines + newline)
         if not text:
             self._launcher_lives = False
             self._orphaned()
@@ -434,7 +434,7 @@ def serve(config: LaunchedAgentConfig, address: str, way: ControllerLookup | Non
             # The workers die with this process, but not their children. Some may be left although all were killed:
             # forked while /proc was listed, and ``GIVE_UP_S`` may be over before the next check.
             process.end_descendants(LAST_KILL_S)
-    workers.leave()
+    workers.disconnect()
 
 
 def _threads(spec: WorkerSpec) -> dict[str, str]:

@@ -145,7 +145,7 @@ class AgentProcess:
         with contextlib.suppress(OSError):  # it has exited
             resource.prlimit(self._pid, resource.RLIMIT_NOFILE, limits)
 
-    def tell(self, text: bytes) -> bytes:
+    def print_text(self, text: bytes) -> bytes:
         """Write to the agent's standard input, after its config, without blocking; return the bytes not written."""
         self._told = True
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
@@ -190,7 +190,7 @@ class AgentProcess:
         os.close(self._input)
 
     def wait(self, until_s: float) -> bytes:
-        """Wait for its exit until ``until_s``, then kill it; return the text from ``tell`` that it has not read."""
+        """Wait for its exit until ``until_s``, then kill it; return the text of ``print_text`` that it has not read."""
         end = select.poll()  # unlike select(), no limit on descriptor numbers
         end.register(self._ending, select.POLLIN)
         if self.code is None and not end.poll(max(0.0, until_s - time.monotonic()) * 1000):

@@ -70,7 +70,7 @@ class JobOutput:
 
     @property
     def has_ended(self) -> bool:
-        """True after ``finish``, when everything is written: ``say`` prints nothing then."""
+        """True after ``finish``, when everything is written: ``queue_lines`` prints nothing then."""
         return not any(pump.is_alive() for pump in self._pumps)
 
     def add(self, stream: int, fd: int, tag: Tag, sink: Sink | None = None) -> OutputSource:
@@ -82,9 +82,9 @@ class JobOutput:
         for pump in dict.fromkeys(self._pumps):
             pump.start()
 
-    def say(self, stream: int, lines: bytes, then: Callable[[], object] = lambda: None) -> None:
+    def queue_lines(self, stream: int, lines: bytes, then: Callable[[], object] = lambda: None) -> None:
         """Queue whole lines; the writing thread calls ``then`` afterwards. Does not block."""
-        self._pumps[stream].say(self._sinks[stream], lines, then)
+        self._pumps[stream].queue_lines(self._sinks[stream], lines, then)
 
     def settle(self, stream: int, source: OutputSource, timeout_s: float) -> None:
         """Wait until the data that a source has ready is read."""
@@ -186,10 +186,10 @@ class Receipts:
         output.start()
         return cls(output)
 
-    def take(self, host: str, message: Output) -> None:
+    def queue_output(self, host: str, message: Output) -> None:
         """Queue lines of a host, and store a receipt after they are written."""
         receipt = Written(message.stream, len(message.text))
-        self.output.say(message.stream, message.text, partial(self._note, host, receipt))
+        self.output.queue_lines(message.stream, message.text, partial(self._note, host, receipt))
 
     def collect(self) -> list[tuple[str, Written]]:
         """Receipts since the last call, each with its host."""

@@ -27,7 +27,7 @@ def submitted(script: str, options: Sequence[str], variables: Mapping[str, str])
     if shutil.which("sbatch", path=variables.get("PATH")) is None:
         raise UsageError("sbatch is not found here: submit where Slurm's commands are, or see the script with --print")
     try:
-        done = _run(["sbatch", *options], variables, script)
+        done = _run_command(["sbatch", *options], variables, script)
     except subprocess.TimeoutExpired as error:
         raise FarandoleError(
             f"sbatch has not answered for {ANSWERS_S:.0f} s, and the job may be submitted or not: look with squeue --me"
@@ -49,13 +49,15 @@ def asked(command: Sequence[str], variables: Mapping[str, str]) -> str:
 def said(command: Sequence[str], variables: Mapping[str, str]) -> tuple[str, str]:
     """Output of a Slurm command and ""; or "" and why it failed."""
     try:
-        done = _run(command, variables)
+        done = _run_command(command, variables)
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
     return ("", " ".join((done.stderr or done.stdout).split())) if done.returncode else (done.stdout, "")
 
 
-def _run(command: Sequence[str], variables: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _run_command(
+    command: Sequence[str], variables: Mapping[str, str], text: str = ""
+) -> subprocess.CompletedProcess[str]:
     program = shutil.which(command[0], path=variables.get("PATH")) or command[0]
     return subprocess.run(
         [program, *command[1:]],

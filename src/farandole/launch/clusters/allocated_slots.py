@@ -95,7 +95,7 @@ class AllocatedSlots:
             self._take_in()
         self._host_of = hosts_of({slot: self._placed(hello) for slot, (_, hello) in self._held.items()}, self._names)
 
-    def take(self, identity: bytes, hello: SlotHello) -> bool:
+    def add_slot(self, identity: bytes, hello: SlotHello) -> bool:
         """Add a slot that connected after ``gather``; False if another task holds it."""
         if hello.slot in self._held:
             return False
@@ -194,7 +194,7 @@ class AllocatedSlots:
             self._router.send(self._held.pop(slot)[0], SlotOver())
         self._host_of.pop(slot, None)
 
-    def ask(self, slots: range) -> None:
+    def request_slots(self, slots: range) -> None:
         """Request further slots with these numbers from the cluster."""
         self._provider.lend(slots, self._ticket, together=False)
 

@@ -82,10 +82,10 @@ class ElasticSlots:
         """Descriptor that is readable when ``turn`` has something to do."""
         return self._slots.bell
 
-    def take(self, identity: bytes, message: Any) -> None:
+    def handle_slot_message(self, identity: bytes, message: Any) -> None:
         """Handle a message of a slot, or of the command that starts an agent."""
         if isinstance(message, SlotHello):
-            if message.slot in self._asked and self._slots.take(identity, message):
+            if message.slot in self._asked and self._slots.add_slot(identity, message):
                 self._pause_s = ASK_AGAIN_S
                 self._write()
             else:
@@ -116,7 +116,7 @@ class ElasticSlots:
             more = range(self._next, self._next + self._most - len(self._asked))
             self._next = more.stop
             self._asked |= set(more)
-            self._slots.ask(more)
+            self._slots.request_slots(more)
 
     def _run_agent(self, identity: bytes, message: RunAgent) -> None:
         config = unpack(msgspec.json.Decoder(LaunchedAgentConfig).decode, message.config)

@@ -43,7 +43,7 @@ class ResultBox:
         self._values, self._error = values, error
         self._there.set()
 
-    async def take(self, rank: int) -> Any:
+    async def result_of(self, rank: int) -> Any:
         """Wait for the result of a rank; raises ``RuntimeError`` if the call has failed."""
         await self._there.wait()
         if self._error:

@@ -102,7 +102,7 @@ class WorkerPool:
                 try:
                     asked = self._asked.get_nowait()
                 except queue.Empty:
-                    self._hear(router)  # workers may connect meanwhile
+                    self._receive_results(router)  # workers may connect meanwhile
                     continue
                 if asked is None:
                     break
@@ -114,7 +114,7 @@ class WorkerPool:
         results, until_s = Results(), float("inf")
         while len(self._waiting) < self._np:
             self._expect_workers()
-            self._hear(router)
+            self._receive_results(router)
         self._payload = payload
         for worker_id, identity in self._waiting.items():
             router.send(identity, piece_of(payload, FetchTask(worker_id)))
@@ -122,7 +122,7 @@ class WorkerPool:
         left = self._np
         while left and time.monotonic() < until_s:
             self._expect_workers()
-            for result in self._hear(router):
+            for result in self._receive_results(router):
                 results.add(result.worker_id, result.ok, result.payload)
                 left -= 1
                 until_s = until_s if result.ok else min(until_s, time.monotonic() + OTHERS_S)
@@ -135,7 +135,7 @@ class WorkerPool:
             self._run.result()
             raise ControlError("the workers have ended")
 
-    def _hear(self, router: Router) -> list[TaskResult]:
+    def _receive_results(self, router: Router) -> list[TaskResult]:
         """Handle messages that have arrived; return results."""
         router.wait(LOOK_S)
         results = []
@@ -156,7 +156,7 @@ class WorkerPool:
             for identity in self._waiting.values():
                 router.send(identity, TaskPayload(b""))
             self._waiting.clear()
-            self._hear(router)
+            self._receive_results(router)
             self._provider.is_over = self._provider.is_over or time.monotonic() > until_s
 
 

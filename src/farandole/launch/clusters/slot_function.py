@@ -77,10 +77,10 @@ def run_on(
     # Without relays: results are sent directly to this process, so none arrives after its worker's exit report.
     settings = msgspec.structs.replace(settings, tree_radix=max(settings.tree_radix, np))
     job = msgspec.structs.replace(job, settings=settings)
-    return _run(provider, job, np, task)
+    return _run_in_slots(provider, job, np, task)
 
 
-def _run(provider: SlotProvider, job: Job, np: int, task: bytes) -> list[Any]:
+def _run_in_slots(provider: SlotProvider, job: Job, np: int, task: bytes) -> list[Any]:
     settings, secret, results = job.settings, new_secret(), Results()
     with contextlib.ExitStack() as held:
         router = held.enter_context(Router(JobKeys.from_secret(secret), everywhere(settings.ports)))

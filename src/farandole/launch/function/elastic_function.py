@@ -56,7 +56,7 @@ class SlotSource(Protocol):
     def turn(self) -> None:
         """Check for lost slots."""
 
-    def take(self, identity: bytes, message: Any) -> None:
+    def handle_slot_message(self, identity: bytes, message: Any) -> None:
         """Handle a message that is not about the function."""
 
 
@@ -162,16 +162,16 @@ def _taker(router: Router, task: bytes, results: Results, slots: SlotSource | No
     """Function that handles one message to the caller."""
     pieces = ResultPieces()
 
-    def take(identity: bytes, message: object) -> None:
+    def handle_task_message(identity: bytes, message: object) -> None:
         if isinstance(message, FetchTask):
             router.send(identity, piece_of(task, message))
         elif isinstance(message, TaskResult):
             if whole := pieces.add(identity, message):
                 results.add(whole.worker_id, whole.ok, whole.payload)
         elif slots is not None:
-            slots.take(identity, message)
+            slots.handle_slot_message(identity, message)
 
-    return take
+    return handle_task_message
 
 
 @final

@@ -80,7 +80,7 @@ class LaunchedFunction:
         self._outcome: list[Any] = []
         self._failure: BaseException | None = None
         # A daemon: the interpreter would wait for it before ``atexit``. The kernel kills its child processes.
-        self._thread = threading.Thread(target=self._run, name="farandole-launch", daemon=True)
+        self._thread = threading.Thread(target=self._run_job, name="farandole-launch", daemon=True)
         self._thread.start()
 
     def __repr__(self) -> str:
@@ -163,7 +163,7 @@ class LaunchedFunction:
         new.write_text(f"{socket.gethostname()} slots={np}\n")
         new.replace(self._file)
 
-    def _run(self) -> None:
+    def _run_job(self) -> None:
         try:
             self._outcome = run_elastic(self._request, self._task, self._begun)
         except BaseException as error:  # ``result`` raises it

@@ -156,7 +156,7 @@ class Watched(Discovery):
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)  # before ``_found``: a later read signals again
         if self._found is not None:
-            return self._take(self._found, now)
+            return self._parse_found(self._found, now)
         if now < self._next_s:
             return None
         self._next_s = now + SCRIPT_S
@@ -167,7 +167,7 @@ class Watched(Discovery):
         threading.Thread(target=self._read, name="farandole-hosts", daemon=True).start()
         return None
 
-    def _take(self, found: bytes | OSError, now: float) -> tuple[Host, ...]:
+    def _parse_found(self, found: bytes | OSError, now: float) -> tuple[Host, ...]:
         self._is_reading, self._found, self._next_s = False, None, now + EVERY_S
         if isinstance(found, OSError):
             raise UsageError(f"{self._source} cannot be read: {found.strerror}") from found

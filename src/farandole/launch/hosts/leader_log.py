@@ -1,7 +1,7 @@
 """Log of the leaders of a run and of its last generation. It fences off a late leader.
 
     log = LeaderLog(folder.path)
-    epoch = log.take(goes_on=False).epoch                     # a leader, before anything else
+    epoch = log.begin_epoch(goes_on=False).epoch              # a leader, before anything else
     log.append(LeaderEntry(epoch, generation=1, members=...)) # before the members of a generation are told
     log.append(...)                                           # raises SupersededError after another leader took over
 
@@ -75,7 +75,7 @@ class LeaderLog:
             self._number, self._last = self._number + 1, entry
         return self._last
 
-    def take(self, *, goes_on: bool) -> LeaderEntry:
+    def begin_epoch(self, *, goes_on: bool) -> LeaderEntry:
         """Begin the next epoch; if the run ``goes_on``, its entry contains the last generation."""
         self._path.mkdir(mode=0o700, exist_ok=True)
         while True:

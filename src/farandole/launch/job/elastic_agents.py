@@ -44,7 +44,7 @@ class AbsentAgent:
         """The reason why it could not be started, or was lost."""
         return self.why
 
-    def tell(self, text: bytes) -> bytes:
+    def print_text(self, text: bytes) -> bytes:
         """Write nothing, and return all of ``text``."""
         return text
 

@@ -90,7 +90,7 @@ class ElasticLauncher:
             death_signal = signal.SIGTERM if self._elastic.reaches_out else None
             children = held.enter_context(Agents([], settings, captured=True, death_signal=death_signal))
             controllers = _Controllers(self._elastic, self._terms, children, interrupts, journal, receipts, monitor)
-            result = controllers.run(settings)
+            result = controllers.serve(settings)
             if self._terms is not None:
                 _end_run(self._terms, result.status)
             if monitor is not None:
@@ -117,7 +117,7 @@ class _Controllers:
         self._secret = terms.term.secret if terms is not None else new_secret()
         self._listen = ""
 
-    def run(self, settings: Settings) -> JobResult:
+    def serve(self, settings: Settings) -> JobResult:
         """Serve until the job is over."""
         agents = ElasticAgents(self._elastic, settings, self._secret, self._children)
         failures: list[float] = []
@@ -132,15 +132,15 @@ class _Controllers:
                 why = f"the controller has failed: {type(error).__name__}: {error}"
                 if len(failures) >= MOST_FAILURES:
                     return JobResult(1, f"{why}; it is the {MOST_FAILURES}th within {WITHIN_S:g} s")
-                self._say(f"{traceback.format_exc()}farandole: {why}: another one takes over\n")
+                self._print_text(f"{traceback.format_exc()}farandole: {why}: another one takes over\n")
             agents.keep_running()
 
-    def _say(self, text: str) -> None:
+    def _print_text(self, text: str) -> None:
         output = self._handover.output.output
         if output.has_ended:
             print_now(printed(text))
         else:  # the next controller does not wait for a reader who does not read
-            output.say(STDERR, printed(text))
+            output.queue_lines(STDERR, printed(text))
 
     def _serve(self, settings: Settings, agents: ElasticAgents) -> JobResult:
         with contextlib.ExitStack() as held:

@@ -99,7 +99,7 @@ class ElasticLoop(Loop):
         self._inherited: set[str] = set()
         """Hosts whose agents had another controller or connection before, and have not yet reported their workers."""
         self._discovery = elastic.discovery
-        self._discovery.say = self._say
+        self._discovery.say = self._print_text
         self._formation.on_decision = self._note
         self._formation.on_generation_ended = self._on_generation_ended
         is_foreign = elastic.starter.is_foreign
@@ -114,7 +114,7 @@ class ElasticLoop(Loop):
 
     def take_over(self) -> None:
         """Continue a job as its next controller, from the membership, the agents and what was handed over."""
-        self._formation.tell(ControllerReplaced())
+        self._formation.report_event(ControllerReplaced())
         until_s = time.monotonic() + self._reconnect_s
         counts = Counter(worker.slot.host for worker in self._workers.values())
         if counts:
@@ -203,7 +203,7 @@ class ElasticLoop(Loop):
         self._found = hosts
         named = by_own_name(hosts, self._elastic.here, is_own) if self._elastic.here else hosts
         own = within(named, self._most)
-        self._formation.tell(HostsFound({host.name: host.slots for host in own}))
+        self._formation.report_event(HostsFound({host.name: host.slots for host in own}))
 
     def _obey_watcher(self, order: WatchOrder) -> tuple[bool, str]:
         if order.verb != "scale":
@@ -238,7 +238,7 @@ class ElasticLoop(Loop):
     def _say_once(self, text: str) -> None:
         """Print ``text``, unless it was printed last: one cause often has several consequences."""
         if text != self._said:
-            self._say(text)
+            self._print_text(text)
             self._said = text
 
     def _obey(self, decision: actions.Decision) -> None:
@@ -249,7 +249,7 @@ class ElasticLoop(Loop):
             self._start(action)
         elif isinstance(action, actions.Kill):
             if worker := self._workers.get(action.worker_id):
-                self._root.tell(worker.slot.host, KillWorker(action.worker_id))
+                self._root.send_to_agent(worker.slot.host, KillWorker(action.worker_id))
         elif isinstance(action, actions.Finish):
             words = self._words(decision.reason) if action.status else ""
             self._decide(self._handover.decided or JobResult(action.status, words))
@@ -292,7 +292,7 @@ class ElasticLoop(Loop):
 
     def _tell_to_start(self, host: str, specs: list[WorkerSpec]) -> None:
         size = max(self._job.settings.max_np, self._job.settings.min_np, len(self._workers))
-        self._root.tell(host, start_workers(self._job, specs, size, inherits=self._far.of(host).inherits))
+        self._root.send_to_agent(host, start_workers(self._job, specs, size, inherits=self._far.of(host).inherits))
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
@@ -310,12 +310,12 @@ class ElasticLoop(Loop):
         if hello.lent is not None and self._orders is None:
             self._refuse(host, "this job takes no leases: it has no --run-folder")
         else:
-            self._root.tell(host, StopWorkers(0.0))
+            self._root.send_to_agent(host, StopWorkers(0.0))
 
     def _refuse(self, host: str, why: str) -> None:
         """Refuse the lease of a host."""
         self._say_once(f"refused: {why}")
-        self._root.tell(host, StopWorkers(0.0))
+        self._root.send_to_agent(host, StopWorkers(0.0))
         self._root.hosts.ended(host)
 
     def _on_leaving(self, host: str) -> None:
@@ -323,7 +323,7 @@ class ElasticLoop(Loop):
         self._told.add(host)
         if self._orders is None and self._told >= {each for each in self._open if not is_lent(each)}:
             # Now: the last worker may exit before the first agent, and its exit would be reported as the cause.
-            self._say(f"{self.WHOLE} is told to end (SIGTERM): all workers leave at their next commit")
+            self._print_text(f"{self.WHOLE} is told to end (SIGTERM): all workers leave at their next commit")
             self._result = JobResult(128 + signal.SIGTERM, f"{self.WHOLE} was told to end, and all workers have left")
             self._stop(UNTIL_KILLED_S)
 
@@ -359,7 +359,7 @@ class ElasticLoop(Loop):
                 continue
             if worker_id in running:
                 if worker.phase is WorkerPhase.DOOMED:
-                    self._root.tell(host, KillWorker(worker_id))
+                    self._root.send_to_agent(host, KillWorker(worker_id))
             elif worker.phase is WorkerPhase.STARTING:
                 specs.append(self._spec(actions.Start(worker_id, host, worker.slot.index)))
             else:  # its exit was not reported, or it was never started: no failure to print at the end
@@ -388,7 +388,7 @@ class ElasticLoop(Loop):
         if self._orders is None:
             self._say_once(reason)
             self._discovery.hurry()
-            self._formation.tell(HostLost(host, reason))
+            self._formation.report_event(HostLost(host, reason))
 
     def _close(self, host: str) -> None:
         super()._close(host)

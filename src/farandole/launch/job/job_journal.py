@@ -57,7 +57,7 @@ class Journal:
     def __enter__(self) -> Self:
         if self._fd >= 0:
             # A daemon: stuck in the kernel it cannot be joined, and must not keep this process alive.
-            threading.Thread(target=self._run, name="farandole-journal", daemon=True).start()
+            threading.Thread(target=self._write_until_closed, name="farandole-journal", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +93,7 @@ class Journal:
         os.close(self._fd)
         self._fd = -1
 
-    def _run(self) -> None:
+    def _write_until_closed(self) -> None:
         try:
             while text := self._next():
                 written = os.write(self._fd, text)  # may be partial on a full disk: the next write then fails

@@ -151,7 +151,7 @@ class JobLeases:
     def release(self, host: str, why: str) -> None:
         """Make the workers of a leased host leave at their next commit."""
         if self._hosts.release(host):
-            self._when_read(partial(self._manager.book.leave, host, why, time.time()))
+            self._when_read(partial(self._manager.book.mark_leaving, host, why, time.time()))
             self._say(f"{host} leaves at the next commit: {why}")
 
     def give_back(self, host: str, why: str) -> None:
@@ -194,7 +194,7 @@ class JobLeases:
             self.release(host, why)
         for host in self._hosts.leaving - self._dismissed - set(busy):
             self._dismissed.add(host)
-            self._root.tell(host, StopWorkers(0.0))
+            self._root.send_to_agent(host, StopWorkers(0.0))
 
     def _decided(self, members: Mapping[int, str]) -> Iterator[tuple[str, str]]:
         own = sum(not is_lent(host) for host in members.values())
@@ -223,7 +223,7 @@ class JobLeases:
         elif isinstance(message, RunQuestion):
             self._root.router.send(identity, self._view())
         elif isinstance(message, RunOrder):
-            self._orders.take(identity, message, time.monotonic())
+            self._orders.queue_order(identity, message, time.monotonic())
 
     def _progressed(self, message: Progressed, now_s: float) -> None:
         if self._later is None:

@@ -85,7 +85,7 @@ class Leadership(msgspec.Struct, frozen=True):
         contact, training = _contact(self.folder), _digest([*command, f"{host_timeout_s:g}"])
         is_patient = contact is not None and contact.lead_patience_s > 0 and contact.training == training
         try:
-            taken = LeaderLog(self.folder.path).take(goes_on=is_patient)
+            taken = LeaderLog(self.folder.path).begin_epoch(goes_on=is_patient)
         except OSError as error:
             raise UsageError(f"the run folder {self.folder.path} cannot be written: {error.strerror}") from error
         # Workers that still run have the secret that they were started with.

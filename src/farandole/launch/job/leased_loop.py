@@ -54,7 +54,7 @@ class LeasedLoop(ElasticLoop):
     ) -> None:
         super().__init__(elastic, agents, root, interrupts, handover, formation, secret)
         assert isinstance(elastic.discovery, LeasedHosts)
-        self._leases = JobLeases(elastic.discovery, terms, root, formation, self._say, self._end_for_people)
+        self._leases = JobLeases(elastic.discovery, terms, root, formation, self._print_text, self._end_for_people)
         self._leases.refuse(handover.gone)
         self._fence = LeaderFence(terms, formation, self._job.settings, root.router.address)
         self._adopts = adopts
@@ -105,7 +105,7 @@ class LeasedLoop(ElasticLoop):
     def _kill(self, host: str, worker_ids: Collection[int]) -> None:
         """Kill workers of a previous leader that are no members."""
         for worker_id in worker_ids:
-            self._root.tell(host, KillWorker(worker_id))
+            self._root.send_to_agent(host, KillWorker(worker_id))
 
     # -- descriptors and deadlines ------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class LeasedLoop(ElasticLoop):
             self._far.admit(host)
             self._open.add(host)
             slots = hello.lent.slots
-            self._say(f"{host} is lent, with {slots} worker{'s' if slots > 1 else ''}")
+            self._print_text(f"{host} is lent, with {slots} worker{'s' if slots > 1 else ''}")
             self._kill(host, [started.worker_id for started in hello.running])
 
     def _on_leaving(self, host: str) -> None:
@@ -214,7 +214,7 @@ class LeasedLoop(ElasticLoop):
 
     def _end_for_people(self) -> None:
         """End the job with status 0, as a user ordered: with another status a batch script would requeue it."""
-        self._say(f"farandole stop: ending {len(self._workers)} workers")
+        self._print_text(f"farandole stop: ending {len(self._workers)} workers")
         self._is_stopped = True
         self._decide(JobResult(0, ""))
         self._stop(self._job.settings.grace_s)
@@ -230,5 +230,5 @@ class LeasedLoop(ElasticLoop):
         self._orders = StopWorkers(0.0)
         for host in self._open:
             if not is_lent(host):  # leased hosts belong to the new leader
-                self._root.tell(host, self._orders)
+                self._root.send_to_agent(host, self._orders)
         self._give_up_at = time.monotonic()

@@ -81,7 +81,7 @@ class AnyAgent(Protocol):
     def give_up(self) -> None:
         """End it, as the job uses none of its hosts any more; its exit is ignored."""
 
-    def tell(self, text: bytes) -> bytes:
+    def print_text(self, text: bytes) -> bytes:
         """Make the agent print ``text`` between the lines of its workers; return the bytes that it did not accept."""
 
 
@@ -201,7 +201,7 @@ class Loop(ControllerHost):
         if self._notice_at is not None and self._notice_at <= now:
             self._notice_at = None
             if self._open and self._orders is not None:
-                self._say(
+                self._print_text(
                     f"waiting for the workers on {list_some(sorted(self._open))} to end; those that have not are "
                     f"killed {self._orders.grace_s:g} s after SIGTERM (--grace-seconds)"
                 )
@@ -209,10 +209,10 @@ class Loop(ControllerHost):
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._interrupts in ready:
             [number] = os.read(self._interrupts, 1)  # one: if this controller fails, the next one reads the others
-            self._hear(number)
+            self._handle_signal(number)
         if self._receipts is not None and self._receipts.fd in ready:
             for host, receipt in self._receipts.collect():
-                self._root.tell(host, receipt)
+                self._root.send_to_agent(host, receipt)
         self._writing -= ready
         for agent in [each for each in self._agents if not ready.isdisjoint(each.fds)]:
             agent.attend()
@@ -225,7 +225,7 @@ class Loop(ControllerHost):
         self._on_signal(signal.SIGTERM)
         return True, "the workers are told to end (SIGTERM)"
 
-    def _hear(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         """Handle a signal that the launcher received."""
         if number in INTERRUPTS:
             self._on_signal(number)
@@ -234,7 +234,7 @@ class Loop(ControllerHost):
 
     def _pass_on(self, number: int, hosts: Collection[str]) -> list[str]:
         """Send a signal to the workers of these hosts; return the hosts whose agents are not connected."""
-        return [host for host in hosts if not self._root.tell(host, PassSignal(number))]
+        return [host for host in hosts if not self._root.send_to_agent(host, PassSignal(number))]
 
     def _note_end(self, agent: AnyAgent) -> None:
         """Set a deadline for the last messages of an agent that has exited; they may still be under way."""
@@ -252,14 +252,14 @@ class Loop(ControllerHost):
         if isinstance(message, Started):
             self._on_started(host, message)
         elif isinstance(message, Output) and self._receipts is not None:
-            self._receipts.take(host, message)
+            self._receipts.queue_output(host, message)
             if self._watching.is_watched:
-                self._watching.tell(Printed(time.time(), message.stream, message.text))
+                self._watching.send_to_viewers(Printed(time.time(), message.stream, message.text))
         elif isinstance(message, Goodbye):
             self._on_goodbye(host)
         elif isinstance(message, AgentHello) and self._orders is not None:
             self._coming.discard(host)
-            self._root.tell(host, self._orders)
+            self._root.send_to_agent(host, self._orders)
         else:
             super()._on_agent(host, message)
 
@@ -269,7 +269,7 @@ class Loop(ControllerHost):
     def _on_started(self, host: str, started: Started) -> None:
         self._controller.worker_started(started.worker_id, started.pid, host)
         if self._job.verbose:
-            self._say(f"started rank {started.worker_id} on {host} as process {started.pid}")
+            self._print_text(f"started rank {started.worker_id} on {host} as process {started.pid}")
 
     def _on_exit(self, host: str, exited: WorkerExited) -> None:
         self._on_worker_exited(self._wording.describe(exited, host))
@@ -287,7 +287,7 @@ class Loop(ControllerHost):
     def _lose(self, host: str, reason: str, status: int = 1) -> None:
         if host not in self._open:
             return
-        self._root.tell(host, StopWorkers(0.0))  # in case the agent reconnects
+        self._root.send_to_agent(host, StopWorkers(0.0))  # in case the agent reconnects
         self._abandon(host)
         self._on_host_lost(host, reason, status)
 
@@ -300,7 +300,7 @@ class Loop(ControllerHost):
         """End the job: the first signal gives workers the grace time, another one kills them."""
         again, running = len(self._signals) > 1, len(self._living)
         words = f": ending {running} worker{'s' * (running != 1)} (again: kill at once)"
-        self._say(signal_name(self._signals[-1]) + (" again: killing the workers" if again else words))
+        self._print_text(signal_name(self._signals[-1]) + (" again: killing the workers" if again else words))
         if again:
             self._give_up_at = time.monotonic() + END_S
         self._stop(0.0 if again else self._job.settings.grace_s)
@@ -313,7 +313,7 @@ class Loop(ControllerHost):
             if self._runs_nothing(host):
                 self._abandon(host)
             else:
-                self._root.tell(host, self._orders)
+                self._root.send_to_agent(host, self._orders)
 
     def _on_goodbye(self, host: str) -> None:
         """Handle the ``Goodbye`` of an agent: it has ended all its workers and exits."""
@@ -349,12 +349,12 @@ class Loop(ControllerHost):
         """Write the workers' output that agents send to the streams of ``receipts``."""
         self._receipts, self._writing = receipts, set(receipts.output.ended)
 
-    def _say(self, text: str) -> None:
+    def _print_text(self, text: str) -> None:
         """Print between the lines of workers, so that no line is split."""
         line = printed(f"farandole: {text}\n")
         self._watching.said(text)
         if self._receipts is not None:
-            self._receipts.output.say(STDERR, line)
+            self._receipts.output.queue_lines(STDERR, line)
             return
         agent = next(iter(self._agents))
-        print_now(agent.tell(line) if agent.code is None and not self._coming else line)
+        print_now(agent.print_text(line) if agent.code is None and not self._coming else line)

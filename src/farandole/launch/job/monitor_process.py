@@ -141,7 +141,7 @@ class MonitorProcess:
             self._contact = contact
             self._write(encode_line(contact))
 
-    def tell(self, news: MonitorCell | MonitorOutput) -> bool:
+    def send_news(self, news: MonitorCell | MonitorOutput) -> bool:
         """Send a line of at most ``select.PIPE_BUF`` bytes; False if the pipe is full now."""
         poll = select.poll()
         poll.register(self._input, select.POLLOUT)

@@ -1,7 +1,7 @@
 """Orders of users to a run with leases, from arrival to reply; without any I/O.
 
     orders = RunOrders(obey, send)
-    orders.take(b"person-1", RunOrder("scale", 8), now)
+    orders.queue_order(b"person-1", RunOrder("scale", 8), now)
     orders.turn(now, sure_s, over="", is_read=True)     # obeys or refuses orders
     orders.written(tag, "")                             # this order is in the journal: its sender gets the reply
     orders.deadline_s                                   # time at which ``turn`` is due
@@ -56,7 +56,7 @@ class RunOrders:
         self._unconfirmed: dict[bytes, _Unconfirmed] = {}
         self._has_new = False
 
-    def take(self, identity: bytes, order: RunOrder, now: float) -> None:
+    def queue_order(self, identity: bytes, order: RunOrder, now: float) -> None:
         """Queue an order that has arrived."""
         self._waiting.append(_Waiting(now, identity, order))
         self._has_new = True

@@ -79,7 +79,9 @@ class StaticLoop(Loop):
         self._ports[host] = hello.ports
         if not self._coming:  # the last agent: no worker runs on any host yet
             for each, start in self._starts.items():
-                self._root.tell(each, with_places(start, self._job.hosts, self._job.settings, self._ports, os.environ))
+                self._root.send_to_agent(
+                    each, with_places(start, self._job.hosts, self._job.settings, self._ports, os.environ)
+                )
             self._starts = {}
 
     def _on_started(self, host: str, started: Started) -> None:

@@ -65,7 +65,7 @@ def _obey(turn: PolicyContext, order: AnyLeaseOrder) -> None:
             turn.note(job, limited=True)
         case OutsideSuspend(job):
             after = "its workers count as lost, another lease takes their place, and it ends when it is resumed"
-            turn.say("order", f"{job} was suspended by somebody: {after}")
+            turn.print_once("order", f"{job} was suspended by somebody: {after}")
         case _:
             assert_never(order)
 
@@ -73,7 +73,7 @@ def _obey(turn: PolicyContext, order: AnyLeaseOrder) -> None:
 def _freeze(turn: PolicyContext, what: str) -> None:
     turn.plan.frozen_s = turn.now_s + turn.limits.order_s
     wait = duration(turn.limits.order_s)
-    turn.say("order", f"{what}: nothing is released for {wait}, or until farandole release")
+    turn.print_once("order", f"{what}: nothing is released for {wait}, or until farandole release")
 
 
 def _take_refusals(turn: PolicyContext) -> None:
@@ -90,7 +90,7 @@ def _take_refusals(turn: PolicyContext) -> None:
                 turn.note(refusal.subject, told="")
             elif call == "set_limit" and refusal.subject in plan.notes:
                 turn.note(refusal.subject, limited=True, minutes=0)  # keep its old limit
-        turn.say(call, f"the scheduler refuses to {call.replace('_', ' the ')}: {words}; the training goes on")
+        turn.print_once(call, f"the scheduler refuses to {call.replace('_', ' the ')}: {words}; the training goes on")
 
 
 def _follow(turn: PolicyContext, lease: Lease, note: LeaseNote | None) -> None:
@@ -111,7 +111,7 @@ def _follow(turn: PolicyContext, lease: Lease, note: LeaseNote | None) -> None:
         turn.volunteers += lease.workers
         new = turn.note(job, asked_s=0.0 if note is None else turn.now_s, barred=False)
         what = "lent" if note is None else "released"
-        turn.say("order", f"{job} was {what} by somebody: it is kept, as long as the bounds allow it")
+        turn.print_once("order", f"{job} was {what} by somebody: it is kept, as long as the bounds allow it")
     new = turn.note(job, barred=False) if new.barred else new
     if phase in RUNS and was not in RUNS and new.asked_s:
         started_s = lease.since_s if phase is LeasePhase.STARTING and lease.since_s else turn.now_s
@@ -137,4 +137,4 @@ def _bury(turn: PolicyContext, lease: Lease, note: LeaseNote) -> None:
         plan.pauses[BREAKER] = LeasePause(times, turn.now_s + pause_s, lease.cause)
         last = f" (the last, {lease.job}: {lease.cause})" if lease.cause else ""
         failed = f"{count(plan.failed, 'lease')} in a row ended before they could train{last}"
-        turn.say(BREAKER, f"{failed}: nothing is released for {duration(pause_s)}; see their output")
+        turn.print_once(BREAKER, f"{failed}: nothing is released for {duration(pause_s)}; see their output")

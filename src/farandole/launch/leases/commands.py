@@ -110,7 +110,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         parser.set_defaults(main=_show if is_ps else _order)
 
 
-def ask(folder: RunFolder, message: Message, *kinds: type[_Answer], patience_s: float = ANSWERS_S) -> _Answer:
+def request_reply(folder: RunFolder, message: Message, *kinds: type[_Answer], patience_s: float = ANSWERS_S) -> _Answer:
     """Send a question or an order to a run and return its reply; raises ``FarandoleError`` if none arrives in time.
 
     A leader that does not accept a connection at once is tried again for ``patience_s``.
@@ -170,7 +170,7 @@ def _squeue(command: Sequence[str]) -> ClientReply:
 def _order(args: argparse.Namespace) -> int:
     folder = RunFolder.told(args.folder)
     try:
-        reply = ask(folder, RunOrder(args.name, getattr(args, "number", 0)), RunReply)
+        reply = request_reply(folder, RunOrder(args.name, getattr(args, "number", 0)), RunReply)
     except FarandoleError as error:
         is_there = isinstance(error, UsageError) and os.path.exists(folder.path / CONTACT)
         if args.name != "stop" or is_there:
@@ -210,7 +210,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.folder is None:
         return _show_all(RUNS.expanduser(), console)
     folder = RunFolder.told(args.folder)
-    answer = ask(folder, RunQuestion(), RunView, PoolView)
+    answer = request_reply(folder, RunQuestion(), RunView, PoolView)
     if isinstance(answer, RunView):
         show(folder.name, answer, console)
     elif isinstance(answer, PoolView):
@@ -248,7 +248,7 @@ def _state(folder: RunFolder, jobs: Mapping[str, ClientReply] | None) -> str:
         if lead and jobs is not None and (words := told_of(lead, jobs.get(lead, NO_JOB))):
             has_ended = lead not in jobs or jobs[lead].is_of_ended
             return "" if has_ended and not os.path.exists(folder.path / CONTACT) else words
-        view = ask(folder, RunQuestion(), RunView, PoolView, patience_s=LEAD_ANSWERS_S)
+        view = request_reply(folder, RunQuestion(), RunView, PoolView, patience_s=LEAD_ANSWERS_S)
     except NoLeaderError:
         return f"its job {lead} starts" if lead and jobs is not None else ""
     except FarandoleError as error:

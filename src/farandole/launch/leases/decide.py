@@ -68,7 +68,7 @@ def _tell_of_waits(turn: PolicyContext) -> None:
             turn.note(lease.job, spoken=True)
             when = f"is estimated to start at {turn.clock(lease.starts_s)}" if lease.starts_s else "has no estimate yet"
             goes_on = f"the training goes on with {count(turn.seen.have)}"
-            turn.say("wait", f"{lease.job} has waited for {duration(waited_s)} and {when}; {goes_on}")
+            turn.print_once("wait", f"{lease.job} has waited for {duration(waited_s)} and {when}; {goes_on}")
 
 
 def _look_due_s(turn: PolicyContext) -> float:

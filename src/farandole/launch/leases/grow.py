@@ -35,12 +35,12 @@ def grow(turn: PolicyContext) -> None:
         turn.plan.said.pop("growth", None)
         return
     if reason := _hindrance(turn):
-        turn.say("growth", f"no lease is released: {reason}")
+        turn.print_once("growth", f"no lease is released: {reason}")
         return
     while _lacks(turn, turn.limits.lease_workers) and _has_place(turn):
         room = _room(turn)
         if reason := _useless(turn, room):
-            turn.say("growth", f"no lease is released: {reason}")
+            turn.print_once("growth", f"no lease is released: {reason}")
             return
         lease = _choice(turn, room)
         if lease is None:
@@ -183,7 +183,7 @@ def _submit(turn: PolicyContext, room: LeaseRoom) -> None:
         return
     if turn.is_paused("submit"):
         until = turn.clock(plan.pauses["submit"].until_s)
-        turn.say("growth", f"no lease is held, and the scheduler takes no more; again at {until}")
+        turn.print_once("growth", f"no lease is held, and the scheduler takes no more; again at {until}")
         return
     lengths = sorted(limits.lease_lengths_s)
     length_s = next((length for length in reversed(lengths) if length <= room.most_s), lengths[0])

@@ -169,7 +169,7 @@ class LeaseTable:
             workers = sum(self._slots[host] for host in hosts)
             self._leases[job] = msgspec.structs.replace(lease, workers=workers)
 
-    def leave(self, host: str, cause: str, now_s: float) -> None:
+    def mark_leaving(self, host: str, cause: str, now_s: float) -> None:
         """Note that a host is to leave."""
         job = self._hosts.get(host)
         if job in self._leases:

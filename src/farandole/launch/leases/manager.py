@@ -166,7 +166,7 @@ class LeaseManager:
 
     def turn(self, now_s: float, have: int, own: int, training: Collection[str]) -> Iterator[tuple[str, str]]:
         """Read the scheduler's answers, decide, call the scheduler; yields hosts that must leave, with the reason."""
-        self._take(self._scheduler.answers() if self._scheduler is not None else (), now_s)
+        self._record_answers(self._scheduler.answers() if self._scheduler is not None else (), now_s)
         self._begin(now_s)
         yield from self._leaving()
         if not have:
@@ -189,7 +189,7 @@ class LeaseManager:
         self.book.forget()
         self._news = self._known(have, own)
         for decision in decisions:
-            self._tell(decision)
+            self._print_reason(decision)
             self._obey(decision, now_s)
         yield from self._leaving()
 
@@ -239,7 +239,7 @@ class LeaseManager:
             self._find_s = math.inf
             self._scheduler.find(self._nonce(self._plan.arrays))
 
-    def _take(self, answers: Iterable[Answer], now_s: float) -> None:
+    def _record_answers(self, answers: Iterable[Answer], now_s: float) -> None:
         for answer in answers:
             self._note_release(answer)
             if isinstance(answer, Submitted):
@@ -304,9 +304,9 @@ class LeaseManager:
         if isinstance(action, EndLease):
             self._end(action.job, decision.reason, now_s)
         elif self._scheduler is not None:
-            self._ask(self._scheduler, action, now_s)
+            self._call_scheduler(self._scheduler, action, now_s)
 
-    def _ask(self, scheduler: Scheduler, action: AnyLeaseAction, now_s: float) -> None:
+    def _call_scheduler(self, scheduler: Scheduler, action: AnyLeaseAction, now_s: float) -> None:
         if isinstance(action, Release):
             self.book.releasing(action.job, now_s)
             scheduler.start(action.job)
@@ -362,7 +362,7 @@ class LeaseManager:
                 warmup_s = max(now_s - was.since_s, self._progress.warmup_s)
                 self._progress = msgspec.structs.replace(self._progress, warmup_s=warmup_s)
 
-    def _tell(self, decision: LeaseDecision) -> None:
+    def _print_reason(self, decision: LeaseDecision) -> None:
         if isinstance(decision.action, LOOKS):
             return
         self._speak(decision.reason)

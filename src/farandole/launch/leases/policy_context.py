@@ -168,7 +168,7 @@ class PolicyContext:
         """Add a decision."""
         self.decisions.append(LeaseDecision(action, reason))
 
-    def say(self, topic: str, text: str) -> None:
+    def print_once(self, topic: str, text: str) -> None:
         """Print ``text``, unless it was the last text printed about the topic."""
         if self.plan.said.get(topic) != text:
             self.plan.said[topic] = text

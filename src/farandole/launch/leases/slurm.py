@@ -86,35 +86,35 @@ class SlurmScheduler(Scheduler):
 
         Submitted inside the leader's job, they depend on it: when that job is gone for good, held jobs are cancelled.
         """
-        self._ask("submit", nonce, _submit(_Command(words.submission(count, nonce, self._lead), script), nonce))
+        self._queue_call("submit", nonce, _submit(_Command(words.submission(count, nonce, self._lead), script), nonce))
 
     def find(self, nonce: str) -> None:
         """Begin a query of this user's jobs, which costs slurmctld about ten times as much as a query of one array."""
-        self._ask("find", nonce, _find(nonce))
+        self._queue_call("find", nonce, _find(nonce))
 
     def look(self, array: str) -> None:
         """Begin ``squeue`` for one array."""
-        self._ask("look", array, _look(array))
+        self._queue_call("look", array, _look(array))
 
     def look_at_nodes(self, nodes: Sequence[str]) -> None:
         """Begin ``sinfo``, which requests all nodes from slurmctld, and no jobs."""
-        self._ask("look_at_nodes", "", _look_at_nodes(tuple(nodes)))
+        self._queue_call("look_at_nodes", "", _look_at_nodes(tuple(nodes)))
 
     def start(self, job: str) -> None:
         """Begin ``scontrol release``, and remove the job's dependency on the end of its leader's job."""
-        self._ask("start", job, _start(job))
+        self._queue_call("start", job, _start(job))
 
     def cancel(self, job: str) -> None:
         """Begin ``scancel`` of one job or array, in any state: a query before it could be out of date."""
-        self._ask("cancel", job, _cancel(job))
+        self._queue_call("cancel", job, _cancel(job))
 
     def set_limit(self, job: str, minutes: int) -> None:
         """Begin ``scontrol update TimeLimit=``; for a running job only an administrator may raise the limit."""
-        self._ask("set_limit", job, _update("set_limit", job, f"TimeLimit={minutes}"))
+        self._queue_call("set_limit", job, _update("set_limit", job, f"TimeLimit={minutes}"))
 
     def set_nice(self, job: str, nice: int) -> None:
         """Begin ``scontrol update Nice=``; refused for a held job, which Slurm would release."""
-        self._ask("set_nice", job, _set_nice(job, nice))
+        self._queue_call("set_nice", job, _set_nice(job, nice))
 
     def answers(self) -> list[Answer]:
         """Answers that arrived since the last call, in the order of their calls. Does not block."""
@@ -151,7 +151,7 @@ class SlurmScheduler(Scheduler):
         while self._ended:
             self._ended.pop().close()
 
-    def _ask(self, name: str, subject: str, call: _Call) -> None:
+    def _queue_call(self, name: str, subject: str, call: _Call) -> None:
         self._waiting.append(_Asked(name, subject, call))
         if self._current is None:
             self._go_on(None)
@@ -166,16 +166,16 @@ class SlurmScheduler(Scheduler):
                 # A timed-out command ends its call, even if more commands would follow.
                 if reply is not None and reply.code is None:
                     call.close()
-                    self._take(CallUnanswered(name, subject, reply.words))
+                    self._add_answer(CallUnanswered(name, subject, reply.words))
                     continue
                 reply = self._begin(next(call) if reply is None else call.send(reply))
             except StopIteration as done:
-                self._take(done.value)
+                self._add_answer(done.value)
                 continue
             if reply is None:
                 return
 
-    def _take(self, answer: Answer) -> None:
+    def _add_answer(self, answer: Answer) -> None:
         self._answers.append(answer)
         self._current = None
 

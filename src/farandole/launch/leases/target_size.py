@@ -48,11 +48,11 @@ def _keep_bounds(turn: PolicyContext) -> None:
     plan, limits = turn.plan, turn.limits
     if plan.goal < limits.min_np:
         if plan.ordered >= 0:
-            turn.say("order", f"{count(plan.ordered)} ordered, and min-np is {limits.min_np}")
+            turn.print_once("order", f"{count(plan.ordered)} ordered, and min-np is {limits.min_np}")
         _set(turn, limits.min_np, f"min-np is {limits.min_np}")
     elif plan.goal > limits.most_workers:
         if plan.ordered >= 0:
-            turn.say("order", f"{count(plan.ordered)} ordered, and max-np is {limits.max_np}")
+            turn.print_once("order", f"{count(plan.ordered)} ordered, and max-np is {limits.max_np}")
         _set(turn, limits.max_np, f"max-np is {limits.max_np}")
 
 
@@ -69,7 +69,7 @@ def _fire_rules(turn: PolicyContext) -> None:
             plan.cap = min(np, plan.cap or np)
             plan.ordered = min(plan.ordered, np)
         plan.nice = max(plan.nice, nice or 0)
-        turn.say("rule", f"a rule holds from now on: {text}")
+        turn.print_once("rule", f"a rule holds from now on: {text}")
 
 
 def _take_advice(turn: PolicyContext) -> None:
@@ -83,7 +83,7 @@ def _take_advice(turn: PolicyContext) -> None:
         plan.target = 0
         if plan.ordered < 0:
             _set(turn, min(plan.goal, max(plan.reached, turn.limits.min_np)), advice.refusal)
-            turn.say("advice", f"the number of workers stays: {advice.refusal}")
+            turn.print_once("advice", f"the number of workers stays: {advice.refusal}")
         return
     turn.plan.said.pop("advice", None)
     plan.target = target = _target(turn, advice)

@@ -88,11 +88,13 @@ class AgentProvider(Provider):
         """See ``Provider``. The order is lost while the agent is disconnected."""
         environment = environment_of(for_other_hosts(os.environ), self._python_path)
         environment[OWN.hostname] = host
-        self._tell(host, StartWorkers(list(workers), environment, cwd=os.getcwd(), size=sum(self.slots.values())))
+        self._send_to_agent(
+            host, StartWorkers(list(workers), environment, cwd=os.getcwd(), size=sum(self.slots.values()))
+        )
 
     def kill(self, host: str, worker_id: int, number: int = signal.SIGKILL) -> None:
         """See ``Provider``. The order is lost while the agent is disconnected."""
-        self._tell(host, KillWorker(worker_id))
+        self._send_to_agent(host, KillWorker(worker_id))
 
     def release(self, host: str) -> None:
         """See ``Provider``."""
@@ -110,7 +112,9 @@ class AgentProvider(Provider):
         """See ``Provider``."""
         for identity, message in mail:
             if identity.startswith(AGENT):
-                self._take(identity.removeprefix(AGENT).decode(errors="replace").partition("/")[0], message, now)
+                self._handle_agent_message(
+                    identity.removeprefix(AGENT).decode(errors="replace").partition("/")[0], message, now
+                )
         self._attend(ready)
         for lost in self._liveness.lost(now):
             self._lose(*lost)
@@ -125,17 +129,17 @@ class AgentProvider(Provider):
     def _attend(self, ready: Collection[int]) -> None:
         """Handle ready descriptors."""
 
-    def _tell(self, host: str, message: Any) -> None:
+    def _send_to_agent(self, host: str, message: Any) -> None:
         self._send(AGENT + host.encode(), message)
 
-    def _take(self, host: str, message: Any, now: float) -> None:
+    def _handle_agent_message(self, host: str, message: Any, now: float) -> None:
         """Handle a message of an agent."""
         if host not in self.slots:
             if not isinstance(message, AgentHello):
                 return
             if refusal := self._refusal(message):
                 logger.warning("host %s takes no part in the search: %s", host, refusal)
-                self._tell(host, StopWorkers(0.0))
+                self._send_to_agent(host, StopWorkers(0.0))
                 return
         self._liveness.heard(host, now)
         if isinstance(message, AgentHello):
@@ -146,7 +150,7 @@ class AgentProvider(Provider):
             self._news.append(msgspec.structs.replace(message.exited, host=host))
         elif isinstance(message, Output):
             self._write(message.text)
-            self._tell(host, Written(message.stream, len(message.text)))
+            self._send_to_agent(host, Written(message.stream, len(message.text)))
         elif isinstance(message, Leaving):
             self._on_leaving(host)
         elif isinstance(message, Goodbye):
@@ -163,7 +167,7 @@ class AgentProvider(Provider):
         """Go on without a host."""
         if self.slots.pop(host, None) is not None:
             self._liveness.ended(host)
-            self._tell(host, StopWorkers(0.0))  # in case its agent reconnects
+            self._send_to_agent(host, StopWorkers(0.0))  # in case its agent reconnects
             self._news.append(HostLost(host, reason))
 
     def _write(self, text: bytes) -> None:

@@ -51,7 +51,7 @@ class LeaseProvider(AgentProvider):
         """See ``Provider``. The leases end with their agents."""
         self._folder.withdraw(0)
         for host in self.slots:
-            self._tell(host, StopWorkers(LEAVE_S))
+            self._send_to_agent(host, StopWorkers(LEAVE_S))
         self.slots = {}
 
     def _refusal(self, hello: AgentHello) -> str:

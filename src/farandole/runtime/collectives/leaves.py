@@ -1,7 +1,7 @@
 """Nested containers with and without their tensors, for every framework.
 
 leaves = Leaves(adapter)
-skeleton, tensors = leaves.take(optimizer.state_dict())     # the skeleton can be pickled and compared
+skeleton, tensors = leaves.flatten(optimizer.state_dict())  # the skeleton can be pickled and compared
 tree, tensors = leaves.put(skeleton, ())                    # elsewhere: with new tensors, yet to be filled
 """
 
@@ -42,7 +42,7 @@ class Leaves(Generic[T]):
     def __init__(self, adapter: TensorAdapter[T] | None = None) -> None:
         self._adapter = adapter
 
-    def take(self, tree: Any, in_order: bool = True) -> tuple[Any, list[T]]:
+    def flatten(self, tree: Any, in_order: bool = True) -> tuple[Any, list[T]]:
         """The tree with a ``TensorSpec`` for each tensor, to be pickled and compared, and the tensors in order.
 
         With ``in_order``, specs include the memory order of the elements, for tensors that are made from these specs.

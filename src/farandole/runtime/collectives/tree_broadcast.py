@@ -27,7 +27,7 @@ def broadcast_tree(
     """Return the result of ``tree`` on the rank ``root_rank``; on other ranks with new tensors. Collective."""
     is_root = process_set.included() and process_set.ranks[process_set.rank() or 0] == root_rank
     mine = tree() if is_root else None
-    skeleton, tensors = leaves.take(mine)
+    skeleton, tensors = leaves.flatten(mine)
     skeleton = broadcast_object(skeleton, root_rank, name, process_set)
     if not is_root:
         mine, tensors = leaves.put(skeleton, ())

@@ -86,7 +86,7 @@ class Request(Generic[R]):
             return Pending(self._session.submit(self._calls, background, progress_s, fast), self._finish)
         except Exception as error:
             first = self._calls[0]
-            _tell(error, first.kind, first.name, first.process_set)
+            _refuse(error, first.kind, first.name, first.process_set)
             raise
 
 
@@ -318,10 +318,10 @@ class _Telling:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, Exception):
-            _tell(error, self._kind, self._name, self._process_set)
+            _refuse(error, self._kind, self._name, self._process_set)
 
 
-def _tell(error: Exception, kind: Kind, name: str | None, process_set: int) -> None:
+def _refuse(error: Exception, kind: Kind, name: str | None, process_set: int) -> None:
     """Send the error that keeps this rank from a collective to the other members, unless they know it already."""
     if not isinstance(error, CollectiveError):
         session = current()

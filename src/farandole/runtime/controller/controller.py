@@ -109,7 +109,7 @@ class Controller:
         self._formation = formation or StaticFormation.of(settings, expected)
         self.registry = self._formation.registry.below(self._downlink.is_relayed)
         self.inherited = InheritedGeneration(send, self._formation, clock)  # replaced if there was a controller before
-        self.watching = Watching(send, lambda ranks, message: self._tell(ranks, CONTROL, message), time.time)
+        self.watching = Watching(send, lambda ranks, message: self._send_to_ranks(ranks, CONTROL, message), time.time)
         self._generation: Generation | None = None
         self._after_fault = AfterFault(Limits.of(settings).warning_s > 0)
         self._received, self._rejected = 0, Counter[str]()
@@ -150,7 +150,7 @@ class Controller:
         """Handle a message from the socket ``identity``."""
         self._received += 1
         if not self.inherited.takes(identity, message):
-            self._take(identity, message)
+            self._dispatch(identity, message)
 
     def worker_started(self, worker_id: int, pid: int, host: str) -> None:
         """Note that a worker runs, so that errors can say where it is if it never calls ``init``."""
@@ -164,7 +164,7 @@ class Controller:
         rank = None if generation is None else generation.rank_at(event.worker_id, event.pid)
         if generation is not None and rank is not None:
             if event.code:
-                generation.leave(rank, event.description)
+                generation.remove_rank(rank, event.description)
                 self.abort(event.description)
             elif not generation.has_left(rank):
                 patience_s = FAREWELL_S * (RELAYED if self._downlink.branches else 1)
@@ -181,7 +181,7 @@ class Controller:
         self.worker_exited(event)
         if generation is not None and rank is not None and generation.over is not None:
             for suffix in (CONTROL, ORDERS):
-                self._tell(RankSet.only(rank), suffix, generation.over)
+                self._send_to_ranks(RankSet.only(rank), suffix, generation.over)
 
     def left(self) -> list[int]:
         """``worker_id`` of each worker that has left the current generation or exited, in that order."""
@@ -209,7 +209,7 @@ class Controller:
             self._formation.generation_ended(GenerationEnded(generation.number, reason))
             self.watching.ended(generation.number, reason)
             for suffix in (CONTROL, ORDERS):  # read by two threads, each of which may be waiting
-                self._tell(generation.present(), suffix, generation.over)
+                self._send_to_ranks(generation.present(), suffix, generation.over)
 
     @property
     def farewell_s(self) -> float | None:
@@ -250,7 +250,7 @@ class Controller:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _take(self, identity: bytes, message: Any) -> None:
+    def _dispatch(self, identity: bytes, message: Any) -> None:
         handler, of_rank = self._handlers.get(type(message)), self._handlers_of_ranks.get(type(message))
         if handler is not None:
             handler(identity, message)
@@ -272,7 +272,7 @@ class Controller:
         now = self._clock()
         for ranks, entry, contribution in said:
             if forgotten := generation.negotiation.submit(ranks, entry, now, contribution):
-                self._tell(forgotten, ORDERS, Resend(generation.number, entry.process_set, [entry.name]))
+                self._send_to_ranks(forgotten, ORDERS, Resend(generation.number, entry.process_set, [entry.name]))
         generation.stall.expect(now)
 
     def _below(self, relay: bytes, number: int) -> tuple[Generation | None, RankSet]:
@@ -289,7 +289,7 @@ class Controller:
             if inner is None or isinstance(inner, Envelopes | Ready | GatheredParts):
                 self._rejected["letters that are not from workers"] += 1
             else:
-                self._take(sender, inner)
+                self._dispatch(sender, inner)
 
     def _on_hello(self, identity: bytes, hello: Hello) -> None:
         now, generation = self._clock(), self._generation
@@ -298,7 +298,7 @@ class Controller:
         else:
             rank = None if generation is None else generation.rank_at(hello.worker_id, hello.pid)
             if generation is not None and rank is not None:
-                generation.leave(rank)
+                generation.remove_rank(rank)
                 self._stop_waiting(generation)
             self._formation.hello(identity[:-1], hello, now)
             self.on_hello(hello)
@@ -318,14 +318,14 @@ class Controller:
         if complete is None:
             self._stop_waiting(generation)
         else:
-            self._tell(RankSet.of(ranks), CONTROL, complete)
+            self._send_to_ranks(RankSet.of(ranks), CONTROL, complete)
 
     def _on_leave(self, identity: bytes, message: Leave) -> None:
         found = self._find(identity, message.generation, ended=True)  # the order of leaving matters after the end, too
         if found is None:
             return
         generation, rank = found
-        generation.leave(rank, message.reason, message.following)
+        generation.remove_rank(rank, message.reason, message.following)
         self.watching.left(rank)
         if message.reason:
             self.abort(message.reason, message.kind)
@@ -380,13 +380,13 @@ class Controller:
         generation.stall.answered(rank, message, self._clock())
 
     def _on_waits(self, generation: Generation, rank: int, message: Waits) -> None:
-        generation.deadlocks.hear(rank, message, self._clock())
+        generation.deadlocks.add_waits(rank, message, self._clock())
 
     def _on_timeline(self, generation: Generation, rank: int, message: SetTimeline) -> None:
         if rank:
             self._rejected["SetTimeline from another rank than 0"] += 1
             return
-        self._tell(generation.begin_timeline(message.number), CONTROL, message)
+        self._send_to_ranks(generation.begin_timeline(message.number), CONTROL, message)
         self._answer_timeline(generation)
 
     def _on_timeline_set(self, generation: Generation, rank: int, message: TimelineSet) -> None:
@@ -422,7 +422,7 @@ class Controller:
             self._rejected["messages of another generation"] += 1
         elif generation.over is not None and not ended:
             self._rejected["messages after the end of their generation"] += 1
-            self._tell(RankSet.only(rank), CONTROL, generation.over)
+            self._send_to_ranks(RankSet.only(rank), CONTROL, generation.over)
             self._formation.answered(generation.members[rank].hello.worker_id)
         elif generation.has_left(rank):
             self._rejected["messages of ranks that have left"] += 1
@@ -442,7 +442,9 @@ class Controller:
             elif not isinstance(decision, Due):
                 self._downlink.post([member.uid + CONTROL for member in decision.members], decision.answer)
             elif self._generation is not None:
-                self._tell(self._generation.present(), CONTROL, ChangeDue(self._generation.number, decision.reason))
+                self._send_to_ranks(
+                    self._generation.present(), CONTROL, ChangeDue(self._generation.number, decision.reason)
+                )
 
     def _begin(self, formed: Formed) -> None:
         self.inherited.replace()
@@ -466,7 +468,7 @@ class Controller:
         """Reply to rank 0 after all ranks have started or stopped their timelines."""
         number = generation.timeline.finished()
         if number is not None:
-            self._tell(RankSet.only(0), CONTROL, TimelineSet(generation.number, number))
+            self._send_to_ranks(RankSet.only(0), CONTROL, TimelineSet(generation.number, number))
 
     # -- deadlines ----------------------------------------------------------------------------------------------------
 
@@ -478,12 +480,12 @@ class Controller:
             self._after_fault.fault(self._clock())
             self._alert(generation)
         for ranks, which in alike([delivery.ranks for delivery in deliveries]):
-            self._tell(ranks, ORDERS, Orders(generation.number, [deliveries[i].order for i in which]))
+            self._send_to_ranks(ranks, ORDERS, Orders(generation.number, [deliveries[i].order for i in which]))
 
     def _look(self, generation: Generation, now: float) -> None:
         step = generation.stall.look(now, generation.waiting(now), generation.negotiation.last)
         if isinstance(step, StackRequest):
-            self._tell(RankSet.of(step.ranks), CONTROL, AskProgress(generation.number))
+            self._send_to_ranks(RankSet.of(step.ranks), CONTROL, AskProgress(generation.number))
             for rank in step.ranks:
                 self.request_stack(generation.members[rank].hello)
         elif isinstance(step, StallReport):
@@ -494,7 +496,7 @@ class Controller:
     def _alert(self, generation: Generation) -> None:
         """Make ranks report short waits if there was a fault recently."""
         if alert_s := self._after_fault.left_s(self._clock()):
-            self._tell(generation.present(), CONTROL, Notice(generation.number, alert_s))
+            self._send_to_ranks(generation.present(), CONTROL, Notice(generation.number, alert_s))
 
     def _tell_waits(self, now: float) -> None:
         """After a fault, tell users which ranks wait for which: in the job's output, and in notebook cells."""
@@ -506,9 +508,9 @@ class Controller:
     def _look_for_deadlock(self, generation: Generation, now: float) -> None:
         step = generation.deadlocks.look(now)
         if isinstance(step, DeadlockCheck):
-            self._tell(RankSet.of(step.ranks), CONTROL, AskWaits(generation.number, step.question))
+            self._send_to_ranks(RankSet.of(step.ranks), CONTROL, AskWaits(generation.number, step.question))
         elif isinstance(step, Deadlock) and not generation.negotiation.end_crossed(RankSet.of(step.ranks)):
             self.abort(step.reason, "MismatchError")  # an error: an elastic job would deadlock again
 
-    def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:
-        self._downlink.tell(GLOBAL, ranks, suffix, message)
+    def _send_to_ranks(self, ranks: RankSet, suffix: bytes, message: Message) -> None:
+        self._downlink.send_to_ranks(GLOBAL, ranks, suffix, message)

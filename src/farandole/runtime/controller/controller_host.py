@@ -36,7 +36,7 @@ class ControllerHost(ABC):
         self._root, self._controller = root, root.controller
         self._watched: set[int] = set()
         root.on_agent, root.on_lost = self._on_agent, self._on_lost
-        root.controller.report = self._say
+        root.controller.report = self._print_text
 
     def serve(self) -> None:
         """Run the loop until the job is over."""
@@ -82,7 +82,7 @@ class ControllerHost(ABC):
         """Handle a host that is silent, never connected, or has another version."""
 
     @abstractmethod
-    def _say(self, text: str) -> None:
+    def _print_text(self, text: str) -> None:
         """Print a text for users."""
 
     def _until_s(self) -> float | None:

@@ -69,9 +69,9 @@ class InheritedGeneration:
         if not self._generation or getattr(message, "generation", None) != self._generation:
             return False
         if isinstance(message, Leave):
-            self._leave(message)
+            self._handle_leave(message)
         elif isinstance(message, Progress):
-            self._hear(identity[:-1], message)
+            self._handle_progress(identity[:-1], message)
         elif not isinstance(message, UNANSWERED):
             self.end(f"{REASON}, and a {type(message).__name__} was for the one before")
         return True
@@ -100,14 +100,14 @@ class InheritedGeneration:
         """Forget the members, because this controller has formed a generation itself."""
         self._generation, self._unheard, self._members = 0, set(), {}
 
-    def _leave(self, message: Leave) -> None:
+    def _handle_leave(self, message: Leave) -> None:
         self._unheard.discard(message.worker_id)
         if message.reason:
             self.end(message.reason)
         if message.ending or not message.reason:
             self._formation.left(message.worker_id, message.ending, message.told)
 
-    def _hear(self, uid: bytes, progress: Progress) -> None:
+    def _handle_progress(self, uid: bytes, progress: Progress) -> None:
         worker_id = self._members.get(uid)
         if worker_id is not None and worker_id in self._worker_ids:
             self._stall.answered(self._worker_ids.index(worker_id), progress, self._clock())

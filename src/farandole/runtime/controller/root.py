@@ -97,7 +97,7 @@ class Root:
             elif isinstance(message, RunQuestion | RunOrder | Progressed):
                 self.on_person(identity, message)
             elif isinstance(message, WatchJob | Seen | WatchOrder) and identity.startswith(WATCHER):
-                self.controller.watching.hear(identity, message)
+                self.controller.watching.handle_viewer_message(identity, message)
             elif isinstance(message, AgentHello):  # its host has a newer agent
                 self.router.send(identity, StopWorkers(0.0))
             else:
@@ -106,7 +106,7 @@ class Root:
             self._on_agent(host, message)
         return not submitted or count > submitted
 
-    def tell(self, host: str, message: Message) -> bool:
+    def send_to_agent(self, host: str, message: Message) -> bool:
         """Send a message to the agent of ``host``; False if it is not connected."""
         return self.router.send(AGENT + self._names.get(host, host).encode(), message)
 
@@ -146,12 +146,12 @@ class Root:
         if isinstance(message, AgentHello) and message.relay:
             self._relays[host] = message.relay
             parent = self._tree.add(host)
-            self.tell(
+            self.send_to_agent(
                 host, SetRelayParent(parent, self._relays[parent]) if self.hosts.is_up(parent) else SetRelayParent()
             )
         elif isinstance(message, RelayParentLost):
             self.controller.abort(message.reason)
-            self.tell(host, SetRelayParent())  # so that the next generation can work
+            self.send_to_agent(host, SetRelayParent())  # so that the next generation can work
         if not isinstance(message, Alive | RelayParentLost):
             self.on_agent(host, message)
 
@@ -160,4 +160,4 @@ class Root:
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _request_stack(self, hello: Hello) -> None:
-        self.tell(hello.host, DumpStack(hello.worker_id, hello.pid, hello.stack_signal, hello.stack_fd))
+        self.send_to_agent(hello.host, DumpStack(hello.worker_id, hello.pid, hello.stack_signal, hello.stack_fd))

@@ -1,7 +1,7 @@
 """Live views of a job: messages from its controller to the viewers, and the orders of viewers.
 
     watching = Watching(router.send, tell_ranks, time.time)
-    watching.hear(identity, WatchJob(...))             # a viewer connected: workers send metrics from now on
+    watching.handle_viewer_message(identity, WatchJob(...))  # a viewer connected: workers send metrics from now on
     watching.formed(1, ["a", "a"])
     watching.metrics(0, Metrics(...))               # forwarded to every viewer
 
@@ -63,7 +63,7 @@ class Watching:
         self.resizable = False
         self.in_cells = False
         """True if ranks train in notebook cells; orders end with the cell."""
-        self._send, self._tell, self._clock = send, tell, clock
+        self._send, self._send_to_ranks, self._clock = send, tell, clock
         self._watchers: dict[bytes, _Watcher] = {}
         self._backlog: list[Message] | None = None
         self._backlog_bytes = 0
@@ -82,7 +82,7 @@ class Watching:
 
     # -- viewers ------------------------------------------------------------------------------------------------------
 
-    def hear(self, identity: bytes, message: WatchJob | Seen | WatchOrder) -> None:
+    def handle_viewer_message(self, identity: bytes, message: WatchJob | Seen | WatchOrder) -> None:
         """Handle a message of a viewer."""
         watcher = self._watchers.get(identity)
         if isinstance(message, WatchJob):
@@ -92,8 +92,8 @@ class Watching:
                 if backlog is None and self._members is not None:
                     backlog = [self._members]
                 for kept in backlog or ():
-                    self._tell_one(identity, kept)
-                self._ask(self._ranks)
+                    self._send_to_viewer(identity, kept)
+                self._request_metrics(self._ranks)
         elif watcher is None:
             return
         elif isinstance(message, Seen):
@@ -102,12 +102,12 @@ class Watching:
             accepted, text = self.obey(message)
             self._news(message.number, message.verb, "acted" if accepted else "refused", text, -1)
         else:
-            self._orders.give(message.number, message.verb)
+            self._orders.add_order(message.number, message.verb)
 
-    def tell(self, message: Message) -> None:
+    def send_to_viewers(self, message: Message) -> None:
         """Send a message to all viewers."""
         for identity in tuple(self._watchers):
-            self._tell_one(identity, message)
+            self._send_to_viewer(identity, message)
         if self._backlog is not None:
             self._backlog_bytes += len(encode(message))
             self._backlog.append(message)
@@ -117,7 +117,7 @@ class Watching:
     def said(self, text: str) -> None:
         """Send a text that was printed for users to the viewers."""
         if self.is_watched:
-            self.tell(Announced(self._clock(), text))
+            self.send_to_viewers(Announced(self._clock(), text))
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -125,9 +125,9 @@ class Watching:
         """Handle the start of a generation."""
         self._ranks = set(range(len(hosts)))
         self._members = Members(self._clock(), generation, list(hosts), self.resizable)
-        self.tell(self._members)
+        self.send_to_viewers(self._members)
         if self.is_watched:
-            self._ask(self._ranks)
+            self._request_metrics(self._ranks)
         self._orders.begin(generation, self._ranks)
 
     def ended(self, generation: int, reason: str) -> None:
@@ -135,7 +135,7 @@ class Watching:
         self._ranks = set()
         self._orders.end("the ranks' session has ended with their cell" if self.in_cells else "")
         if self.is_watched:
-            self.tell(Ended(self._clock(), generation, reason))
+            self.send_to_viewers(Ended(self._clock(), generation, reason))
 
     def left(self, rank: int) -> None:
         """Handle a rank that has left."""
@@ -145,7 +145,7 @@ class Watching:
     def of_rank(self, rank: int, message: Metrics | Prepared | Acted | CellOver) -> None:
         """Handle a message of a rank."""
         if isinstance(message, Metrics):
-            self.tell(RankMetrics(message.generation, rank, message.points, message.notes, message.dropped))
+            self.send_to_viewers(RankMetrics(message.generation, rank, message.points, message.notes, message.dropped))
         elif isinstance(message, Prepared):
             self._orders.prepared(rank, message.number, message.step, message.at_rest)
         elif isinstance(message, CellOver):
@@ -155,14 +155,14 @@ class Watching:
 
     # -- internals ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, ranks: set[int]) -> None:
+    def _request_metrics(self, ranks: set[int]) -> None:
         """Make ranks send metrics at the shortest interval requested by a viewer, or stop."""
         if ranks and self._members is not None:
             expected_s = EXPECTED_S if self._backlog is not None else 0.0
             every_s = min((each.every_s for each in self._watchers.values()), default=expected_s)
-            self._tell(RankSet.of(sorted(ranks)), SendMetrics(self._members.generation, every_s))
+            self._send_to_ranks(RankSet.of(sorted(ranks)), SendMetrics(self._members.generation, every_s))
 
-    def _tell_one(self, identity: bytes, message: Message) -> None:
+    def _send_to_viewer(self, identity: bytes, message: Message) -> None:
         watcher = self._watchers[identity]
         nbytes = len(encode(message))
         if watcher.unseen_bytes + nbytes > watcher.window_bytes:
@@ -170,13 +170,13 @@ class Watching:
             return
         missed, watcher.missed = watcher.missed, 0
         if missed:
-            self._tell_one(identity, Missed(missed))
+            self._send_to_viewer(identity, Missed(missed))
         if identity in self._watchers:
             watcher.unseen_bytes += nbytes
             if not self._send(identity, message):  # disconnected
                 del self._watchers[identity]
                 if not self._watchers:
-                    self._ask(self._ranks)
+                    self._request_metrics(self._ranks)
 
     def _news(self, number: int, verb: str, state: str, text: str, step: int) -> None:
-        self.tell(OrderNews(number, verb, state, text, step, self._clock()))
+        self.send_to_viewers(OrderNews(number, verb, state, text, step, self._clock()))

@@ -1,9 +1,9 @@
 """Deadlock detector: finds ranks that certainly wait for each other forever, never slow ones; without any I/O.
 
     deadlocks = DeadlockDetector(hosts, groups, negotiation.awaited)
-    deadlocks.hear(0, waits, now)         # the waits of all threads of rank 0; look at due_s
+    deadlocks.add_waits(0, waits, now)    # the waits of all threads of rank 0; look at due_s
     deadlocks.look(now)                   # DeadlockCheck((0, 1), 1): ask these ranks if that is still so
-    deadlocks.hear(1, answer, now)
+    deadlocks.add_waits(1, answer, now)
     deadlocks.look(now)                   # Deadlock(reason, (0, 1))
 
 The rule. A rank is *blocked* while every thread that could begin a collective waits for one: it begins no other
@@ -70,7 +70,7 @@ class DeadlockDetector:
         self._is_spoilt = False  # a rank that was asked has continued
         self._question, self._patience_s = 0, 0.0
 
-    def hear(self, rank: int, waits: Waits, now: float) -> None:
+    def add_waits(self, rank: int, waits: Waits, now: float) -> None:
         """Process the waits that ``rank`` reports."""
         if waits.question:
             if waits.question != self._question or rank not in self._unanswered:
@@ -78,13 +78,13 @@ class DeadlockDetector:
             self._unanswered.discard(rank)
         is_other = rank in self._asked and _tokens(waits) != _tokens(self._asked[rank])
         if is_other:  # it was not blocked all the time since its last report
-            self.leave(rank)
+            self.forget_rank(rank)
         if waits.waits and not (is_other and waits.question):  # a wait that has just begun mostly ends soon
             self._said[rank] = waits
         soon_s = now if self._asked and not self._unanswered else now + GATHER_S
         self.due_s = soon_s if self.due_s is None else min(soon_s, self.due_s)
 
-    def leave(self, rank: int) -> None:
+    def forget_rank(self, rank: int) -> None:
         """Forget ``rank``, which has left or is not blocked any more."""
         self._said.pop(rank, None)
         self._is_spoilt |= self._asked.pop(rank, None) is not None

@@ -3,7 +3,7 @@
     downlink = Downlink(router.send)
     downlink.learn(b"7f3au", via=b"relay-b")                   # as a network switch learns, from upward messages
     downlink.begin(welcome, process_sets, members)             # a generation: the rank of each worker, and its route
-    downlink.tell(GLOBAL, None, b"o", orders)                  # one message per child, however many ranks are below it
+    downlink.send_to_ranks(GLOBAL, None, b"o", orders)         # one message per child, however many ranks are below it
 
 The controller and every relay have a downlink: each sends to its child relays, and to the workers connected to it.
 """
@@ -113,7 +113,7 @@ class Downlink:
             return self.sets.get(process_set, RankSet())
         return RankSet.of_spans(spans, len(self.sets[GLOBAL])) if self.sets else RankSet()
 
-    def tell(self, process_set: int, ranks: RankSet | None, suffix: bytes, message: Message) -> None:
+    def send_to_ranks(self, process_set: int, ranks: RankSet | None, suffix: bytes, message: Message) -> None:
         """Send ``message`` to one socket of each of ``ranks``, or of all members of ``process_set``."""
         whom = self.sets.get(process_set, RankSet()) if ranks is None else ranks
         children = [child for child, branch in self.branches.items() if not whom.isdisjoint(branch)]

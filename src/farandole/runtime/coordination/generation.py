@@ -2,7 +2,7 @@
 
     generation = Generation(formed, settings)
     generation.rank_of(b"7f3a")                     # 0
-    generation.leave(0)                             # ranks that need rank 0 from now on get an error
+    generation.remove_rank(0)                       # ranks that need rank 0 from now on get an error
 
 The controller holds the current generation and sends the messages that follow from it.
 """
@@ -91,7 +91,7 @@ class Generation:
         members = [self.members[rank] for rank in order]
         return [member.hello.worker_id for member in members if member.hello.expected == self._expected]
 
-    def leave(self, rank: int, reason: str = "", following: bool = False) -> None:
+    def remove_rank(self, rank: int, reason: str = "", following: bool = False) -> None:
         """Remove ``rank``, which left by itself or ``following`` others; only ranks that need it get an error."""
         if rank not in self._away:
             if following:
@@ -99,9 +99,9 @@ class Generation:
             self._farewells.pop(rank, None)
             self._away[rank] = reason or f"{self.name(rank)} has called shutdown(), or its script has ended"
             self._present -= RankSet.only(rank)
-            self.negotiation.leave(rank, self._away[rank])
+            self.negotiation.remove_rank(rank, self._away[rank])
             self.timeline.gone(rank)
-            self.deadlocks.leave(rank)
+            self.deadlocks.forget_rank(rank)
 
     def expect_farewell(self, rank: int, until_s: float, description: str) -> None:
         """Wait until ``until_s`` for the ``Leave`` of ``rank``, whose exit ``description`` describes."""
@@ -129,7 +129,7 @@ class Generation:
         for rank, (until_s, description) in list(self._farewells.items()):
             if until_s <= now:
                 reasons.append(f"{description} without calling shutdown()")
-                self.leave(rank, reasons[-1])
+                self.remove_rank(rank, reasons[-1])
         return list_some(reasons, "; ")
 
     def name(self, rank: int) -> str:

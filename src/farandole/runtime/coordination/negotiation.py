@@ -61,8 +61,8 @@ class _Batch:
 class Negotiation:
     """Coordinator of one generation. ``hosts`` are by rank; ``static_sets`` get the ids 1, 2, ... in their order.
 
-    ``submit``, ``leave`` and ``end_crossed`` process events; call ``decide`` when ``undecided`` is true and no other
-    event is waiting. Not thread-safe. Times are seconds of any one clock.
+    ``submit``, ``remove_rank`` and ``end_crossed`` process events; call ``decide`` when ``undecided`` is true and no
+    other event is waiting. Not thread-safe. Times are seconds of any one clock.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Negotiation:
             self.submit(late, join, now)
         return NOBODY
 
-    def leave(self, rank: int, reason: str) -> None:
+    def remove_rank(self, rank: int, reason: str) -> None:
         """Remove ``rank`` for good; ranks that need it get an ``AbortError`` with ``reason``."""
         self._left[rank] = reason
         self._gone |= RankSet.only(rank)

@@ -178,11 +178,11 @@ class StallInspector:
         self._heard_s[rank] = now
         if progress.work >= self._work.get(rank, 0.0) + 1 + IDLE * (now - self._moved_s):
             self._work[rank], self._moved_s = progress.work, now
-        self._take(rank, now, progress=progress)
+        self._add_answer(rank, now, progress=progress)
 
     def stack(self, rank: int, text: str, now: float) -> None:
         """Process the Python stack of a rank that was asked."""
-        self._take(rank, now, stack=text)
+        self._add_answer(rank, now, stack=text)
 
     def look(self, now: float, waiting: Iterable[Waiting], last: Last) -> Step:
         """Next action, if one is due; ``last`` returns the last collective that a rank was ordered to execute."""
@@ -251,7 +251,7 @@ class StallInspector:
 
     # -- timing -------------------------------------------------------------------------------------------------------
 
-    def _take(self, rank: int, now: float, progress: Progress | None = None, stack: str | None = None) -> None:
+    def _add_answer(self, rank: int, now: float, progress: Progress | None = None, stack: str | None = None) -> None:
         asked = self._asked
         if asked is None or rank not in asked.ranks:
             return

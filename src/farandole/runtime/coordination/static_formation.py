@@ -87,7 +87,7 @@ class StaticFormation(Formation):
     def worker_exited(self, event: WorkerExited) -> None:
         """Process a worker's exit. The exit of a former member is excused, and a failure if ``excuse_failures``."""
         worker_id, size = event.worker_id, self._expected
-        self.registry.leave(worker_id)
+        self.registry.free_worker_id(worker_id)
         excused = event.code != 0 and self._excuse_failures
         rank = self._roster.find(worker_id, event.pid)
         worker = self._latest[rank] if rank is not None else self._waiting_worker(worker_id, event.pid)
@@ -101,7 +101,7 @@ class StaticFormation(Formation):
 
     def left(self, worker_id: int, ending: bool, told: bool) -> None:
         """See ``Formation``."""
-        self.registry.leave(worker_id)
+        self.registry.free_worker_id(worker_id)
 
     def answered(self, worker_id: int) -> None:
         """Ignored: no generation waits for the members of the previous one."""

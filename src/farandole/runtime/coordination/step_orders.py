@@ -2,7 +2,7 @@
 
     orders = StepOrders(tell, news)
     orders.begin(1, {0, 1})                     # a generation is formed
-    orders.give(7, "pause")                     # sends Prepare to all ranks
+    orders.add_order(7, "pause")                # sends Prepare to all ranks
     orders.prepared(0, 7, 120)
     orders.prepared(1, 7, 121)                  # sends ActAt(step=122) to all ranks: none is past that step
     orders.acted(0, 7, 122)
@@ -100,7 +100,7 @@ class StepOrders:
         elif current is not None:
             self._waiting.appendleft((current.number, current.verb))
 
-    def give(self, number: int, verb: str) -> None:
+    def add_order(self, number: int, verb: str) -> None:
         """Add an order, or refuse it."""
         if verb in ("resume", "stop"):
             self._take_back()

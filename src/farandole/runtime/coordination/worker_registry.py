@@ -3,7 +3,7 @@
     registry = WorkerRegistry()
     registry.objection(hello)                  # "" if the worker_id is free; otherwise the reason for a refusal
     registry.enter(uid, hello)
-    registry.leave(worker_id=1)                # the worker has left, or has exited
+    registry.free_worker_id(worker_id=1)       # the worker has left, or has exited
 
 Environment variables are inherited: any child of a worker can send ``Hello`` with its parent's ``worker_id``. Without
 any I/O, except for the check whether a worker is connected.
@@ -54,7 +54,7 @@ class WorkerRegistry:
         """Register the process of a ``worker_id``."""
         self._by_worker_id[hello.expected, hello.worker_id] = _Occupant(uid, hello)
 
-    def leave(self, worker_id: int) -> None:
+    def free_worker_id(self, worker_id: int) -> None:
         """Free ``worker_id``."""
         for known in [known for known in self._by_worker_id if known[1] == worker_id]:
             del self._by_worker_id[known]

@@ -4,7 +4,7 @@
     active.enter(0, "optimizer.0", 7, "optimizer.0: bucket 1")      # the calling thread begins this collective
     active.now()                                                    # "optimizer.0: bucket 1"
     active.older_than(60.0, generation=1)                           # the stall reports for the controller
-    active.leave(0, "optimizer.0")
+    active.exit(0, "optimizer.0")
 
 Threads. Every thread that is in a collective writes; the control thread reads now and then, and so does a thread whose
 engine has failed. There is no lock: writes happen once per collective, signal handlers write on top of the thread that
@@ -112,7 +112,7 @@ class ActiveCollectives:
         # No thread in the key: one thread gives this rank's part, and the leader, maybe another one, ends the round.
         self.inside[lane] = time.monotonic(), GLOBAL, lane, sequence, what, 0, False
 
-    def leave_direct(self, lane: str) -> None:
+    def exit_direct(self, lane: str) -> None:
         """Record the end of a round of the peer lane: all ranks have contributed, or the controller takes over."""
         self.inside.pop(lane, None)
 
@@ -124,7 +124,7 @@ class ActiveCollectives:
         """Forget a lane in which no rank waits any more."""
         self._reached.pop((process_set, lane), None)
 
-    def leave(self, process_set: int, lane: str = AGREED) -> None:
+    def exit(self, process_set: int, lane: str = AGREED) -> None:
         """Record the end of the calling thread's collective of this lane, successful or not."""
         self.inside.pop((threading.get_ident(), process_set, lane), None)
 

@@ -2,8 +2,8 @@
 
     grants = Grants(size=2)
     grant = grants.open(order)             # an order with ``direct``: every rank receives it, in the same sequence
-    grant.hear(0, b"mine")                 # this rank's part, also sent to all others
-    grant.hear(1, b"theirs")
+    grant.add_part(0, b"mine")             # this rank's part, also sent to all others
+    grant.add_part(1, b"theirs")
     grant.next_round()                     # [b"mine", b"theirs"]
 
 A grant is used in rounds. In each round every rank sends one part to all others: its contribution, or ``WITHDRAWN``. If
@@ -41,7 +41,7 @@ class Grant:
         self.round = 0
         self._said: list[list[Said]] = [[] for _ in range(size)]
 
-    def hear(self, rank: int, said: Said) -> None:
+    def add_part(self, rank: int, said: Said) -> None:
         """Add a rank's part of its next round."""
         self._said[rank].append(said)
 
@@ -81,7 +81,7 @@ class Grants:
         self._by_key[grant.key] = self._by_number[grant.number] = grant
         self._newest = grant.number
         for rank, said in self._early.pop(grant.number, ()):
-            grant.hear(rank, said)
+            grant.add_part(rank, said)
         return grant
 
     def find(self, key: Key) -> Grant | None:
@@ -104,11 +104,11 @@ class Grants:
         """The oldest grants in excess of ``most``."""
         return [] if len(self._by_number) <= most else self.all()[:-most]
 
-    def hear(self, rank: int, number: int, said: Said) -> Grant | None:
+    def add_part(self, rank: int, number: int, said: Said) -> Grant | None:
         """Add another rank's part; returns its grant, ``None`` if this rank closed it or has not received it yet."""
         grant = self._by_number.get(number)
         if grant is not None:
-            grant.hear(rank, said)
+            grant.add_part(rank, said)
         elif number > self._newest:
             self._early.setdefault(number, []).append((rank, said))
         return grant

@@ -363,13 +363,13 @@ class NegotiatedLane:
                 return
             has_come = True
             try:
-                heard = self._peer_lane.hear()
+                heard = self._peer_lane.receive()
             except CollectiveError as error:
                 self._tear(error)
                 return
             for each in (*heard, message):
                 if each is not None:
-                    self._take(each)
+                    self._handle_orders(each)
         except BaseException as error:
             # These messages are lost, and the other ranks wait in the collectives that they order; so is a message that
             # had left the socket and not reached this frame. A thread interrupted in its sleep has lost none.
@@ -384,7 +384,7 @@ class NegotiatedLane:
         else:
             self._peer_lane.renew(self._stay)  # the other socket may not know yet; a message sent there would be lost
 
-    def _take(self, message: Message) -> None:
+    def _handle_orders(self, message: Message) -> None:
         if not isinstance(message, Orders | Resend) or message.generation != self._generation:
             return
         if isinstance(message, Orders):

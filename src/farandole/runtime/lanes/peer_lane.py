@@ -2,15 +2,15 @@
 
     lane = PeerLane(topology, connect, orders, active, explain)
     lane.open(order)                       # the order grants the name to all ranks; collective the first time
-    lane.give(announcement)                # sent to all other ranks
+    lane.contribute(announcement)          # sent to all other ranks
     message = lane.recv()                  # from the controller
-    lane.hear()                            # the messages that the controller would have sent for these rounds
+    lane.receive()                         # the messages that the controller would have sent for these rounds
 
 ``peer_protocol`` decides; this file has its sockets and its lock.
 
-Threads. Any user thread calls ``give``, ``withdraw``, ``leave``, ``release``, ``come_back``. One at a time, which leads
-the negotiated lane (``negotiated`` ensures it), calls ``open``, ``recv``, ``hear``. Any thread, a signal handler too,
-calls ``interrupt``, which acquires no lock, because the signal may have interrupted the thread that holds it.
+Threads. Any user thread calls ``contribute``, ``withdraw``, ``withdraw_all``, ``release``, ``come_back``. One at a time
+the leader of the negotiated lane (``negotiated`` ensures it), calls ``open``, ``recv``, ``receive``. Any thread, also a
+signal handler, calls ``interrupt``, which acquires no lock, because the signal may have interrupted its holder.
 
 ``_lock`` guards ``_peer``, and is held until the frames of ``_peer`` are sent: frames leave in the order in which they
 were decided. It is held while waiting for room in a full socket; that is rare (``MOST_GRANTS``), and the other rank
@@ -103,19 +103,19 @@ class PeerLane:
             self._begin(self._connect)
         with self._lock:
             self._peer.open(order)
-            self._tell()
+            self._flush_outbox()
 
-    def give(self, announcement: Announcement) -> int:
+    def contribute(self, announcement: Announcement) -> int:
         """Send this rank's contribution to all others; returns the number of the grant. 0: ask the controller."""
         with self._lock:  # from ``find`` to sending: another thread's withdrawal in between would close the grant
             peer = self._peer
             grant = peer.find(announcement.key)
             if grant is None:
                 return 0
-            # Before ``give``, which may end the round: then ``_tell`` removes the entry again.
+            # Before ``contribute``, which may end the round: then ``_flush_outbox`` removes the entry again.
             self._active.enter_direct(grant.lane, grant.round, grant.title)
-            peer.give(grant, contribution(announcement.calls), time.monotonic())
-            self._tell()
+            peer.contribute(grant, contribution(announcement.calls), time.monotonic())
+            self._flush_outbox()
             if peer.made and self._sleeps:
                 os.eventfd_write(self._bell, 1)
             return grant.number
@@ -124,19 +124,19 @@ class PeerLane:
         """Close the grant of a name; the controller orders its next collective. A round in progress continues."""
         with self._lock:
             self._peer.withdraw(key)
-            self._tell()
+            self._flush_outbox()
 
-    def leave(self) -> None:
+    def withdraw_all(self) -> None:
         """Withdraw from every name because this rank joins: until ``come_back`` the others must not wait for it."""
         with self._lock:
-            self._peer.leave()
-            self._tell()
+            self._peer.withdraw_all()
+            self._flush_outbox()
 
     def release(self) -> None:
         """Leave, and ask the others to withdraw from this rank's open rounds, which must end before it can join."""
         with self._lock:
             self._peer.release()
-            self._tell()
+            self._flush_outbox()
 
     def come_back(self) -> None:
         """Accept grants again: all ranks have joined."""
@@ -154,7 +154,7 @@ class PeerLane:
         finally:
             self._lock.release()
 
-    def _tell(self) -> None:
+    def _flush_outbox(self) -> None:
         """Send the frames in the outbox, and record the rounds that have ended. Called with the lock."""
         peer = self._peer
         if peer.outbox:
@@ -164,7 +164,7 @@ class PeerLane:
                 _send_all(connection, frames)
         if peer.ended:
             for grant in peer.ended:
-                self._active.leave_direct(grant.lane)
+                self._active.exit_direct(grant.lane)
             peer.ended.clear()
 
     # -- frames of the other ranks ------------------------------------------------------------------------------------
@@ -197,19 +197,19 @@ class PeerLane:
         self._orders.renew()
         self._orders.send(stay)
 
-    def hear(self) -> list[Message]:
+    def receive(self) -> list[Message]:
         """Read the connections that ``recv`` found ready; returns the resulting orders, and requests to resend.
 
         Raises ``EngineError`` if a round that this rank contributed to cannot end because a connection is lost.
         """
         with self._lock:
             for rank in self._ready:
-                self._hear(rank)
+                self._receive_from(rank)
             self._ready = []  # afterwards: connections that an exception leaves unread are read next time
-            self._tell()
+            self._flush_outbox()
             made = self._peer.take_made()
             missed = -1 if made else self._peer.missed()
-        if missed >= 0:  # without the lock: this may take seconds, and threads must not block in ``give`` meanwhile
+        if missed >= 0:  # without the lock: this may take seconds, and no thread may block in ``contribute``
             self._explain()
             host = self._topology.hosts[missed]
             raise EngineError(f"the connection to rank {missed} on {host} in the peer lane was lost")
@@ -230,24 +230,24 @@ class PeerLane:
             found = {fd for fd, _ in self._poll.poll(pause_s * 1000)}
         finally:
             self._sleeps = False
-        for since_s in list(self._peer.awaiting.values())[:1]:  # a copy: without the lock, other threads may ``give``
+        for since_s in list(self._peer.awaiting.values())[:1]:  # a copy: other threads may ``contribute``
             lookout.look(since_s)
         if self._bell in found:  # before ``hear`` takes the messages made: a later ring stays readable
             os.eventfd_read(self._bell)
         self._ready = [self._ranks[fd] for fd in found if fd in self._ranks]
         return not found.isdisjoint(self._controller)
 
-    def _hear(self, rank: int) -> None:
+    def _receive_from(self, rank: int) -> None:
         if rank not in self._unread:
             return
         try:
             more = self._connections[rank].recv(_READ_BYTES)
-        except BlockingIOError:  # it was read before an exception: see ``hear``
+        except BlockingIOError:  # it was read before an exception: see ``receive``
             return
         except OSError:  # reset by the peer, or timed out: the same as ended
             more = b""
         if more:
-            self._peer.hear(rank, more)
+            self._peer.receive_bytes(rank, more)
         else:
             self._poll.unregister(self._connections[rank])
             self._unread.remove(rank)
@@ -263,7 +263,7 @@ class PeerLane:
             self._explain()
             raise
         finally:
-            self._active.leave_direct(CONNECTING)
+            self._active.exit_direct(CONNECTING)
         if self.fast is not None:
             self._active.pace.met, self._active.pace.elsewhere = self.fast.met, self.fast.pace
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -286,7 +286,7 @@ class PeerLane:
         """Close the connections, once no thread leads any more."""
         if self.fast is not None:
             self.fast.close()
-        with self._lock:  # a thread that submits may still be in ``give``
+        with self._lock:  # a thread that submits may still be in ``contribute``
             for connection in self._connections.values():
                 connection.close()
             if self._bell >= 0:
@@ -303,5 +303,5 @@ def _send_all(connection: socket.socket, frame: bytes) -> None:
             room = select.poll()
             room.register(connection, select.POLLOUT)
             room.poll()  # without a limit: the other rank's exit, and ``interrupt``, wake it
-        except OSError:  # the connection is lost; ``_hear`` detects that
+        except OSError:  # the connection is lost; ``_receive_from`` detects that
             return

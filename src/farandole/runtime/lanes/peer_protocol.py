@@ -2,9 +2,9 @@
 
     peer = PeerProtocol(rank=0, size=2, generation=1)
     peer.open(order)                       # grants the name; every rank receives the same orders in the same sequence
-    peer.give(peer.find(key), b"mine", now)
+    peer.contribute(peer.find(key), b"mine", now)
     peer.outbox                            # the frames to send to every other rank, oldest first
-    peer.hear(1, theirs)                   # bytes received from rank 1, cut anywhere
+    peer.receive_bytes(1, theirs)          # bytes received from rank 1, cut anywhere
     peer.made                              # the messages that the controller would have sent
 
 A rank can send its join only when every round that it has contributed to is over. The others may reach those rounds
@@ -97,11 +97,11 @@ class PeerProtocol:
         """Number of rounds that this rank has contributed to, by the number of each open grant."""
         return {grant.number: grant.round + (grant in self.awaiting) for grant in self._grants.all()}
 
-    def give(self, grant: Grant, part: bytes, now: float) -> None:
+    def contribute(self, grant: Grant, part: bytes, now: float) -> None:
         """Contribute to the next round, once; a contribution cannot be withdrawn."""
         self.awaiting[grant] = now
-        grant.hear(self._rank, part)
-        self._say(grant, part)
+        grant.add_part(self._rank, part)
+        self._send_part(grant, part)
         self._settle(grant)
 
     def withdraw(self, key: Key) -> None:
@@ -109,9 +109,9 @@ class PeerProtocol:
         grant = self._grants.find(key)
         if grant is not None and grant not in self.awaiting:
             self._grants.close(grant)
-            self._say(grant, WITHDRAWN)
+            self._send_part(grant, WITHDRAWN)
 
-    def leave(self) -> None:
+    def withdraw_all(self) -> None:
         """Withdraw from every name because this rank joins: until ``come_back`` the others must not wait for it."""
         self._has_left = True
         for grant in self._grants.all():
@@ -120,19 +120,19 @@ class PeerProtocol:
     def release(self) -> None:
         """Leave, and ask the others to withdraw from open rounds of this rank that they have not contributed to."""
         if not self._has_left:
-            self.leave()
+            self.withdraw_all()
             self.outbox += [HEAD.pack(grant.number, RELEASE) for grant in self.awaiting]
 
     def come_back(self) -> None:
         """Accept grants again: all ranks have joined."""
         self._has_left = False
 
-    def _say(self, grant: Grant, said: Said) -> None:
+    def _send_part(self, grant: Grant, said: Said) -> None:
         self.outbox.append(HEAD.pack(grant.number, NOTHING_FOLLOWS if said is None else len(said)) + (said or b""))
 
     # -- frames of the other ranks ------------------------------------------------------------------------------------
 
-    def hear(self, rank: int, data: bytes) -> None:
+    def receive_bytes(self, rank: int, data: bytes) -> None:
         """Process bytes received from ``rank``."""
         unread = self._unread.get(rank)
         if unread is None:
@@ -149,7 +149,7 @@ class PeerProtocol:
                 continue
             said = WITHDRAWN if length == NOTHING_FOLLOWS else bytes(unread[HEAD.size : end])
             del unread[:end]
-            if grant := self._grants.hear(rank, number, said):
+            if grant := self._grants.add_part(rank, number, said):
                 self._settle(grant)
 
     def _release(self, number: int) -> None:

@@ -34,13 +34,13 @@ class InFlight(Protocol):
 class Peers(Protocol):
     """Interface of the peer lane that submissions use."""
 
-    def give(self, announcement: Announcement) -> int:
+    def contribute(self, announcement: Announcement) -> int:
         """Contribute to an open grant and return its number; 0 if there is none: announce it to the controller."""
 
     def withdraw(self, key: Key) -> None:
         """Close the grant of a name on all ranks; the controller orders its next collective."""
 
-    def leave(self) -> None:
+    def withdraw_all(self) -> None:
         """Withdraw from all names: this rank is joining."""
 
 
@@ -145,9 +145,9 @@ class Submissions(Generic[P]):
 def offer(direct: Peers, announcement: Announcement, known: Entry | None) -> int:
     """Contribute on the peer lane, if all ranks know the name; returns the grant, 0: announce it to the controller."""
     if announcement.kind is Kind.JOIN:
-        direct.leave()
+        direct.withdraw_all()
     if known is None:
         direct.withdraw(announcement.key)
     if announcement.key[0] != GLOBAL:  # other ranks may use the same name in the global set, and wait for this rank
         direct.withdraw((GLOBAL, announcement.key[1]))
-    return 0 if known is None else direct.give(announcement)
+    return 0 if known is None else direct.contribute(announcement)

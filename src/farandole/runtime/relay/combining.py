@@ -3,7 +3,7 @@
     combining = Combining(downlink)
     combining.submit(RankSet.of([4]), entry, now)      # rank 4 is ready
     combining.submit(RankSet.of([5]), entry, now)      # rank 5, the last rank below, is ready
-    combining.take(now)                                # [SharedEntry(entry)]: all ranks below are ready
+    combining.pop_due(now)                             # [SharedEntry(entry)]: all ranks below are ready
     combining.deadline_s                               # None: no entry waits
 
 An entry waits, at most ``HOLD_S``, until all ranks below that are in its process set and have not joined have submitted
@@ -46,7 +46,7 @@ class Combining:
 
     def __init__(self, downlink: Downlink, hold_s: float = HOLD_S) -> None:
         self.deadline_s: float | None = None
-        """Time at which ``take`` may have incomplete entries to pass on."""
+        """Time at which ``pop_due`` may have incomplete entries to pass on."""
         self._downlink, self._hold_s = downlink, hold_s
         self._held: dict[_Key, _Held] = {}
         self._complete: list[SharedEntry] = []
@@ -108,7 +108,7 @@ class Combining:
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 
-    def take(self, now: float) -> list[SharedEntry]:
+    def pop_due(self, now: float) -> list[SharedEntry]:
         """Remove and return the shares to pass on now."""
         if self.deadline_s is not None and self.deadline_s <= now:
             self._expire(now)

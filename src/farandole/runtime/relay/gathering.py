@@ -3,7 +3,7 @@
     gathering = Gathering(downlink)
     gathering.submit("shm.0", (4, 5, 9), {4: b"..."}, now)
     gathering.submit("shm.0", (4, 5, 9), {5: b"..."}, now)       # now all of these ranks below
-    gathering.take(now)                                          # [GatheredParts("shm.0", ...)]
+    gathering.pop_due(now)                                       # [GatheredParts("shm.0", ...)]
 
 Like ``Combining`` for collectives, but a rank has only one part of each exchange.
 """
@@ -63,10 +63,10 @@ class Gathering:
 
     @property
     def deadline_s(self) -> float | None:
-        """Time at which ``take`` has incomplete exchanges to pass on."""
+        """Time at which ``pop_due`` has incomplete exchanges to pass on."""
         return min((held.due_s for held in self._held.values() if held.parts), default=None)
 
-    def take(self, now: float) -> list[GatheredParts]:
+    def pop_due(self, now: float) -> list[GatheredParts]:
         """Remove and return the parts to pass on now."""
         taken: list[GatheredParts] = []
         for (key, ranks), held in list(self._held.items()):

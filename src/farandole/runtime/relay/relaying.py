@@ -97,20 +97,20 @@ class Relaying:
 
     def flush(self) -> None:
         """Send up all messages that need not wait any longer."""
-        if shares := self._combining.take(self._clock()):
-            self._say(Ready(self._downlink.generation, shares))
-        for parts in self._gathering.take(self._clock()):
-            self._say(parts)
+        if shares := self._combining.pop_due(self._clock()):
+            self._send_up(Ready(self._downlink.generation, shares))
+        for parts in self._gathering.pop_due(self._clock()):
+            self._send_up(parts)
         letters, self._letters = self._letters, []
         for bag in bags(letters):
-            self._say(bag)
+            self._send_up(bag)
 
     def abort(self, reason: str) -> None:
         """End the generation for all below, and refuse workers that wait for one, because the parent is lost."""
         if self._is_current(self._downlink.generation):
             over = Abort(self._downlink.generation, reason)
             for suffix in (CONTROL, ORDERS):
-                self._downlink.tell(GLOBAL, None, suffix, over)
+                self._downlink.send_to_ranks(GLOBAL, None, suffix, over)
             self._end()
         self._downlink.post([uid + CONTROL for uid in self._hopeful], Refuse(reason))
         self._hopeful = set()
@@ -168,6 +168,6 @@ class Relaying:
     def _is_current(self, generation: int) -> bool:
         return 0 < generation == self._downlink.generation and not self._over
 
-    def _say(self, message: Message) -> None:
+    def _send_up(self, message: Message) -> None:
         self._counts["to_above"] += 1
         self._up(message)

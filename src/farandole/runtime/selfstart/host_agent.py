@@ -24,7 +24,7 @@ from farandole.control.exits import WorkerExited
 from farandole.errors import ControlError
 from farandole.runtime.relay.agent import Agent, Workers, connected
 from farandole.runtime.relay.agent_link import AgentLink
-from farandole.runtime.selfstart.host_socket import tell
+from farandole.runtime.selfstart.host_socket import send_address
 from farandole.runtime.selfstart.own_controller import STDIN, STDOUT, first_line
 from farandole.runtime.selfstart.spawn import FOR_WORKERS, HostAgentConfig
 
@@ -53,7 +53,7 @@ class WatchedWorkers(Workers):
     def attend(self, ready: set[int]) -> None:
         """See ``Workers``."""
         if self._claimed.fileno() in ready:
-            tell(self._claimed, self._link.worker_address)
+            send_address(self._claimed, self._link.worker_address)
         for pid, fd in list(self._fds.items()):
             if fd in ready:
                 os.close(self._fds.pop(pid))

@@ -52,7 +52,7 @@ def claim(name: bytes) -> Iterator[socket.socket | None]:
         yield claimed
 
 
-def tell(claimed: socket.socket, address: str) -> None:
+def send_address(claimed: socket.socket, address: str) -> None:
     """Send ``address`` to one connecting process, if it belongs to this user."""
     with contextlib.suppress(OSError):  # the process has given up
         asking, _ = claimed.accept()
@@ -61,7 +61,7 @@ def tell(claimed: socket.socket, address: str) -> None:
                 asking.sendall(address.encode())
 
 
-def ask(name: bytes, host: str, timeout_s: float) -> str:
+def receive_address(name: bytes, host: str, timeout_s: float) -> str:
     """Get the address from the process that holds the name; raises ``StartError`` after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:

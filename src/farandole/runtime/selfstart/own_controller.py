@@ -40,7 +40,7 @@ from farandole.runtime.controller.controller_host import ControllerHost
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.rank_names import name_numbers
 from farandole.runtime.coordination.stall import PATIENCE_S
-from farandole.runtime.selfstart.host_socket import claim, name_of, tell
+from farandole.runtime.selfstart.host_socket import claim, name_of, send_address
 from farandole.runtime.selfstart.spawn import FOR_WORKERS, ControllerConfig
 from farandole.settings import Settings
 
@@ -65,7 +65,7 @@ class OwnController(ControllerHost):
         self._claimed = claimed
         self._router, self._config, self._start_timeout_s = router, config, settings.start_timeout_s
         self._dump_elsewhere, self._controller.request_stack = self._controller.request_stack, self._request_stack
-        self._controller.on_hello = self._meet
+        self._controller.on_hello = self._on_worker_hello
         self._controller.watching.in_cells = config.in_cells
         if config.in_cells:  # stderr may belong to an engine whose cell shows them already
             self._controller.notice = self._controller.watching.said
@@ -96,7 +96,7 @@ class OwnController(ControllerHost):
 
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._claimed is not None and self._claimed.fileno() in ready:
-            tell(self._claimed, f"tcp://127.0.0.1:{self._router.address.rpartition(':')[2]}")
+            send_address(self._claimed, f"tcp://127.0.0.1:{self._router.address.rpartition(':')[2]}")
         # Closed after the turn, never in it: ``_watch_worker`` could get a reused number that is in ``ready``.
         for fd in ready & set(self._workers):
             self._let_go(fd)
@@ -105,11 +105,11 @@ class OwnController(ControllerHost):
             self._starter_has_gone = True
             self._see_out()
 
-    def _say(self, text: str) -> None:
-        say(text)
+    def _print_text(self, text: str) -> None:
+        print_line(text)
         self._root.controller.watching.said(text)
 
-    def _meet(self, hello: Hello) -> None:
+    def _on_worker_hello(self, hello: Hello) -> None:
         """Make sure that this process or an agent watches the worker."""
         self._yet_to_come.discard(hello.worker_id)
         if not self._yet_to_come:
@@ -122,7 +122,9 @@ class OwnController(ControllerHost):
                 self._watch_worker(hello)
         elif (hello.host, hello.pid) in self._ended:
             self._report_end(hello.host, hello.pid)
-        elif self._root.hosts.is_up(hello.host) and self._root.tell(hello.host, Watch(hello.worker_id, hello.pid)):
+        elif self._root.hosts.is_up(hello.host) and self._root.send_to_agent(
+            hello.host, Watch(hello.worker_id, hello.pid)
+        ):
             pass
         elif not known:  # a rejoining worker must not extend the agent's deadline
             self._root.hosts.expect(hello.host, time.monotonic() + self._start_timeout_s)
@@ -146,7 +148,7 @@ class OwnController(ControllerHost):
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         for worker in [each for each in self._hellos.values() if each.host == host]:
-            self._root.tell(host, Watch(worker.worker_id, worker.pid))
+            self._root.send_to_agent(host, Watch(worker.worker_id, worker.pid))
 
     def _on_exit(self, host: str, exited: WorkerExited) -> None:
         self._report_end(host, exited.pid)
@@ -198,7 +200,7 @@ def main() -> None:
         router = Router(JobKeys.from_secret(config.secret), config.listen)
         addresses = _reached_at(router.address, Settings.resolve().network_interface)
     except (ControlError, UsageError) as error:
-        say(str(error))
+        print_line(str(error))
         sys.exit(1)
     with (
         claim(name_of(config.secret, config.host, router.address)) as claimed,
@@ -235,7 +237,7 @@ def _reached_at(listening: str, interface: str) -> list[str]:
     return own_endpoints(listening, interface) if anywhere else [listening]
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line on standard error."""
     os.write(sys.stderr.fileno(), printed(f"farandole: {text}\n"))
 

@@ -138,7 +138,7 @@ class ControlThread:
     def exchange(self, key: str, ranks: Sequence[int], payload: bytes, timeout_s: float) -> list[bytes]:
         """All-gather of small bytes among ``ranks``; a key serves once. Raises ``StartError`` after ``timeout_s``."""
         with self._waits(), self._came:
-            self._say(Exchange(self._generation, key, list(ranks), payload))
+            self._send_to_controller(Exchange(self._generation, key, list(ranks), payload))
             self._await(lambda: key in self._payloads or self._ended is not None, timeout_s)
             if key in self._payloads:  # first: a result is valid even if the generation has ended since
                 return self._payloads.pop(key)
@@ -156,7 +156,7 @@ class ControlThread:
         """
         key = f"sync {next(self._questions)}"
         with self._came:
-            self._say(Exchange(self._generation, key, [rank], b""))
+            self._send_to_controller(Exchange(self._generation, key, [rank], b""))
             self._await(lambda: key in self._payloads or self._is_aborted, timeout_s)
             self._payloads.pop(key, None)
 
@@ -167,7 +167,7 @@ class ControlThread:
         """
         number = next(self._timelines)
         with self._waits(), self._came:
-            self._say(SetTimeline(self._generation, number, path, mark_cycles))
+            self._send_to_controller(SetTimeline(self._generation, number, path, mark_cycles))
             return self._await(lambda: self._timeline_set >= number or self._ended is not None, timeout_s)
 
     def end(self, failure: Failure) -> None:
@@ -203,7 +203,7 @@ class ControlThread:
             with self._came:
                 self._waiting -= 1
 
-    def _say(self, message: Message) -> None:
+    def _send_to_controller(self, message: Message) -> None:
         """Send to the controller. If the generation has ended and closed the socket, the caller's wait raises."""
         try:
             self._up.send(message)
@@ -221,7 +221,7 @@ class ControlThread:
             try:
                 message = self._control.recv(tick_s)  # limited: the checks below need no message
                 if message is not None:
-                    self._take(message)
+                    self._handle_controller_message(message)
                 for blocked in self._active.older_than(warning_s, self._generation):
                     self._up.send(blocked)
                 if time.monotonic() >= self._looked_s + look_s:
@@ -248,7 +248,7 @@ class ControlThread:
             self._control.send(msgspec.structs.replace(stay, wait=self._waiting > 0))
         self._hooks.forget_orders()
 
-    def _take(self, message: object) -> None:
+    def _handle_controller_message(self, message: object) -> None:
         if isinstance(message, Exchanged):
             with self._came:  # kept: the reply may arrive before the wait begins
                 self._payloads[message.key] = message.payloads

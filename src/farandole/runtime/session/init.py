@@ -116,7 +116,7 @@ def rejoin(state: str = "", state_step: int = 0, withdrawn: bool = False) -> Non
     with _here.lock:
         _here.require_rest("the next generation")
         _here.withdrawal = CancelledJoin(withdrawn)  # first: it also applies to a wait that has not begun
-        _here.leave()
+        _here.close_session()
         _here.join(state, state_step)
 
 
@@ -126,14 +126,14 @@ def withdraw() -> bool:
     Returns False outside of ``init``, ``rejoin`` and ``shutdown``: there the handler may raise an exception.
     """
     if _here.is_changing:
-        _here.withdrawal.give()
+        _here.withdrawal.end_wait()
     return _here.is_changing
 
 
 def shutdown() -> None:
     """Leave the job. Does nothing if the process is in no job."""
     _here.finish()
-    _here.leave()
+    _here.close_session()
 
 
 def begin_anew(error: BaseException | None = None) -> None:
@@ -143,7 +143,7 @@ def begin_anew(error: BaseException | None = None) -> None:
     """
     if error is None:
         _here.finish()
-    _here.leave(error)
+    _here.close_session(error)
     _here.forget_past()
 
 
@@ -258,7 +258,7 @@ def aside() -> Iterator[None]:
         yield
     finally:
         with _here.lock:
-            _here.leave(releasing=False)
+            _here.close_session(releasing=False)
             _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank = kept
             _here.has_only_waited = had_only_waited
             if _here.session is not None:
@@ -290,7 +290,7 @@ def _leave_at_exit() -> None:
     if error is None:
         _here.finish()
         _here.tell_unseen_end()
-    _here.leave(error)
+    _here.close_session(error)
     _here.await_daemons()
 
 
@@ -422,7 +422,7 @@ class _ProcessState:
             if thread.is_alive():
                 thread.join(LAST_WAIT_S)
 
-    def leave(self, error: BaseException | None = None, *, releasing: bool = True) -> None:
+    def close_session(self, error: BaseException | None = None, *, releasing: bool = True) -> None:
         """Close the session, if there is one; with ``error`` abort it, because the process exits with that error."""
         with self.lock, self._busy("shutdown()"):
             session, self.session = self.session, None  # before closing, also for a signal handler here

@@ -84,9 +84,9 @@ class _Turn:
         self._notes: deque[events.Recovery] = deque()
         self._dropped = 0
         self._closing, self._sending = ReentrantEvent(), threading.RLock()
-        self._cancel = events.listen(self._take)
+        self._cancel = events.listen(self._collect_event)
         # A daemon: the interpreter joins other threads before ``atexit``, which may call ``close``.
-        self._thread = threading.Thread(target=self._run, name="farandole-metrics", daemon=True)
+        self._thread = threading.Thread(target=self._send_until_closed, name="farandole-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class _Turn:
             # With a timeout: a handler may run on top of a frame that holds the lock which the last message needs.
             self._thread.join(LAST_S)
 
-    def _take(self, event: events.Event) -> None:
+    def _collect_event(self, event: events.Event) -> None:
         if isinstance(event, events.Metric):
             if len(self._points) < MOST_POINTS:
                 self._points.append(event)
@@ -105,7 +105,7 @@ class _Turn:
         elif isinstance(event, events.Recovery):
             self._notes.append(event)
 
-    def _run(self) -> None:
+    def _send_until_closed(self) -> None:
         with contextlib.suppress(ControlError):  # the link is closed: the session has ended without ``close``
             while not self._closing.wait(self._every_s):
                 self._send_all()

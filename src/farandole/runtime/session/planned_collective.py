@@ -11,7 +11,7 @@ with collectives.next("bucket 1", needs_all=True):
 #
 # Threads. One thread at a time uses a lane, except for a background thread that an interrupted script left in it. A
 # signal handler may run between any two lines. Between ``next`` and ``__enter__`` it may run a collective of the lane:
-# hence a stack. From the last line of ``enter`` on, one operation, until ``leave`` its collective is refused, by
+# hence a stack. From the last line of ``enter`` on, one operation, until ``exit`` its collective is refused, by
 # thread, process set and lane, because the lane's engine is busy. An exception of the handler may keep the thread from
 # leaving: then the next collective of the lane finds that no frame of its stack has entered (``Reentry``).
 
@@ -85,15 +85,15 @@ class PlannedCollectives:
             sequence, what, needs_all, joined = self._next.pop()
             self._active.enter(self._process_set, self._lane, sequence, what, needs_all, joined)
         except BaseException:
-            self._active.leave(self._process_set, self._lane)
+            self._active.exit(self._process_set, self._lane)
             reentry.entries.remove(entry)
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
             if error is not None and isinstance(error, CONSEQUENCES):
-                self._explain()  # before ``leave``: it reports the collective that blocks this rank
+                self._explain()  # before ``exit``: it reports the collective that blocks this rank
         finally:
             me = get_ident()
-            self._active.inside.pop((me, self._process_set, self._lane), None)  # as ``leave``
+            self._active.inside.pop((me, self._process_set, self._lane), None)  # as ``exit``
             self._reentry.entries.remove((me, sys._getframe(1)))

@@ -20,7 +20,7 @@ from farandole.control.addresses import everywhere, is_own, own_host_only
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError, SettingsError, StartError
-from farandole.runtime.selfstart.host_socket import ask, name_of
+from farandole.runtime.selfstart.host_socket import name_of, receive_address
 from farandole.runtime.selfstart.spawn import ControllerConfig, HostAgentConfig, ensure_agent, ensure_controller
 from farandole.runtime.session.link import Assignment
 from farandole.settings import Settings
@@ -44,7 +44,7 @@ _found: dict[str, Contact] = {}
 """Controllers found, by job: the address that answered, and the key."""
 
 
-def meet(environment: Environment, part: ProcessRole, settings: Settings) -> Assignment:
+def find_controller(environment: Environment, part: ProcessRole, settings: Settings) -> Assignment:
     """Assignment of this process, with its controller; raises ``StartError`` if the controller is not found in time."""
     job = environment.controller or f"{environment.name} {part.label}"
     meeting = Meeting(settings.rendezvous_dir or os.getcwd(), settings.start_timeout_s, part.label)
@@ -74,7 +74,11 @@ def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings)
         starter=os.getpid(),
     )
     ensure_agent(config, settings)
-    return Contact([ask(name_of(key, host, address), host, settings.start_timeout_s)], key) if is_large else contact
+    return (
+        Contact([receive_address(name_of(key, host, address), host, settings.start_timeout_s)], key)
+        if is_large
+        else contact
+    )
 
 
 def _start(job: str, environment: Environment, part: ProcessRole, meeting: Meeting, settings: Settings) -> Contact:

@@ -448,7 +448,7 @@ class Session:
             self._sets,
             self._engine_pool,
             self._share,
-            self._tell,
+            self._send_to_controller,
             self._active,
             self._reentry,
             self._explain,
@@ -489,10 +489,10 @@ class Session:
         try:
             return executor.perform(order, mine)
         except CONSEQUENCES:
-            self._explain()  # before ``leave``: it reports the collective that blocks this rank
+            self._explain()  # before ``exit``: it reports the collective that blocks this rank
             raise
         finally:
-            self._active.leave(order.process_set)
+            self._active.exit(order.process_set)
 
     def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> CallResult:
         """Agree with all members on a call without tensors; calls are matched by order."""
@@ -517,7 +517,7 @@ class Session:
         limit_s = self.settings.stall_limit_s(self.settings.stall_shutdown_s)
         return self._control.exchange(key, ranks, payload, limit_s)
 
-    def _tell(self, message: Message) -> None:
+    def _send_to_controller(self, message: Message) -> None:
         """Send to the controller, if there is one and the session has not ended."""
         if self._link is not None and self._ended is None:
             self._link.up.send(message)

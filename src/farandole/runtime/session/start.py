@@ -35,7 +35,7 @@ from farandole.runtime.session.init_arguments import (
 )
 from farandole.runtime.session.link import Assignment, ControllerLostError, Link
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike
-from farandole.runtime.session.rendezvous import meet
+from farandole.runtime.session.rendezvous import find_controller
 from farandole.runtime.session.session import Session
 from farandole.runtime.session.stacks import stack_dump
 from farandole.settings import Settings
@@ -74,7 +74,7 @@ def start(
         forked_children.require_no_ancestor(environment)
         forked_children.hold(environment)
         try:
-            session = _persistently(meet(environment, part, settings), settings, sets, past, withdrawal)
+            session = _persistently(find_controller(environment, part, settings), settings, sets, past, withdrawal)
         except BaseException:
             forked_children.release()
             raise

@@ -80,7 +80,7 @@ class StepGate:
                 self._number = self._heard = message.number
                 self._order = None
                 at_rest = self._cells is not None and self._cells.rest is not None
-                self._say(Prepared(self._generation, message.number, self.steps, at_rest))
+                self._send_if_open(Prepared(self._generation, message.number, self.steps, at_rest))
             elif message.number == self._number and message.step >= 0:
                 self._order = message
             elif message.number == self._number:
@@ -108,7 +108,7 @@ class StepGate:
         with self._changed:
             heard, self._heard = self._heard, NONE
             self._number, self._order = NONE, None
-            self._say(CellOver(self._generation, heard))
+            self._send_if_open(CellOver(self._generation, heard))
 
     def passes(self) -> None:
         """End a step; return when the next one may begin. Raises ``SystemExit`` if the order is to stop.
@@ -132,7 +132,7 @@ class StepGate:
 
     def _obey(self, order: ActAt) -> None:
         """Obey an order, holding ``_changed``; after a pause also the order that ends it."""
-        self._say(Acted(self._generation, order.number, self._training.step))
+        self._send_if_open(Acted(self._generation, order.number, self._training.step))
         if order.verb == "pause":
             self._await(lambda: self._order is not order)
             following = self._order
@@ -151,7 +151,7 @@ class StepGate:
             self._changed.wait(SLICE_S)
             self._beat()
 
-    def _say(self, message: Message) -> None:
+    def _send_if_open(self, message: Message) -> None:
         with contextlib.suppress(ControlError):  # closed: the session has ended; the next collective raises
             self._send(message)
 

@@ -1,7 +1,7 @@
 """Lane of one process group: runs its collectives one after the other, in the order in which the program begins them.
 
     lane = GroupLane(session, number, "world", engine)
-    work = lane.run("all_reduce", lambda: engine.allreduce(array, how), [tensor], is_async=False)
+    work = lane.run_call("all_reduce", lambda: engine.allreduce(array, how), [tensor], is_async=False)
     work.wait()
 
 Synchronous collectives run on the calling thread, asynchronous ones on the lane's thread.
@@ -13,7 +13,7 @@ Synchronous collectives run on the calling thread, asynchronous ones on the lane
 # then the lane's thread is idle. It runs collectives without the lock, and decrements ``_unfinished`` under the lock.
 #
 # A signal handler that interrupts a collective on the program's thread would wait for ``_begin`` for ever, or begin a
-# second collective inside the first: ``_inside`` detects this, and ``run`` raises.
+# second collective inside the first: ``_inside`` detects this, and ``run_call`` raises.
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class GroupLane:
         self._inside: int | None = None
         self._last: QueuedWork | None = None  # only while unfinished, because it holds tensors
 
-    def run(self, call: GroupCall, tensors: Sequence[torch.Tensor], is_async: bool) -> dist.Work:
+    def run_call(self, call: GroupCall, tensors: Sequence[torch.Tensor], is_async: bool) -> dist.Work:
         """Run ``call`` after all collectives begun before; its results are ``tensors``."""
         if self._inside == threading.get_ident():
             raise interrupted(f"{self.label}: {call.what}", "another collective of the same group")

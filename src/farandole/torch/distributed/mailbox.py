@@ -127,7 +127,7 @@ class Mailbox:
         """Post a receive: write the next message of this label to ``target``, and then finish ``work``."""
         posted = _Posted(label, target, work, time.monotonic() + limit_s, group)
         with self._lock:
-            found = self._take(label)
+            found = self._pop_arrived(label)
             if found is None:
                 self._posted.append(posted)
         if found is not None:
@@ -164,7 +164,7 @@ class Mailbox:
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
 
-    def _take(self, wanted: MessageLabel) -> tuple[MessageLabel, zmq.Frame] | None:
+    def _pop_arrived(self, wanted: MessageLabel) -> tuple[MessageLabel, zmq.Frame] | None:
         """Remove and return the oldest arrived message of a label. The caller holds the lock."""
         for label, frames in self._arrived.items():
             if _matches(wanted, label):

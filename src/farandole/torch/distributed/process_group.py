@@ -131,14 +131,14 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
                 engine.allreduce(each.array, how)
                 each.written()
 
-        return self._run(f"{verb} {how.op.label}", given, do, results or tensors, opts)
+        return self._run_collective(f"{verb} {how.op.label}", given, do, results or tensors, opts)
 
     def _reduced_sparse(self, tensors: Tensors, op: Any, opts: Any) -> dist.Work:
         def do() -> None:
             for tensor in tensors:
                 tensor.copy_(reduce_sparse(self._engine, tensor, op))
 
-        return self._run("all_reduce", [], do, tensors, opts, f"sparse {tensors[0].dtype}")
+        return self._run_collective("all_reduce", [], do, tensors, opts, f"sparse {tensors[0].dtype}")
 
     def _combined(self, given: Sequence[FlatTensor], op: Any, opts: Any, verb: str) -> dist.Work:
         def do() -> None:
@@ -148,7 +148,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
                 each.memory.copy_(combined(op, parts))
                 each.written()
 
-        return self._run(f"{verb} {kind_of(op).name}", given, do, [each.tensor for each in given], opts)
+        return self._run_collective(f"{verb} {kind_of(op).name}", given, do, [each.tensor for each in given], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> dist.Work:
         """Reduce a tensor of each member, and keep this member's part of the result."""
@@ -184,7 +184,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
                 engine.reducescatter(each.array, output.array, counts or [output.array.count] * self._many, how)
                 output.written()
 
-        return self._run(f"reduce_scatter {how.op.label}", [each for _, each in pairs], do, outputs, opts)
+        return self._run_collective(f"reduce_scatter {how.op.label}", [each for _, each in pairs], do, outputs, opts)
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
             if root != self._here:
                 given.written()
 
-        return self._run(f"broadcast of {root}", [given], do, [tensor], opts)
+        return self._run_collective(f"broadcast of {root}", [given], do, [tensor], opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> dist.Work:
         """Concatenate the tensors of all members."""
@@ -223,7 +223,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
                 engine.allgather(each.array, output.array, [each.array.count] * self._many)
                 output.written()
 
-        return self._run("all_gather", [each for _, each in pairs], do, outputs, opts)
+        return self._run_collective("all_gather", [each for _, each in pairs], do, outputs, opts)
 
     def allgather(self, lists: Lists, given: Tensors, opts: Any = None) -> dist.Work:
         """Gather all members' tensors into a list on each member."""
@@ -245,7 +245,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
 
         results = [part for parts in lists for part in parts]
         whole = sum(part.numel() for part in results)
-        return self._run("all_gather", flat, do, results, opts, f"{whole} {given[0].dtype}")
+        return self._run_collective("all_gather", flat, do, results, opts, f"{whole} {given[0].dtype}")
 
     def _gather(self, given: FlatTensor, parts: Tensors) -> None:
         """Gather all members' tensors into ``parts``, which may have different numbers of elements."""
@@ -268,7 +268,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
             self._engine.alltoall(mine.array, sent, whole.array, counts)
             spread(whole.memory, parts)
 
-        return self._run(f"gather to {root}", [mine], do, parts, opts, str(tensor.dtype))
+        return self._run_collective(f"gather to {root}", [mine], do, parts, opts, str(tensor.dtype))
 
     def scatter(self, outputs: Tensors, lists: Lists, opts: Any) -> dist.Work:
         """Send each member its tensor of the root's list."""
@@ -284,7 +284,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
             self._engine.alltoall(whole.array, sent, mine.array, counts)
             mine.written()
 
-        return self._run(f"scatter of {root}", [mine], do, [output], opts, str(output.dtype))
+        return self._run_collective(f"scatter of {root}", [mine], do, [output], opts, str(output.dtype))
 
     def all_to_all_single(
         self,
@@ -304,7 +304,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
             into.written()
 
         # Without the numbers of elements, which may differ between members.
-        return self._run("all_to_all", [], do, [output], opts, str(out_of.memory.dtype))
+        return self._run_collective("all_to_all", [], do, [output], opts, str(out_of.memory.dtype))
 
     alltoall_base = all_to_all_single
 
@@ -318,7 +318,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
             self._engine.alltoall(out_of.array, sent, into.array, received)
             spread(into.memory, outputs)
 
-        return self._run("all_to_all", [], do, outputs, opts, str(out_of.memory.dtype))
+        return self._run_collective("all_to_all", [], do, outputs, opts, str(out_of.memory.dtype))
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait for all members."""
-        return self._run("barrier", [], self._engine.barrier, [], opts)
+        return self._run_collective("barrier", [], self._engine.barrier, [], opts)
 
     def monitored_barrier(self, timeout: dt.timedelta | None = None, wait_all_ranks: bool = False, **_: Any) -> None:
         """Wait for all members; raises ``StallError``, which names the first missing member, or all missing ones."""
@@ -390,7 +390,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     def _wait_for_pending_works(self) -> None:
         self._lane.drain()
 
-    def _run(
+    def _run_collective(
         self,
         verb: str,
         given: Sequence[FlatTensor],
@@ -401,4 +401,4 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> dist.Work:
         shapes = detail or " ".join(f"{each.array.count} {each.array.dtype.label}" for each in given[:2])
         is_async = opts is None or getattr(opts, "asyncOp", True)
-        return self._lane.run(GroupCall(f"{verb} {shapes}", do), results, is_async)
+        return self._lane.run_call(GroupCall(f"{verb} {shapes}", do), results, is_async)

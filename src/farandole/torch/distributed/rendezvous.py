@@ -30,7 +30,7 @@ _made: weakref.WeakKeyDictionary[Session, list[Any]] = weakref.WeakKeyDictionary
 """Stores of each session, one for each rendezvous; kept, because another rank may connect after this rank failed."""
 
 
-def meet(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
+def farandole_rendezvous(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Handler of ``farandole://`` for PyTorch: yields the store, the rank and the number of ranks."""
     if not is_initialized():
         init()

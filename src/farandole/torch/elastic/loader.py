@@ -178,11 +178,11 @@ class _Spared:
     def __call__(self, worker: int) -> None:
         parent = os.getppid()
 
-        def hear(number: int, _: object) -> None:
+        def exit_if_orphaned(number: int, _: object) -> None:
             if os.getppid() != parent:
                 os._exit(128 + number)
 
-        signal.signal(signal.SIGTERM, hear)
+        signal.signal(signal.SIGTERM, exit_if_orphaned)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         if self._init is not None:
             self._init(worker)

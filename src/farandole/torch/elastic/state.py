@@ -220,7 +220,7 @@ class TorchState(ObjectState):
         """See ``State``; with ``replicas=2``, everything is copied, for the loss of both ranks that keep a part."""
         if self._doubled():
             self.before_change()
-            trees = {name: _on_host(self._leaves.take(part.tree())) for name, part in self._parts.items()}
+            trees = {name: _on_host(self._leaves.flatten(part.tree())) for name, part in self._parts.items()}
             self._committed = _Committed(self._step_vote.step, trees, copied(self._objects()))
         super().commit()
 

@@ -159,7 +159,7 @@ def check_memory_formats_and_views_do_not_count() -> None:
         weight = weight.to(memory_format=torch.channels_last)
     snapshots = StepSnapshots(tensors)
     assert snapshots.is_due()
-    taken = snapshots.take(lambda: [("weight", weight), ("complex", torch.ones(3, dtype=torch.complex64).conj())])
+    taken = snapshots.digest(lambda: [("weight", weight), ("complex", torch.ones(3, dtype=torch.complex64).conj())])
     assert taken is not None
     assert len(set(hvd.allgather_object(taken.mark))) == 1
 

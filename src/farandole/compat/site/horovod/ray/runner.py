@@ -124,7 +124,7 @@ class RayExecutor:
     ) -> list[Any]:
         """Like ``run``, without waiting; returns references for ``ray.get``, one for each rank."""
         box = ray.remote(executable.ResultBox).options(num_cpus=0).remote()
-        references = [box.take.remote(rank) for rank in range(self._np)]
+        references = [box.result_of.remote(rank) for rank in range(self._np)]
         self._call(fn, *(args or ()), **(kwargs or {})).add_done_callback(
             lambda done: box.fill.remote(*executable.outcome(done))
         )

@@ -25,11 +25,11 @@ def in_thread(
     """
     _require_tuple(args)
 
-    def run() -> None:
+    def call_target() -> None:
         with contextlib.suppress(Exception) if silent else contextlib.nullcontext():
             target(*args)
 
-    thread = threading.Thread(target=run, name=name, daemon=daemon)
+    thread = threading.Thread(target=call_target, name=name, daemon=daemon)
     thread.start()
     return thread
 
