@@ -33,9 +33,10 @@ def staged_s(source: Any, begin_s: float) -> float:
 
 
 def rest(batches: Batches, first: bool) -> int:
-    """Take an epoch, or what is left of it; returns samples of this rank."""
+    """Take an epoch, or what is left of it, in steps of all ranks together; returns samples of this rank."""
     taken = 0
     for batch in batches:
+        hvd.allreduce(0.0, name="step")
         batches.commit()
         taken += len(batch)
         if first:

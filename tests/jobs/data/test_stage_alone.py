@@ -14,7 +14,12 @@ import pytest
 from farandole.cli import main
 from farandole.data import arrays
 from farandole.data.staging.cache import clean
+from farandole.data.staging.layout import StagedLayout
+from farandole.data.staging.progress import await_staged
+from farandole.data.staging.protocol import HostEntry
 from farandole.data.staging.stage import stage
+from farandole.elastic.worker.epoch_sampler import EpochSampler
+from farandole.errors import UsageError
 from tests.support.data.staging_source import (
     ended,
     flip,
@@ -80,6 +85,43 @@ def test_the_plans_of_jobs_are_computed_again(tmp_path: Path, cache: str, capsys
     assert "line 2" in capsys.readouterr().err
     clean(cache)
     assert not Path(path).exists()
+
+
+def test_what_stays_arrives_in_an_epoch_of_data_larger_than_the_cache(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=8, samples=100, nbytes=41_000)
+    staged = stage(source, cache=cache, limit="16MB")
+    with ended(staged):
+        for index in EpochSampler(staged).cursor.indices[:50]:
+            assert bytes(staged[index]) == staged_bytes(index, 100, 41_000)
+        await_staged(staged)
+        found = statistics(staged)
+        assert source.manifest.nbytes / 3 < found.wanted_bytes == found.held_bytes
+
+
+def test_each_epoch_has_the_order_that_suits_the_caches_of_then(tmp_path: Path, cache: str) -> None:
+    """A cache that becomes too small changes the next epoch; the one under way keeps its order, in another job, too."""
+    source = made(tmp_path / "set", files=8, samples=100, nbytes=41_000)
+    staged = stage(source, cache=cache, limit="1GB")
+    with ended(staged):
+        layout = staged.layout
+        assert isinstance(layout, StagedLayout)
+        orders = [layout.order(800, 0, epoch) for epoch in (0, 1)]
+        assert [order.name for order in orders] == ["window-1:8", "exact-1"]
+        layout._plan_generation(1, [HostEntry("localhost", 16_000_000, [])], ("localhost",))
+        assert layout.name == "arrival-1:8"
+        assert list(layout.order(800, 0, 1)) == list(orders[1])
+        assert all(bytes(staged[index]) == staged_bytes(index, 100, 41_000) for index in orders[1][:40].tolist())
+        assert statistics(staged).shared_bytes <= source.manifest.nbytes + 40 * 41_000  # rows, and not whole pieces
+        assert layout.order(800, 0, 2).name == "window-1:2"
+        assert layout.name == "stream-1:2"
+        layout.adopt("arrival-1:8")
+        assert list(layout.order(800, 0, 1)) == list(orders[1])
+        layout.adopt("stream-1:8:4")
+        assert (layout.name, layout.order(800, 0, 5).name) == ("stream-1:8:4", "window-1:8")
+        assert layout.order(800, 0, 6).name == "window-1:2"
+        for name in ("stream-1", "stream-1:2:3:4", "stream-1:x", "stream-9:2"):
+            with pytest.raises(UsageError, match="saved in the order"):
+                layout.adopt(name)
 
 
 def test_a_flipped_bit_in_the_cache_is_found_and_healed(tmp_path: Path, cache: str) -> None:

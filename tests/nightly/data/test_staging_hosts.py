@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
+from farandole.data.planning.plan import HostSpec
 from farandole.data.staging.checksums import checksums_of
+from farandole.data.staging.host_plan import plan_with_stream
 from farandole.data.staging.plan_journal import replay
 from farandole.data.storage.listing import FileEntry
 from farandole.data.storage.manifest import Manifest
-from farandole.data.storage.pieces import Pieces
+from farandole.data.storage.pieces import Pieces, most_bytes
 from farandole.testing.ledger import read
 from tests.support import waiting
 from tests.support.cluster.running import kill_on
@@ -292,6 +294,39 @@ def test_a_host_is_killed_and_comes_again(hosts: Hosts, limit: str, copies: int)
     until(lambda: hosts.held("node3"), "for node3 to get copies")
     hosts.stop(job)
     assert hosts.storage.bytes() <= 1.01 * BYTES + lost
+
+
+def test_caches_for_half_of_the_data(hosts: Hosts) -> None:
+    """The other half is read once in each epoch, by the hosts whose ranks use it."""
+    limit, epochs = BYTES // 8, 4
+    source = source_of(hosts.root, SAMPLES, NBYTES)
+    sizes = Pieces.of(source.manifest, most_bytes(source.manifest, limit)).sizes
+    found = hosts.finish(hosts.start(str(limit), epochs))
+    check(found, hosts.root, epochs)
+    foreseen = plan_with_stream(sizes, [HostSpec(host, limit) for host in hosts.cluster.nodes])
+    assert hosts.storage.bytes() <= 1.05 * foreseen.shared_bytes(epochs)
+    assert sum(each["received"] for each in found.values()) <= 0.06 * epochs * BYTES
+
+
+def test_a_lost_host_leaves_caches_that_are_too_small(hosts: Hosts) -> None:
+    """The epoch under way goes on in its order, row by row where pieces do not stay; later ones stream."""
+    nodes, room = ["node1", "node2", "node3"], 9_000_000
+    job = hosts.train(nodes, str(room))
+
+    def epoch() -> int:
+        return max(read(hosts.out).samples(), default=0)
+
+    until(lambda: epoch() >= 1, "for the second epoch, which is shuffled exactly")
+    assert sum(hosts.held(*nodes).values()) == BYTES
+    hosts.cluster.kill("node3")
+    shutil.rmtree(hosts.cache / "node3")
+    hosts.generation(2)
+    begun = epoch()
+    until(lambda: epoch() >= begun + 4, "for some epochs without the host")
+    epochs = epoch() - begun + 2
+    hosts.stop(job)
+    kept = 2 * (room - 4 * 2**20 // 2)
+    assert hosts.storage.bytes() <= BYTES + 1.1 * epochs * (BYTES - kept)
 
 
 def dull_batches(hosts: Hosts, steps: int) -> list[list[int]]:

@@ -31,7 +31,7 @@ def main() -> None:
     who = current().topology
     where = Path(cache) / who.host
     if os.environ.get("FULL") == who.host:  # its stager, too, cannot write files that are larger
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     source = Raw(Manifest.load(patience[2])) if len(patience) > 2 else source_of(Path(folder), SAMPLES, NBYTES)
     staged = stage(source, cache=str(where), limit=limit, patience_s=float(patience[0]) if patience else 30.0)
     (Path(out) / f"started-{who.rank}").touch()

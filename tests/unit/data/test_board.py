@@ -109,16 +109,68 @@ def test_two_hosts_that_ask_each_other_do_not_wait_for_each_other() -> None:
     assert made.refusal(0, "node4", "node1") == ""
 
 
-def test_room_is_made_of_what_the_stream_has_used() -> None:
-    made = Board(SIZES, 80, ())
-    made.assign(lambda _: (SHARED,), [0, 1, 2, 3], kept=[0], streamed={1: 1, 2: 2, 3: 3})
+def streaming(limit: int, kept: tuple[int, ...] = (), window: int = 1) -> Board:
+    """A board whose pieces stream in the order of their numbers, but for those to keep."""
+    made = Board(SIZES, limit, ())
+    streamed = {piece: piece for piece in range(4) if piece not in kept}
+    made.assign(lambda _: (SHARED,), [0, 1, 2, 3], kept=kept, streamed=streamed, window=window)
+    return made
+
+
+def test_room_is_made_of_what_no_worker_needs_any_more() -> None:
+    made = streaming(limit=80, kept=(0,))
     for piece in (0, 1, 2):
         made.finished(taken(made))
+        made.opened(piece)
         assert piece in made.held
     assert made.next_fetch(0.0) is None  # there is no room for the last one
-    made.opened(2)
+    made.passed(2)
     assert taken(made).piece == 3
     assert made.room_for(3) == [1]
+
+
+def test_a_stream_without_room_holds_up_no_piece_that_stays() -> None:
+    made = streaming(limit=90, kept=(3,))
+    first = [taken(made) for _ in range(3)]
+    assert [task.piece for task in first] == [0, 1, 3]  # 2 would take the room of 3
+    for task in first:
+        made.finished(task)
+    assert made.next_fetch(0.0) is None
+    made.passed(1)
+    assert taken(made).piece == 2
+
+
+def test_what_is_needed_last_goes_first_and_for_what_is_needed_first() -> None:
+    made = Board(SIZES, 70, (3, 2))  # from the epoch before
+    made.assign(lambda _: (SHARED,), [0, 1, 2, 3], kept=(), streamed={0: 0, 1: 1, 2: 2, 3: 3})
+    task = taken(made)
+    assert (task.piece, made.room_for(0)) == (0, [3])
+    made.forget(3)
+    made.finished(task)
+    made.finished(taken(made))
+    assert made.held == {0, 1, 2}
+    assert made.next_fetch(0.0) is None  # 3 is needed after all of these
+
+
+def test_opened_pieces_go_only_for_one_that_is_waited_for() -> None:
+    made = streaming(limit=60)
+    for piece in (0, 1, 2):
+        made.finished(taken(made))
+        made.opened(piece)
+    assert made.room_for(3) is None
+    made.demand(3)
+    assert made.room_for(3) == [0, 1, 2]
+
+
+def test_without_word_of_the_training_pieces_are_over_some_windows_after_their_use() -> None:
+    sizes = np.full(12, 10, np.int64)
+    made = Board(sizes, 120, range(12))
+    made.assign(lambda _: (SHARED,), range(12), kept=(), streamed={piece: piece for piece in range(12)}, window=2)
+    made.opened(10)
+    assert [piece for piece in range(12) if made.is_over(piece)] == [0, 1]
+    made.passed(5)
+    made.passed(4)
+    assert [piece for piece in range(12) if made.is_over(piece)] == [0, 1, 2, 3, 4]
 
 
 def test_a_piece_that_is_waited_for_waits_for_room() -> None:
@@ -130,6 +182,8 @@ def test_a_piece_that_is_waited_for_waits_for_room() -> None:
     made.demand(2)
     assert made.next_fetch(0.0) is None
     made.finished(first)
+    assert made.next_fetch(0.0) is None  # its worker has yet to open it
+    made.opened(0)
     assert taken(made).piece == 2
     assert made.room_for(2) == [0]
 

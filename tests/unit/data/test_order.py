@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data.planning.order import ExactOrder, SampleOrder, WindowOrder
+from farandole.data.planning.order import ExactOrder, SampleOrder, WindowOrder, group_of
 from farandole.elastic.worker.sampler import SampleCursor
 from farandole.errors import UsageError
 
@@ -23,6 +23,7 @@ COUNTS = st.lists(st.integers(0, 12), max_size=40)
 EXACT = [2, 0, 9, 6, 3, 5, 7, 1, 4, 8]
 LONG = [39522919, 37925283, 16998669, 79150750]
 WINDOW = [2, 1, 0, 3, 7, 4, 5, 8, 6]
+GROUPS = [2, 1, 0, 7, 3, 5, 8, 4, 6]
 
 
 def bounds_of(counts: list[int]) -> list[int]:
@@ -107,10 +108,44 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     assert len(orders) == 400
 
 
+@given(COUNTS, st.integers(1, 50), st.integers(2, 7), SEEDS, st.integers(0, 5))
+def test_an_order_by_groups_has_each_sample_once_and_pieces_of_each_group_in_turn(
+    counts: list[int], window: int, groups: int, seed: int, epoch: int
+) -> None:
+    bounds = bounds_of(counts)
+    order = WindowOrder(bounds, window, seed, epoch, groups=groups)
+    whole = order[:]
+    assert sorted(whole.tolist()) == list(range(bounds[-1]))
+    chosen = np.arange(bounds[-1])[::-3]
+    assert (order.take(chosen) == whole[chosen]).all()
+    found = group_of(len(counts), groups)[order.pieces]
+    sizes = np.bincount(found, minlength=groups)
+    assert sizes.max() - sizes.min() <= 1
+    for stop in range(len(found)):
+        taken = np.bincount(found[:stop], minlength=groups)
+        assert (np.abs(taken - stop * sizes / max(1, len(found))) <= 1).all()
+    for position in range(0, bounds[-1], 5):
+        passed, until = order.passed(position)
+        before, later = set(order.pieces[:passed].tolist()), np.searchsorted(bounds, whole[position:], "right") - 1
+        assert not before & set(later.tolist())
+        assert until > position
+
+
+def test_batches_have_as_many_samples_of_each_group() -> None:
+    groups, rows = 4, 64
+    order = WindowOrder(range(0, 4001, 10), 2 * groups, seed=5, groups=groups)
+    group = group_of(400, groups)
+    for start in range(0, 4000 - groups * rows, groups * rows):
+        pieces = order[start : start + groups * rows] // 10
+        counts = np.bincount(group[pieces], minlength=groups)
+        assert counts.max() - counts.min() <= 2
+
+
 def test_orders_are_the_same_for_ever() -> None:
     assert list(ExactOrder(10, 1, 0)) == EXACT
     assert ExactOrder(10**8, 1, 3)[:4].tolist() == LONG
     assert list(WindowOrder([0, 3, 5, 9], 2, 1, 0)) == WINDOW
+    assert list(WindowOrder([0, 3, 5, 9], 2, 1, 0, groups=2)) == GROUPS
     assert (ExactOrder(10).name, WindowOrder([0, 3], 8).name) == ("exact-1", "window-1:8")
 
 

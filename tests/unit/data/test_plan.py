@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole.data.planning.order import WindowOrder
 from farandole.data.planning.placement import level_for
 from farandole.data.planning.plan import HostSpec, StagingPlan, plan
+from farandole.data.planning.shares import crossing, share_out
 from farandole.data.staging.host_plan import planned
 from farandole.data.staging.protocol import HostEntry
 from farandole.errors import UsageError
@@ -213,6 +215,22 @@ def test_half_of_the_data_streams() -> None:
     none = plan(sizes, [HostSpec("a", 0), HostSpec("b", 0)])
     assert none.streamed.all()
     assert np.bincount(none.reads).tolist() == [500, 500]
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 16])
+def test_each_host_reads_what_its_ranks_use_where_not_all_data_fit(hosts: int) -> None:
+    sizes, rows, samples = np.full(400 * hosts, 64), 64, 10
+    found = plan(sizes, [HostSpec(f"n{number:02}", 64 * 200) for number in range(hosts)])
+    order = WindowOrder(range(0, samples * len(sizes) + 1, samples), 2 * hosts, seed=2, groups=hosts)
+    holders = found.copies | (found.streamed[:, None] & (found.reads[:, None] == np.arange(hosts)))
+    assert (holders.sum(axis=1) == 1).all()
+    crossed = 0
+    for start in range(0, len(order), hosts * rows):
+        batch = holders[order[start : start + hosts * rows] // samples]
+        counts = [len(batch) // hosts] * hosts
+        counts[0] += len(batch) - sum(counts)
+        crossed += crossing(batch, range(hosts), share_out(batch, range(hosts), counts))
+    assert crossed <= 0.02 * len(order)
 
 
 def test_everything_everywhere() -> None:

@@ -27,6 +27,8 @@ Ints = npt.NDArray[np.int64]
 _ROUNDS: Final = 18
 _CHUNK: Final = 1024
 """Positions that are computed together if they are requested one by one."""
+_KNOWN: Final = 4
+"""Windows whose order is in memory."""
 _STEPS: Final = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, None] * np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER: Final = np.uint64(0xD6E8FEB86659FD93)
 _HALF: Final = np.uint64(32)
@@ -100,11 +102,19 @@ class WindowOrder(SampleOrder):
     """Pieces in random order, and the samples of at most ``window`` pieces at a time in random order.
 
     Piece ``i`` has the samples ``bounds[i]`` to ``bounds[i + 1]``; if its samples are not consecutive, it has
-    ``members`` at these positions. ``pieces`` are the pieces in the order of their first use.
+    ``members`` at these positions. ``pieces`` are the pieces in the order of their first use. With ``groups`` pieces,
+    and the samples of a window, come from each group of ``group_of`` in turn: if a window is a multiple of ``groups``,
+    each batch has about as many samples of each.
     """
 
     def __init__(
-        self, bounds: npt.ArrayLike, window: int, seed: int = 0, epoch: int = 0, members: npt.ArrayLike | None = None
+        self,
+        bounds: npt.ArrayLike,
+        window: int,
+        seed: int = 0,
+        epoch: int = 0,
+        members: npt.ArrayLike | None = None,
+        groups: int = 1,
     ) -> None:
         edges = np.asarray(bounds, dtype=np.int64)
         if edges.ndim != 1 or not edges.size or edges[0] != 0 or (np.diff(edges) < 0).any():
@@ -114,12 +124,17 @@ class WindowOrder(SampleOrder):
         super().__init__(int(edges[-1]))
         count = len(edges) - 1
         self.window = window
-        self.pieces = ExactOrder(count, key_of("pieces", seed), epoch)[:]
+        pieces = ExactOrder(count, key_of("pieces", seed), epoch)[:]
+        group = group_of(count, groups)
+        self.pieces = pieces[_in_turn(group[pieces])]
+        self._group = group[self.pieces] if groups > 1 else None
+        self._mixed: dict[int, Ints] = {}
         self._members = None if members is None else np.asarray(members, dtype=np.int64)
         self._first = edges[self.pieces]
         self._slots = np.concatenate(([0], np.cumsum(np.diff(edges)[self.pieces])))
         windows = max(1, -(-count // window))
-        self._starts = self._slots[np.arange(windows + 1) * count // windows]
+        self._firsts = np.arange(windows + 1) * count // windows
+        self._starts = self._slots[self._firsts]
         self._keys = mix(np.arange(windows, dtype=np.uint64) ^ np.uint64(key_of("window-1", seed, epoch)))
 
     @property
@@ -130,18 +145,60 @@ class WindowOrder(SampleOrder):
         """Number of the window that contains each position."""
         return np.searchsorted(self._starts, self._checked(positions), side="right") - 1
 
+    def passed(self, position: int) -> tuple[int, int]:
+        """Number of pieces, the first of ``pieces``, that are used before ``position``; and until which position."""
+        window = int(self.windows([position])[0])
+        return int(self._firsts[window]), int(self._starts[window + 1])
+
     def take(self, positions: npt.ArrayLike) -> Ints:
         places = self._checked(positions)
         flat = places.reshape(-1)
         windows = np.searchsorted(self._starts, flat, side="right") - 1
-        starts = self._starts[windows]
-        lengths = (self._starts[windows + 1] - starts).astype(np.uint64)
-        slots = starts + _permuted((flat - starts).astype(np.uint64), lengths, self._keys[windows]).astype(np.int64)
+        if self._group is None:
+            slots = self._shuffled(flat, windows)
+        else:
+            slots = np.empty_like(flat)
+            for window in np.unique(windows).tolist():
+                here = windows == window
+                slots[here] = self._in_groups(window, self._group)[flat[here] - self._starts[window]]
         pieces = np.searchsorted(self._slots, slots, side="right") - 1
         samples: Ints = self._first[pieces] + slots - self._slots[pieces]
         if self._members is not None:
             samples = self._members[samples]
         return samples.reshape(places.shape)
+
+    def _shuffled(self, places: Ints, windows: Ints) -> Ints:
+        """Permute positions within their windows."""
+        starts = self._starts[windows]
+        lengths = (self._starts[windows + 1] - starts).astype(np.uint64)
+        return starts + _permuted((places - starts).astype(np.uint64), lengths, self._keys[windows]).astype(np.int64)
+
+    def _in_groups(self, window: int, group: Ints) -> Ints:
+        """Positions of a window, permuted, of each group in turn; those of the last windows are kept."""
+        known = self._mixed  # one reference: another thread may replace it meanwhile
+        if window not in known:
+            places = np.arange(self._starts[window], self._starts[window + 1])
+            slots = self._shuffled(places, np.full_like(places, window))
+            of_slots = group[np.searchsorted(self._slots, slots, side="right") - 1]
+            known = {**dict([*known.items()][1 - _KNOWN :]), window: slots[_in_turn(of_slots)]}
+            self._mixed = known
+        return known[window]
+
+
+def group_of(pieces: int, groups: int) -> Ints:
+    """Group of each piece: a random division into groups that differ by one piece at most, the same for ever."""
+    found = np.empty(pieces, dtype=np.int64)
+    found[ExactOrder(pieces, key_of("groups", groups))[:]] = np.arange(pieces) % groups
+    return found
+
+
+def _in_turn(group: Ints) -> Ints:
+    """Places of values of these groups, of each group in turn; within a group they stay in their order."""
+    by_group = np.argsort(group, kind="stable")
+    sizes = np.bincount(group)
+    turns = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    shares = (2 * turns + 1) / np.repeat(2 * sizes, sizes)  # where in its group: the same for groups of one size
+    return by_group[np.lexsort((group[by_group], shares))]
 
 
 def _permuted(places: UInts, lengths: UInts, keys: UInts) -> UInts:

@@ -6,7 +6,8 @@
     staging.copies[piece_of_rows]                  # holders, for ``share_out``
 
 One rule decides about the number of copies: as many whole copies of the data as all caches hold together, at least one,
-at most one on each host. With room for less than one copy, what fits is kept, and the rest is read in every epoch.
+at most one on each host. With room for less than one copy, what fits is kept, and the rest is read in every epoch: each
+host keeps and reads pieces of its own group, because ``WindowOrder`` takes pieces from all groups in turn.
 Present copies stay in place, unless another host would get less than its share: so a host more or less moves about the
 minimum. The plan depends on the arguments alone, but not on the order of hosts: equal arguments need no communication.
 """
@@ -22,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from farandole.data.planning.keyed import mix
+from farandole.data.planning.order import group_of
 from farandole.data.planning.placement import Bools, Ints, Placement, level_for
 from farandole.errors import UsageError
 
-_UNBOUNDED: Final = 1 << 62
 _SOURCE_SALT: Final = np.uint64(0x5EED)
 _CELLS: Final = 1 << 21
 
@@ -120,21 +121,22 @@ def plan(sizes: npt.ArrayLike, hosts: Sequence[HostSpec], reserve: int = 0) -> S
     _check(nbytes, ordered)
     data = int(nbytes.sum())
     capacities = [0 if host.leaving else min(host.capacity, data) for host in ordered]
+    names = tuple(host.name for host in ordered)
     replicas = max(1, sum(capacities) // data if data else sum(not host.leaving for host in ordered))
-    if sum(capacities) < data:
-        capacities = [max(0, capacity - reserve) for capacity in capacities]
     held = np.zeros((len(nbytes), len(ordered)), dtype=np.bool_)
     for column, host in enumerate(ordered):
         held[np.fromiter(host.holds, dtype=np.int64), column] = True
-    placement = Placement(nbytes, tuple(host.name for host in ordered), np.array(capacities, dtype=np.int64))
+    placement = Placement(nbytes, names, np.array(capacities, dtype=np.int64))
     readers = _place(placement, held, replicas, replicas * data)
     _keep_more(placement, held)
+    if (placement.counts == 0).any():
+        replicas, rooms = 1, [max(0, capacity - reserve) for capacity in capacities]
+        placement = Placement(nbytes, names, np.array(rooms, dtype=np.int64))
+        readers = _place_some(placement, held, [not host.leaving for host in ordered])
     streamed = placement.counts == 0
-    stays = np.array([not host.leaving for host in ordered])
-    readers[streamed] = _streamers(placement, np.flatnonzero(streamed), stays)
     dropped = np.nonzero(held & ~placement.copies)
     return StagingPlan(
-        names=tuple(host.name for host in ordered),
+        names=names,
         capacities=np.array([0 if host.leaving else host.capacity for host in ordered], dtype=np.int64),
         sizes=nbytes,
         replicas=replicas,
@@ -231,15 +233,18 @@ def _keep_more(placement: Placement, held: Bools) -> None:
         placement.add(pieces[fits], np.full(int(fits.sum()), host, dtype=np.int64))
 
 
-def _streamers(placement: Placement, pieces: Ints, stays: Bools) -> Ints:
-    """Host that reads each piece that is not kept, evenly over all hosts that stay."""
-    rooms = np.where(stays, _UNBOUNDED, 0)
-    streams = Placement(placement.sizes, placement.names, rooms)
-    level = level_for(int(placement.sizes[pieces].sum()), rooms)
-    for bound in (level, level + int(placement.sizes.max(initial=0))):
-        streams.place(pieces, 1, np.full_like(rooms, bound))
-    readers: Ints = streams.copies[pieces].argmax(axis=1)
-    return readers
+def _place_some(placement: Placement, held: Bools, stays: Sequence[bool]) -> Ints:
+    """Place what fits of data that are larger than all caches, and choose the reader of each piece that no host holds.
+
+    A present copy stays in place. What is not kept is read by the host of its group.
+    """
+    hosts = np.flatnonzero(stays)
+    owners = hosts[group_of(len(held), len(hosts))]
+    own = owners[:, None] == np.arange(len(stays))[None, :]
+    for among in (own & held, held, own, None):
+        placement.place(np.arange(len(held)), 1, placement.capacities, among)
+    kept = placement.counts > 0
+    return np.where(kept, np.where(held.any(axis=1), -1, placement.copies.argmax(axis=1)), owners)
 
 
 def _sends(placement: Placement, held: Bools, readers: Ints) -> Sends:

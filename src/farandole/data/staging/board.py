@@ -9,8 +9,11 @@
 Pure: no clock, no thread, no file. The stager calls it under one lock.
 
 The route of a piece lists its sources in the order to try them; "" is shared storage. Pieces with a waiter (a worker or
-another host) are fetched first, in the order of the requests; then pieces of the plan, in the order of first use. An
-attempt without progress for too long frees its piece for the next source; its result still counts if it completes.
+another host) are fetched first, in the order of the requests; then pieces of the plan, in the order of first use.
+Pieces of the stream, which do not stay, share the room that the pieces to keep leave; if it is too small for the next
+one, that waits, and pieces to keep overtake it.
+
+An attempt without progress for too long frees its piece for the next source; its result still counts if it completes.
 While reads of shared storage make no progress, it is tried last, and other hosts are told, so they need not time out.
 """
 
@@ -26,6 +29,9 @@ from farandole.data.storage.fields import Integers
 Route = Sequence[str]
 SHARED = ""
 """Shared storage, as a source; other sources are names of hosts."""
+
+LAG = 4
+"""Windows after which a piece of the stream counts as used, if workers do not report their progress."""
 
 PATIENCE_WITH_HOSTS = 5
 """Factor on ``patience_s`` for another host: that host reports by itself when its reads of shared storage are late."""
@@ -58,7 +64,8 @@ class Board:
         self._held = set(held)
         self.used = sum(int(sizes[piece]) for piece in self._held)
         self._route: Callable[[int], Route] = lambda _: (SHARED,)
-        self._wanted: deque[int] = deque()
+        self._wanted: tuple[deque[int], deque[int]] = (deque(), deque())
+        """Pieces of the plan that are to be fetched: to keep, and of the stream."""
         self._demanded: dict[int, None] = {}
         self._running: dict[int, list[Fetch]] = {}
         self._begun_s: dict[Fetch, float] = {}
@@ -73,10 +80,17 @@ class Board:
         self.crowded: set[int] = set()
         """Pieces of ``errors`` for which the cache has no room."""
         self._kept: set[int] = set()
+        self._kept_bytes = 0
         self._streamed: dict[int, int] = {}
         """Position in the order of first use, for pieces that need not stay in the cache."""
+        self._places: dict[int, int] = {}
         self._window = 1
-        self._passed = -1
+        self._opened: set[int] = set()
+        """Pieces of the stream that a worker has opened in this epoch, or another host."""
+        self._waited: set[int] = set()
+        """Pieces that have arrived for a waiter, which has yet to open them."""
+        self._last_opened = -1
+        self._passed: int | None = None
         self._numbers = 0
 
     def assign(
@@ -93,9 +107,17 @@ class Board:
         consecutive pieces of that order are in use together.
         """
         self._route, self._kept = route, set(kept)
+        self._kept_bytes = sum(int(self._sizes[piece]) for piece in self._kept)
         self._streamed, self._window = dict(streamed or {}), window
-        self._passed = -1
-        self._wanted = deque(piece for piece in order if piece not in self._held)
+        self._opened.clear()
+        self._waited.clear()
+        self._last_opened, self._passed = -1, None
+        self._places = {piece: place for place, piece in enumerate(order)}
+        missing = [piece for piece in order if piece not in self._held]
+        self._wanted = (
+            deque(piece for piece in missing if piece not in self._streamed),
+            deque(piece for piece in missing if piece in self._streamed),
+        )
         self._tried.clear()
         self.errors.clear()
         self.crowded.clear()
@@ -143,13 +165,24 @@ class Board:
         """Fetch a piece before all others; retry it if it failed before."""
         self.errors.pop(piece, None)
         self.crowded.discard(piece)
-        self.opened(piece)
         if piece not in self._held:
             self._demanded.setdefault(piece)
 
     def opened(self, piece: int) -> None:
-        """Note that a streamed piece is in use."""
-        self._passed = max(self._passed, self._streamed.get(piece, -1))
+        """Note that a worker, or another host, uses a piece of the stream."""
+        self._waited.discard(piece)
+        if piece in self._streamed:
+            self._opened.add(piece)
+            self._last_opened = max(self._last_opened, self._streamed[piece])
+
+    def passed(self, position: int) -> None:
+        """Note that no worker needs the pieces before ``position`` in the order of first use any more."""
+        self._passed = max(self._passed or 0, position)
+
+    def is_over(self, piece: int) -> bool:
+        """True for a piece of the stream that no worker needs in this epoch any more."""
+        passed = self._last_opened - LAG * self._window if self._passed is None else self._passed
+        return self._streamed.get(piece, passed) < passed
 
     def next_fetch(self, now: float, is_idle: bool = True) -> Fetch | None:
         """Next attempt, if there is one; a piece without a waiter is fetched only if ``is_idle``."""
@@ -158,15 +191,24 @@ class Board:
                 continue  # until a piece under way is used, and can be dropped
             if (task := self._attempt(piece, now)) is not None:
                 return task
-        while is_idle and self._wanted:
-            piece = self._wanted[0]
-            is_due = piece not in self._held and piece not in self.errors and piece not in self._running
-            if is_due and self.room_for(piece) is None:
-                return None
-            self._wanted.popleft()
-            if is_due and (task := self._attempt(piece, now)) is not None:
+        while is_idle and (wanted := self._next_wanted()) is not None:
+            if (task := self._attempt(wanted, now)) is not None:
                 return task
         return None
+
+    def _next_wanted(self) -> int | None:
+        """Remove and return the next piece of the plan that has room, in the order of first use."""
+        for queue in self._wanted:
+            while queue and not self._is_due(queue[0]):
+                queue.popleft()
+        for queue in sorted((each for each in self._wanted if each), key=lambda queue: self._places[queue[0]]):
+            if self.room_for(queue[0]) is not None:
+                return queue.popleft()
+        return None
+
+    def _is_due(self, piece: int) -> bool:
+        is_known = piece in self._held or piece in self.errors or piece in self._running
+        return not is_known and not self.is_over(piece)
 
     def finished(self, task: Fetch) -> bool:
         """Note that a piece is in the cache; false if another attempt completed first."""
@@ -176,7 +218,9 @@ class Board:
         if is_first:
             self._held.add(task.piece)
             self.used += int(self._sizes[task.piece])
-        self._demanded.pop(task.piece, None)
+        if task.piece in self._demanded:
+            del self._demanded[task.piece]
+            self._waited.add(task.piece)
         self._tried.pop(task.piece, None)
         self.errors.pop(task.piece, None)
         self.crowded.discard(task.piece)
@@ -240,14 +284,21 @@ class Board:
 
     def room_for(self, piece: int) -> list[int] | None:
         """Pieces to drop to make room for ``piece``; ``None`` if there cannot be enough room now."""
-        missing = self.used + self._under_way(piece) + int(self._sizes[piece]) - self.limit
+        size = int(self._sizes[piece])
+        coming = [each for each in self._running if each != piece and each not in self._held]
+        missing = self.used + self._bytes(coming) + size - self.limit
+        crowding = 0
+        if piece in self._streamed:
+            streamed = self._bytes(self._streamed.keys() & {*self._held, *coming})
+            crowding = streamed + size - (self.limit - self._kept_bytes)
         drops: list[int] = []
-        for candidate in self._droppable(piece) if missing > 0 else ():
-            if missing <= 0:
-                break
-            drops.append(candidate)
-            missing -= int(self._sizes[candidate])
-        return drops if missing <= 0 else None
+        for candidate in self._droppable(piece) if missing > 0 or crowding > 0 else ():
+            is_streamed = candidate in self._streamed
+            if missing > 0 or (is_streamed and crowding > 0):
+                drops.append(candidate)
+                missing -= int(self._sizes[candidate])
+                crowding -= int(self._sizes[candidate]) * is_streamed
+        return drops if missing <= 0 and crowding <= 0 else None
 
     def _attempt(self, piece: int, now: float) -> Fetch | None:
         source = self._untried(piece)
@@ -289,16 +340,24 @@ class Board:
             if not running:
                 del self._running[task.piece]
 
-    def _under_way(self, but: int) -> int:
-        return sum(int(self._sizes[piece]) for piece in self._running if piece != but and piece not in self._held)
+    def _bytes(self, pieces: Iterable[int]) -> int:
+        return sum(int(self._sizes[piece]) for piece in pieces)
 
     def _droppable(self, piece: int) -> list[int]:
-        """Pieces that may be dropped: first pieces outside the plan, then used pieces of the stream, oldest first.
+        """Pieces that may be dropped for another one, in this order.
 
-        For a piece with a waiter also pieces that the stream needs later, the last-needed first.
+        First pieces outside the plan; pieces of the stream that no worker needs any more, the oldest first; and such as
+        are needed later than the other one, the last-needed first. For a piece with a waiter also opened pieces of the
+        stream, the oldest first: workers read in the order of first use, about.
         """
         foreign = [each for each in self._held if each not in self._kept and each not in self._streamed]
-        streamed = sorted((each for each in self._held if each in self._streamed), key=self._streamed.__getitem__)
-        passed = [each for each in streamed if self._streamed[each] <= self._passed - self._window]
-        ahead = [each for each in reversed(streamed) if self._streamed[each] > self._passed]
-        return foreign + passed + (ahead if piece in self._demanded else [])
+        streamed = sorted(self._streamed.keys() & self._held, key=self._streamed.__getitem__)
+        over = [each for each in streamed if self.is_over(each)]
+        needed, in_use = self._streamed.get(piece, -1), self._opened | self._waited
+        later = [
+            each
+            for each in reversed(streamed)
+            if self._streamed[each] > needed and each not in in_use and not self.is_over(each)
+        ]
+        opened = [each for each in streamed if each in self._opened and not self.is_over(each)]
+        return foreign + over + later + (opened if piece in self._demanded else [])

@@ -11,7 +11,7 @@ So hosts that all need one piece never wait for each other. A leaving host is in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import numpy as np
@@ -24,12 +24,12 @@ from farandole.data.storage.fields import Integers
 
 Bools = npt.NDArray[np.bool_]
 
-STREAM_PIECES = 3
-"""Pieces for which a host reserves room if not all data fit: the pieces in use, and the next one."""
+STREAM_SHARE, STREAM_PIECES = 1 / 64, (4, 16)
+"""Room that each host reserves for pieces that do not stay, if not all data fit: this share of the largest cache, but
+at least and at most so many pieces."""
 
-STREAM_WINDOW = STREAM_PIECES - 1
-"""Pieces of the stream that are in use together."""
-
+STREAM_WINDOW = 2
+"""Pieces of each host that are in use together if not all data fit."""
 
 HELPERS = 2
 """Number of other hosts that are asked for a piece after all hosts of its chain have failed."""
@@ -93,12 +93,13 @@ class HostPlan:
     def elsewhere(self, piece: int) -> list[str]:
         """Sources of a piece that is not to be here, or has no room here: its chain, then hosts with room to keep it.
 
-        All hosts ask the latter in the same order: a piece is read only once more if the disk of its own host is full.
+        The latter, of which this host may be one, come in one order for all hosts: if the disk of its own host is full,
+        one other host reads and keeps it.
         """
         chain, others = self._chain(piece), self._roomy
         turn, first = self._me % max(1, len(chain)), piece % max(1, len(others))
         every = dict.fromkeys([*chain[turn:], *chain[:turn], *others[first:], *others[:first]])
-        return [*(name for name in every if name != self._host), SHARED]
+        return [*(name for name in every if name != self._host or self._host not in chain), SHARED]
 
     def _givers(self, piece: int) -> list[str]:
         """Leaving hosts that hold a piece which no other host holds."""
@@ -117,7 +118,8 @@ class HostPlan:
         if self._last:
             wanted.sort(key=lambda piece: piece not in self._last)  # first, while the leaving host still delivers
         streamed = {piece: place for place, piece in enumerate(every) if piece in self._streamed}
-        board.assign(self.route, wanted, self._kept, streamed, STREAM_WINDOW)
+        window = STREAM_WINDOW * (len(self.plan.names) - len(self._leaving))
+        board.assign(self.route, wanted, self._kept, streamed, window)
 
     def _chain(self, piece: int) -> list[str]:
         """Hosts that are to hold a piece, in the order in which it is sent: holder or reader first, then the others."""
@@ -134,13 +136,20 @@ class HostPlan:
 
 
 def planned(entries: Iterable[HostEntry], sizes: Integers) -> StagingPlan:
-    """The plan for hosts with their room and their present pieces; reserves room for a few streamed pieces."""
+    """The plan for hosts with their room and their present pieces."""
     hosts = [
         HostSpec(each.name, each.capacity, np.flatnonzero(pieces_in(each.holds, len(sizes))), each.leaving)
         for each in entries
     ]
+    return plan_with_stream(sizes, hosts)
+
+
+def plan_with_stream(sizes: Integers, hosts: Sequence[HostSpec]) -> StagingPlan:
+    """The plan of ``sizes`` on ``hosts``, with room for pieces that stream if not all data fit."""
     sizes = np.maximum(sizes, 1)  # data without bytes have one empty piece
-    return plan(sizes, hosts, reserve=STREAM_PIECES * int(sizes.max(initial=0)))
+    largest, room = int(sizes.max(initial=1)), max((host.capacity for host in hosts), default=0)
+    least, most = STREAM_PIECES
+    return plan(sizes, hosts, reserve=largest * min(most, max(least, int(room * STREAM_SHARE) // largest)))
 
 
 def pieces_in(bits: bytes, count: int) -> Bools:

@@ -4,7 +4,9 @@
     layout.agree()                      # on all ranks: who is there, what has each of them, what is each to hold
 
 In epoch 0 pieces are still arriving, so the order takes them ``window`` at a time; later epochs are shuffled exactly.
-Data that do not fit into all caches together are taken in windows in every epoch.
+Data that do not fit into all caches together are taken in windows in every epoch, of pieces of each host: so each host
+reads pieces that do not stay for its own ranks. The kind of order is chosen anew for each epoch, because hosts join and
+leave; an epoch under way keeps its order.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from farandole.data.planning.shares import share_out
 from farandole.data.staging.cache import PLANS
 from farandole.data.staging.host_plan import STREAM_WINDOW, pieces_in, planned
 from farandole.data.staging.plan_journal import SUFFIX, PlanRecord, note
-from farandole.data.staging.protocol import Assign, FirstUses, HostEntry
+from farandole.data.staging.protocol import Assign, FirstUses, HostEntry, Passed
 from farandole.data.staging.staged_files import StagedFiles
 from farandole.elastic.worker.layout import Layout
 from farandole.errors import DataError, UsageError
@@ -40,8 +42,14 @@ class StagedLayout(Layout):
     """Order and shares of the samples in ``store``; ``limit`` is the cache room of each host in bytes."""
 
     def __init__(self, store: StagedFiles, window: int, limit: int) -> None:
-        self._store, self._window, self._limit = store, window, limit
+        self._store, self._limit = store, limit
+        self._most, self._window, self._groups = window, window, 1
         self._kind = ""
+        self._epoch: tuple[int, int] | None = None
+        """Seed and epoch of the present order; ``None`` if the next one is to be of the present kind."""
+        self._order: SampleOrder | None = None
+        self._until = 0
+        """Position in the present order up to which the stager need not be told about progress."""
         self._plan: StagingPlan | None = None
         self._hosts: tuple[str, ...] = ()
         self._entries: list[HostEntry] = []
@@ -50,28 +58,58 @@ class StagedLayout(Layout):
 
     @property
     def name(self) -> str:
-        return f"{self._kind or ARRIVAL}:{self._window}"
+        groups = f":{self._groups}" if self._groups > 1 else ""
+        return f"{self._kind or ARRIVAL}:{self._window}{groups}"
 
     def adopt(self, name: str) -> None:
-        kind, _, window = name.partition(":")
-        if kind not in (ARRIVAL, STREAM) or not window.isdigit():
+        kind, *numbers = name.split(":")
+        if kind not in (ARRIVAL, STREAM) or not 1 <= len(numbers) <= 2 or not all(each.isdigit() for each in numbers):
             raise UsageError(
                 f"the state was saved in the order {name!r}, and these data are staged: to go on in that epoch, use "
                 "them as they were used then"
             )
-        self._kind, self._window = kind, int(window)
+        self._kind, (self._window, self._groups) = kind, (*map(int, numbers), 1)[:2]
+        self._epoch = None
 
     def order(self, length: int, seed: int, epoch: int) -> SampleOrder:
+        if self._epoch not in (None, (seed, epoch)):
+            self._choose()
+        self._epoch = seed, epoch
         if epoch and self._kind != STREAM:
-            return ExactOrder(length, seed, epoch)
-        if self._bounds is None:
-            self._bounds = self._store.pieces.sample_bounds()
-        bounds, members = self._bounds
-        order = WindowOrder(bounds, self._window, seed, epoch, members)
-        self._store.close()  # the next use of each piece is then reported to the stager
+            self._order = ExactOrder(length, seed, epoch)
+        else:
+            if self._bounds is None:
+                self._bounds = self._store.pieces.sample_bounds()
+            bounds, members = self._bounds
+            self._order = WindowOrder(bounds, self._window, seed, epoch, members, self._groups)
+            self._store.close()  # the next use of each piece is then reported to the stager
+        self._report_order()
+        return self._order
+
+    def begin(self, position: int) -> None:
+        if position < self._until or not self._store.is_stream or not isinstance(self._order, WindowOrder):
+            return
+        passed, self._until = self._order.passed(position)
         if self._is_leader:
-            self._store.link.request(FirstUses(order.pieces.astype(np.int32).tobytes()))
-        return order
+            with contextlib.suppress(DataError):  # the next read says what is wrong
+                self._store.link.request(Passed(passed))
+
+    def _choose(self) -> None:
+        """Choose the kind of order for an epoch, by the present plan."""
+        self._kind, self._window, self._groups = ARRIVAL, self._most, 1
+        if self._store.is_stream:
+            self._kind, self._groups = STREAM, sum(not each.leaving for each in self._entries)
+            self._window = min(self._most, STREAM_WINDOW) * self._groups
+
+    def _report_order(self) -> None:
+        """Send the stager the order in which pieces are used."""
+        self._until = 0
+        if not self._is_leader:
+            return
+        if isinstance(self._order, WindowOrder):
+            self._store.link.request(FirstUses(self._order.pieces.astype(np.int32).tobytes()))
+        elif self._order is not None and self._store.is_stream:  # hosts were lost since the epoch began
+            self._store.link.request(FirstUses(b"", scattered=True))
 
     def rows(self, samples: Sequence[int], counts: Sequence[int]) -> Sequence[Sequence[int]] | None:
         staging = self._plan
@@ -159,13 +197,11 @@ class StagedLayout(Layout):
     def _plan_generation(self, generation: int, entries: list[HostEntry], hosts: tuple[str, ...]) -> None:
         sizes = self._store.pieces.sizes
         self._plan, self._hosts, self._entries = planned(entries, sizes), hosts, entries
+        self._store.is_stream = bool(self._plan.streamed.any())
         if not self._kind:
-            self._kind = STREAM if bool(self._plan.streamed.any()) else ARRIVAL
-            if self._kind == STREAM:
-                self._window = min(self._window, STREAM_WINDOW)
+            self._choose()
         if least := self._too_small(entries):
             raise DataError(least)
-        self._store.is_stream = bool(self._plan.streamed.any())
         if not is_initialized() or current().topology.rank == 0:
             self._note(PlanRecord.of(generation, entries, self._plan, self._store.manifest.digest))
         assigned = Assign(session_number() * 2**20 + generation, entries)
@@ -173,6 +209,7 @@ class StagedLayout(Layout):
             self._store.link.assign(assigned)
         else:
             self._store.link.remember(assigned)
+        self._report_order()
 
     def _note(self, record: PlanRecord) -> None:
         journal = current().settings.elastic_journal if is_initialized() else ""

@@ -29,8 +29,7 @@ IN_LOG_S = 5.0
 def await_staged(data: Source, *, title: str = "staging") -> None:
     """Wait until every host holds its part of the staged ``data``. Every rank calls this.
 
-    Call it before an epoch begins: if the data are larger than all caches, pieces to keep then have to wait for the
-    room of pieces that the epoch has yet to use, and so does this function.
+    If the data are larger than all caches, that is what the caches keep.
 
     Raises ``UsageError`` for data that are not staged, ``DataError`` if a part cannot be fetched.
     """

@@ -78,9 +78,20 @@ class Assign(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class FirstUses(msgspec.Struct, frozen=True, tag=True):
-    """Pieces, as 32-bit integers, in the order of their first use in an epoch."""
+    """Pieces, as 32-bit integers, in the order of their first use in an epoch.
+
+    If the samples of all pieces are ``scattered`` over the epoch, there is no such order.
+    """
 
     pieces: bytes
+    scattered: bool = False
+
+
+@final
+class Passed(msgspec.Struct, frozen=True, tag=True):
+    """No rank needs the first ``count`` pieces of the order of first use any more."""
+
+    count: int
 
 
 @final
@@ -94,7 +105,7 @@ class Need(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """A worker starts to use this piece; pieces that the stream used long before may be dropped."""
+    """A worker starts to use this piece."""
 
     piece: int
 
@@ -162,7 +173,7 @@ class Statistics(msgspec.Struct, frozen=True, tag=True):
     reading: list[tuple[str, int, float]] = []
 
 
-Request: TypeAlias = Assign | FirstUses | Need | Opened | Damaged | Ask | Bye
+Request: TypeAlias = Assign | FirstUses | Passed | Need | Opened | Damaged | Ask | Bye
 Answer: TypeAlias = InCache | Blocks | Failed | Statistics
 
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

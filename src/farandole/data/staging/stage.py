@@ -23,7 +23,7 @@ from farandole.data.staging.link import StagerLink
 from farandole.data.staging.protocol import StagerConfig
 from farandole.data.staging.staged_files import StagedFiles
 from farandole.data.storage.manifest import Manifest
-from farandole.data.storage.pieces import LEAST_BYTES, MOST_BYTES
+from farandole.data.storage.pieces import most_bytes
 from farandole.errors import DataError, UsageError
 from farandole.runtime.session.init import current, is_initialized
 from farandole.settings import Settings
@@ -32,9 +32,6 @@ AnySource = TypeVar("AnySource", bound=Source)
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 UNLIMITED = 2**62
-PIECES_IN_CACHE = 64
-"""Pieces that fit into a small cache: the room that is kept free for the next piece is then a small part of it."""
-
 links: weakref.WeakSet[StagerLink] = weakref.WeakSet()
 """Links of this process, which are closed when it exits."""
 
@@ -89,7 +86,7 @@ def stage(
 
 def _store(manifest: Manifest, base: str, room: int, mirror: str, waits_s: tuple[float, float]) -> StagedFiles:
     """Store of this process; its stager is not started yet."""
-    most = MOST_BYTES if len(manifest.sums) else max(LEAST_BYTES, min(MOST_BYTES, room // PIECES_IN_CACHE))
+    most = most_bytes(manifest, room)
     host, keys, settings = "localhost", None, Settings()
     if is_initialized():
         host, keys, settings = current().topology.host, current().keys, current().settings

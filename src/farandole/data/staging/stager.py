@@ -46,6 +46,7 @@ from farandole.data.staging.protocol import (
     InCache,
     Need,
     Opened,
+    Passed,
     Request,
     StagerConfig,
     Statistics,
@@ -86,7 +87,7 @@ class Stager:
         self._board = Board(self._pieces.sizes, 0, held)
         self._changed = threading.Condition()
         self._assignment: HostPlan | None = None
-        self._order: list[int] = []
+        self._uses = FirstUses(b"")
         self._idle, self._begun_s = 0, clock()
         self._open: dict[int, OpenPiece] = {}
         self._healing: set[int] = set()
@@ -163,12 +164,13 @@ class Stager:
             return self._need(request)
         with self._changed:
             if isinstance(request, FirstUses):
-                self._order = np.frombuffer(request.pieces, np.int32).tolist()
-                if self._assignment is not None:
-                    self._assignment.assign_to(self._board, self._order)
-                self._changed.notify_all()
+                self._uses = request
+                self._assign_board()
             elif isinstance(request, Opened):
                 self._board.opened(request.piece)
+                self._changed.notify_all()
+            elif isinstance(request, Passed):
+                self._board.passed(request.count)
                 self._changed.notify_all()
             elif isinstance(request, Damaged):
                 self._heal(request.piece)
@@ -186,8 +188,7 @@ class Stager:
             except DataError as error:
                 return Failed(str(error))
             self._board.limit, self._owed = self._assignment.capacity, None
-            self._assignment.assign_to(self._board, self._order)
-            self._changed.notify_all()
+            self._assign_board()
         self._wake()
         return InCache()
 
@@ -197,11 +198,11 @@ class Stager:
             while self._assignment is None and self._clock() < self._begun_s + ASSIGNED_S:
                 self._changed.wait(TICK_S)
             assignment = self._assignment
-            if assignment is not None and assignment.is_ours(need.piece):
+            if assignment is not None and assignment.is_ours(need.piece) and not self._is_lone(assignment, need.piece):
                 answer = self._await(need.piece, until_s)
                 if need.piece not in self._board.crowded:
                     return answer, b""
-        return self._far(need, assignment.elsewhere(need.piece) if assignment is not None else [SHARED])
+        return self._far(need, assignment.elsewhere(need.piece) if assignment is not None else [SHARED], until_s)
 
     def _await(self, piece: int, until_s: float) -> Answer:
         """Wait, with the lock held, for a piece that this host is to hold."""
@@ -220,10 +221,14 @@ class Stager:
         wait = "disk" if source is None else "shared storage" if source == SHARED else "peer"
         return InCache(str(self._cache.folder), wait)
 
-    def _far(self, need: Need, route: Sequence[str]) -> tuple[Answer, memoryview | bytes]:
+    def _far(self, need: Need, route: Sequence[str], until_s: float) -> tuple[Answer, memoryview | bytes]:
         """Fetch blocks of a piece that other hosts are to hold, or that has no room here."""
         reasons = []
         for host in route:
+            if host == self._config.host:
+                if (answer := self._kept_for_others(need.piece, until_s)) is not None:
+                    return answer, b""
+                continue
             try:
                 checksums = Checksums.unknown(self._pieces.blocks(need.piece))
                 part = need.first, need.last
@@ -232,6 +237,14 @@ class Stager:
             except (DataError, OSError) as error:
                 reasons.append(readable(f"{host or 'shared storage'}: {error}"))
         return self._failed(need.piece, "; ".join(reasons)), b""
+
+    def _kept_for_others(self, piece: int, until_s: float) -> InCache | None:
+        """Fetch a piece whose own host has no room for it, if it has room here."""
+        with self._changed:
+            if self._board.state_of(piece) is PieceState.ABSENT and self._board.room_for(piece) != []:
+                return None
+            answer = self._await(piece, until_s)
+        return answer if isinstance(answer, InCache) else None
 
     def _failed(self, piece: int, why: str) -> Failed:
         return Failed(self._sources.words(piece, why), is_damaged=DIFFERS in why)
@@ -333,11 +346,14 @@ class Stager:
             if self._board.state_of(get.piece) is not PieceState.HELD:
                 if get.stays and not self._assignment.is_ours(get.piece) and self._board.room_for(get.piece) != []:
                     return SentBlocks(bytearray(), b"", f"{host} has no room for it either")
+                if get.stays and self._is_lone(self._assignment, get.piece, is_asked=True):
+                    return SentBlocks(bytearray(), b"", f"{host} has no room for it now")
                 asker = SHARED if get.stays else get.asker  # with ``stays`` no host requests it from the asker
                 if error := self._board.refusal(get.piece, asker, host):
                     return SentBlocks(bytearray(), b"", error)
                 self._demand(get.piece)
                 return None
+            self._board.opened(get.piece)
             cached, self._asked_s = self._opened(get.piece), self._clock()
             if self._owed and cached is not None and get.last == len(cached.checksums):
                 self._owed.discard(get.piece)
@@ -372,6 +388,23 @@ class Stager:
                 self._open.pop(next(iter(self._open)))  # closed after its last reader
             self._open[piece] = cached
         return self._open[piece]
+
+    def _assign_board(self) -> None:
+        """Pass plan and order of first use to the board."""
+        if self._assignment is not None:
+            self._assignment.assign_to(self._board, np.frombuffer(self._uses.pieces, np.int32).tolist())
+        self._changed.notify_all()
+
+    def _is_lone(self, assignment: HostPlan, piece: int, is_asked: bool = False) -> bool:
+        """True if rows of a piece are to be read one by one, because the whole piece would be read too often.
+
+        So it is if the piece does not stay, and samples of all pieces are scattered over the epoch; for another host
+        that asks also after the piece was used here, and if it has no room now.
+        """
+        if piece in assignment.kept or self._board.state_of(piece) in (PieceState.HELD, PieceState.FETCHING):
+            return False
+        is_late = is_asked and (self._board.is_over(piece) or self._board.room_for(piece) is None)
+        return self._uses.scattered or is_late
 
     def _heal(self, piece: int) -> None:
         """Fetch a piece again, because its file is missing or damaged."""

@@ -23,12 +23,20 @@ from farandole.data.storage.fields import Field, Integers
 from farandole.data.storage.manifest import Manifest
 
 MOST_BYTES = 64 * 2**20
-LEAST_BYTES = 4 * 2**20
+LEAST_BYTES, LEAST_CUT = 4 * 2**20, 2**19
+"""Bytes of bundles of small files, and of parts of large ones, at least."""
+PIECES_IN_CACHE = 256
+"""Pieces that fit into a small cache: the room that is kept free for the next pieces is then a small part of it."""
 LEAST_BLOCK, MOST_BLOCK = 2**15, 2**18
 """Bytes that share one checksum, at least and at most."""
 
 MOST_KNOWN = 256
 """Pieces whose blocks are kept in memory."""
+
+
+def most_bytes(manifest: Manifest, room: int) -> int:
+    """Most bytes of a piece in caches of ``room`` bytes; an index with checksums has them for the largest pieces."""
+    return MOST_BYTES if len(manifest.sums) else max(LEAST_CUT, min(MOST_BYTES, room // PIECES_IN_CACHE))
 
 
 @final
@@ -49,6 +57,7 @@ class Pieces:
 
         A piece is larger if one sample is larger.
         """
+        least = min(least, most)
         sizes, begins = manifest.sizes, np.concatenate([[0], np.cumsum(manifest.sizes)])
         cuts = _cuts(manifest, most)
         bounds, begun = [0], 0

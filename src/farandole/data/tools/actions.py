@@ -11,16 +11,16 @@ import numpy as np
 
 from farandole.data.formats.source import Source
 from farandole.data.planning.picture import picture
-from farandole.data.planning.plan import HostSpec, plan
+from farandole.data.planning.plan import HostSpec
 from farandole.data.planning.simulate import StagingRates, foretell, readable, table
 from farandole.data.staging.cache import PLANS, clean
 from farandole.data.staging.checksums import checksums_of
-from farandole.data.staging.host_plan import STREAM_PIECES
+from farandole.data.staging.host_plan import plan_with_stream
 from farandole.data.staging.plan_journal import replay
-from farandole.data.staging.stage import PIECES_IN_CACHE, cache_folder, parse_bytes
+from farandole.data.staging.stage import cache_folder, parse_bytes
 from farandole.data.storage.listing import INDEX_NAME
 from farandole.data.storage.manifest import MAGIC, Manifest
-from farandole.data.storage.pieces import LEAST_BYTES, MOST_BYTES, Pieces
+from farandole.data.storage.pieces import Pieces, most_bytes
 from farandole.data.tools.copy import listed
 from farandole.data.tools.doctor import diagnose
 from farandole.data.tools.formats import format_of, reader
@@ -50,10 +50,9 @@ def show_plan(args: argparse.Namespace) -> int:
     """Predict which host reads what, bytes and times."""
     limit = parse_bytes(args.limit)
     manifest = _manifest(args.path)
-    most = MOST_BYTES if len(manifest.sums) else max(LEAST_BYTES, min(MOST_BYTES, limit // PIECES_IN_CACHE))
-    pieces = Pieces.of(manifest, most)
+    pieces = Pieces.of(manifest, most_bytes(manifest, limit))
     hosts = [HostSpec(f"host{number:0{len(str(args.hosts))}}", limit) for number in range(args.hosts)]
-    staging = plan(pieces.sizes, hosts, reserve=STREAM_PIECES * int(pieces.sizes.max(initial=0)))
+    staging = plan_with_stream(pieces.sizes, hosts)
     rates = StagingRates(float(parse_bytes(args.rate)), float(parse_bytes(args.link)))
     foretold = foretell(staging, rates, args.epochs, args.window, args.rows)
     print("\n".join(table(staging, foretold)))

@@ -37,5 +37,8 @@ class Layout(ABC):
         """
         return None
 
+    def begin(self, position: int) -> None:  # noqa: B027 (most need not know)
+        """Note that the training takes the batch at ``position``: no rank needs an earlier sample any more."""
+
     def agree(self) -> None:  # noqa: B027 (most have nothing to agree on)
         """Agree with the other ranks on what depends on the current ranks. Collective."""

@@ -197,6 +197,8 @@ class SampleCursor:
 
     def hand_out(self, batch: GlobalBatch, trains: bool = True) -> None:
         """Hand a batch to the training loop; it is in flight until ``advance``. ``trains``: a backward pass uses it."""
+        if self.layout is not None:
+            self.layout.begin(batch.start)
         self.in_flight.append(batch)
         if trains:
             if not self.is_fresh:
