@@ -1,8 +1,8 @@
 """The agent: one small process per host that starts, watches and ends workers and forwards their output.
 
 The launcher starts it, as a child or through ssh or Slurm, with its config, one line of JSON, on standard input; or a
-lease starts it to lend its host (``farandole.launch.leases.join``), without that input. When that input, the connection
-to the controller or the process that started it ends, the agent kills the workers and exits. In an elastic job another
+lease starts it to lend its host (``leased_agent``), without that input. When that input, the connection to the
+controller or the process that started it ends, the agent kills the workers and exits. In an elastic job another
 controller may replace a lost one. When the agent itself is killed, the kernel kills the workers. In a job on one host,
 further standard input is printed on standard error, between the workers' lines. No framework is imported here.
 
@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections import deque
-from typing import final
+from collections.abc import Callable
 
 import msgspec
 
@@ -47,7 +47,6 @@ from farandole.control.oom_kills import OomKills
 from farandole.control.os_text import printed, unpack
 from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
-from farandole.launch.agents.controller_lookup import ControllerLookup
 from farandole.launch.agents.output import STDERR, JobOutput
 from farandole.launch.agents.worker_output import WorkerOutput, pipes
 from farandole.runtime.relay.agent import Agent, Workers, connected
@@ -83,18 +82,18 @@ LAST_KILL_S = 10.0
 """Time for an exiting agent to kill leftover processes of workers: a process stuck on a file server may not die."""
 
 
-@final
 class LaunchedWorkers(Workers):
     """Workers that the agent starts as children on orders of the controller; it handles their output and exit.
 
-    ``address``: the controller's; ``signals``: descriptor that gets a byte for each of ``SIGNALS``; ``way``: lookup of
-    the next leader, for an agent whose leader may be replaced on another host.
+    ``address``: the controller's; ``signals``: descriptor that gets a byte for each of ``SIGNALS``. An agent of a lease
+    has ``LeasedWorkers``.
     """
 
-    def __init__(
-        self, config: LaunchedAgentConfig, address: str, signals: int, way: ControllerLookup | None = None
-    ) -> None:
-        self._config, self._address, self._signals, self._way = config, address, signals, way
+    _patience_s, _is_elsewhere = COMES_BACK_S, False
+    """How long the workers live without a controller, and whether the next one may run on another host."""
+
+    def __init__(self, config: LaunchedAgentConfig, address: str, signals: int) -> None:
+        self._config, self._address, self._signals = config, address, signals
         self._start: StartWorkers | None = None
         self._output: JobOutput | None = None
         self._streams: WorkerOutput | None = None
@@ -108,10 +107,10 @@ class LaunchedWorkers(Workers):
         self._give_up_at: float | None = None
         self._spare_until: float | None = None
         """Time at which leftover resource trackers are killed."""
-        self._finishing = self._dismissed = self._leaving = False
+        self._finishing = self._dismissed = False
         self._heard = b""
         self._shortage = OomKills()
-        self._launcher_lives = config.lent is None  # a lease's agent gets no input
+        self._launcher_lives = True
         self._parent = os.getppid()
 
     def join(self, link: AgentLink) -> None:
@@ -142,8 +141,7 @@ class LaunchedWorkers(Workers):
         """Descriptors of signals, of the end of output, and standard input (only its hang-up after all have exited)."""
         # The launcher itself prints its last messages.
         heard = {0: 0 if self._finishing else select.POLLIN} if self._launcher_lives else {}
-        way = {self._way.fd: select.POLLIN} if self._way is not None else {}
-        return {self._signals: select.POLLIN, **heard, **way, **dict.fromkeys(self._writing, select.POLLIN)}
+        return {self._signals: select.POLLIN, **heard, **dict.fromkeys(self._writing, select.POLLIN)}
 
     @property
     def deadline_s(self) -> float | None:
@@ -165,26 +163,13 @@ class LaunchedWorkers(Workers):
             self._stop(0.0)
         if self._spare_until is not None and now >= self._spare_until:
             self._kill_left()
-        if self._way is not None and self._link is not None:
-            self._follow(self._way, self._link)
 
-    def _follow(self, way: ControllerLookup, link: AgentLink) -> None:
-        """Connect to the next leader, and redirect the workers to it."""
-        if address := way.found():
-            self._renew(link, address)
-        elif way.over:
-            self.cut_off(ControlError(way.over), is_last=True)
-        way.follow(link.address if self._link is not None else "")
-
-    def cut_off(self, error: ControlError, *, is_last: bool = False) -> None:
+    def cut_off(self, error: ControlError) -> None:
         """Wait for another controller, if one may come; otherwise kill the workers and exit."""
-        if self._link is not None and self._config.stays and self._link.may_come_back and not is_last:
+        if self._link is not None and self._config.stays and self._link.may_come_back:
             self._renew(self._link)
-            return
-        if self._launcher_lives or self._config.lent is not None:
-            with contextlib.suppress(OSError):  # stderr is closed: the launcher has just exited
-                os.write(2, printed(f"farandole: the agent on {self._config.host} ends: {error}\n"))
-        self._orphaned()
+        else:
+            self._give_up(error)
 
     def obey(self, message: object) -> None:
         """See ``Workers``."""
@@ -226,8 +211,7 @@ class LaunchedWorkers(Workers):
                 self._start_worker(spec, start, streams)
 
     def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: WorkerOutput) -> None:
-        address = self._address if self._link is None else self._link.worker_address
-        contact = {CONTROLLER: address if self._way is None else self._way.address}
+        contact = {CONTROLLER: self._worker_address}
         own, cwd = self._config, "" if self._config.command else start.cwd
         environment = {**_threads(spec), **os.environ, **start.environment, **own.variables}
         environment |= {**spec.environment, **contact}
@@ -254,6 +238,11 @@ class LaunchedWorkers(Workers):
             self._workers[pid] = spec.worker_id
             self._news.append(Started(spec.worker_id, pid))
 
+    @property
+    def _worker_address(self) -> str:
+        """Address at which workers of this host reach the controller."""
+        return self._address if self._link is None else self._link.worker_address
+
     def _refuse(self, spec: WorkerSpec, code: int, words: str) -> None:
         self._ended.append(WorkerExited(spec.worker_id, code, error=words))
         self._news.append(Report(self._ended[-1]))
@@ -268,18 +257,21 @@ class LaunchedWorkers(Workers):
     def _on_signals(self) -> None:
         if signal.SIGTERM in os.read(self._signals, 4096):
             # With a new parent, SIGTERM is the kernel's signal for the first parent's death, not a scheduler's notice.
-            is_notice, is_lent = os.getppid() == self._parent, self._config.lent is not None
-            has_grace = is_lent or (self._config.stays and self._kill_at is not None)
-            if is_notice and self._dismissed and has_grace:
-                pass  # the workers already end, within the grace given by their leader or the launcher
-            elif is_notice and not self._dismissed and self._config.stays and (self._workers or is_lent):
-                self._leaving = is_lent
-                self._post(Leaving())
-                if not self._leaving:  # else the controller makes the workers leave, then ends us
-                    self._depart()
+            if os.getppid() == self._parent:
+                self._on_notice()
             else:
                 self._orphaned()
         self._reap()
+
+    def _on_notice(self) -> None:
+        """Handle the SIGTERM of a scheduler that takes the host back."""
+        if not self._config.stays:
+            self._orphaned()
+        elif not self._dismissed and self._workers:
+            self._post(Leaving())
+            self._depart()
+        elif not self._dismissed or self._kill_at is None:  # else they already end, within the launcher's grace
+            self._orphaned()
 
     def _print_launcher_text(self) -> None:
         """Print the launcher's text from standard input; end of file means that the launcher has exited."""
@@ -293,15 +285,9 @@ class LaunchedWorkers(Workers):
             self._orphaned()
 
     def _renew(self, link: AgentLink, address: str = "") -> None:
-        """Wait for another controller: the launcher lives (else standard input would be closed) and starts one.
-
-        Workers of a leased host may outlive their leader: then the next leader adopts them, at another ``address``.
-        """
+        """Wait for another controller: the launcher lives (else standard input would be closed) and starts one."""
         running = [Started(worker_id, pid) for pid, worker_id in self._workers.items()]
-        patience_s = COMES_BACK_S if self._way is None else self._way.patience_s
-        link.renew(patience_s, running, self._ended, elsewhere=self._way is not None, address=address)
-        if self._leaving:
-            self._post(Leaving())  # the previous controller may not have recorded it
+        link.renew(self._patience_s, running, self._ended, elsewhere=self._is_elsewhere, address=address)
         if self._output is not None:
             self._output.forgive()  # receipts were lost with the controller
 
@@ -393,6 +379,13 @@ class LaunchedWorkers(Workers):
         self._dismissed = True
         process.signal_descendants(signal.SIGTERM)
 
+    def _give_up(self, error: ControlError) -> None:
+        """Kill everything because no controller answers, and print why if a process may read it."""
+        if self._launcher_lives or self._config.lent is not None:
+            with contextlib.suppress(OSError):  # stderr is closed: the launcher has just exited
+                os.write(2, printed(f"farandole: the agent on {self._config.host} ends: {error}\n"))
+        self._orphaned()
+
     def _orphaned(self) -> None:
         """Kill everything at once: launcher or controller is lost."""
         self._dismissed = True
@@ -420,10 +413,14 @@ def main() -> None:
         sys.exit(f"farandole: the agent on {config.host} cannot join the job: {error}")
 
 
-def serve(config: LaunchedAgentConfig, address: str, way: ControllerLookup | None = None) -> None:
+def serve(
+    config: LaunchedAgentConfig,
+    address: str,
+    policy: Callable[[LaunchedAgentConfig, str, int], LaunchedWorkers] = LaunchedWorkers,
+) -> None:
     """Start the workers and serve until all have exited and all output is written."""
     with process.signals_as_bytes(SIGNALS) as signals:
-        workers = LaunchedWorkers(config, address, signals, way)
+        workers = policy(config, address, signals)
         if config.start is not None:
             workers.begin(config.start, JobOutput.own())  # before connecting: they load longer than we
         try:

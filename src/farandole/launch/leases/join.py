@@ -16,6 +16,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping
+from functools import partial
 
 from farandole.cluster.allocation import OWN_NAME
 from farandole.control import process
@@ -24,6 +25,7 @@ from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.agent import dial, serve
 from farandole.launch.agents.agent_config import DIAL_SHARE, LaunchedAgentConfig
 from farandole.launch.agents.controller_lookup import ControllerLookup, LeaderContact
+from farandole.launch.agents.leased_agent import AdoptableWorkers, LeasedWorkers
 from farandole.launch.hosts.run_folder import RunContact, RunFolder
 
 CANNOT_JOIN = 3
@@ -81,16 +83,16 @@ def lend(folder: RunFolder, contact: RunContact, terms: LeaseOffer) -> None:
     )
     address = dial(config)
     if not contact.lead_patience_s:
-        serve(config, address)
+        serve(config, address, LeasedWorkers)
         return
 
     def read() -> LeaderContact:
         found = folder.contact()
         return LeaderContact(found.epoch, found.addresses, found.secret)
 
-    way = ControllerLookup(read, contact.secret, contact.epoch, address, contact.lead_patience_s)
-    with contextlib.closing(way):
-        serve(config, address, way)
+    lookup = ControllerLookup(read, contact.secret, contact.epoch, address, contact.lead_patience_s)
+    with contextlib.closing(lookup):
+        serve(config, address, partial(AdoptableWorkers, lookup))
 
 
 def terms_of(variables: Mapping[str, str], np: int | None) -> LeaseOffer:
