@@ -52,10 +52,10 @@ def _timed(step: Callable[[], None], times: int) -> float:
     return (time.perf_counter() - begin) / times
 
 
-def serve() -> None:
+def serve(stepper: Callable[[str], Callable[[], None]] = _stepper) -> None:
     """Answer what the parent asks: ``check``, ``prepare WORK SECONDS``, ``time TIMES``, ``stop``."""
     line = connect(hvd.rank())
-    step, unit = _stepper("named"), 1e6
+    step, unit = stepper("named"), 1e6
     while True:
         verb, arguments = line.recv()
         if verb == "stop":
@@ -66,7 +66,7 @@ def serve() -> None:
             line.send(("answer", str(Path(farandole.__file__).parent)))
         elif verb == "prepare":
             work, seconds = arguments
-            step, unit = _stepper(work), 1e6 if work == "named" else 1e3
+            step, unit = stepper(work), 1e6 if work == "named" else 1e3
             _timed(step, 20)
             slowest = hvd.allreduce(torch.tensor(_timed(step, 20)), name="slowest", op=hvd.Max)
             line.send(("answer", max(10, int(seconds / float(slowest)))))
