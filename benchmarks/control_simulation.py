@@ -84,8 +84,8 @@ class World:
         self._acting: _Process | None = None
         settings = Settings(engine="tcp", stall_warning_s=stall_warning_s, stall_shutdown_s=0.0)
         self.controller = Controller(self._to_below, settings, ranks, lambda: self.now)
-        self.controller.report = self._report
-        self.controller.request_stack = lambda hello: self.controller.stack_arrived(hello.worker_id, "")
+        self.controller.watchdog.report = self._report
+        self.controller.watchdog.request_stack = lambda hello: self.controller.stack_arrived(hello.worker_id, "")
         self.root = _Process(ROOT, self._serve_root, self._root_due_s, [])
         self._processes = {ROOT: self.root}
         self._parents: dict[str, str] = {}

@@ -78,7 +78,7 @@ class TrialJob:
         engine = partial(choose, settings.engine, across=settings.across)
         self.formation = ElasticFormation(self._membership, engine, time.monotonic)
         self.controller = Controller(send, settings, ANY, time.monotonic, self.formation)
-        self.controller.report = lambda text: events.logger.warning("trial %d: %s", number, text)
+        self.controller.watchdog.report = lambda text: events.logger.warning("trial %d: %s", number, text)
         self._uids: dict[int, bytes] = {}
 
     @property

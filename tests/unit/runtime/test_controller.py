@@ -51,8 +51,8 @@ class Job:
         self.stacks: list[Hello] = []
         self.notices: list[tuple[str, Notice]] = []
         self.controller = Controller(self.send, Settings(**settings), size, lambda: self.now)
-        self.controller.report = self.reports.append
-        self.controller.request_stack = self.stacks.append
+        self.controller.watchdog.report = self.reports.append
+        self.controller.watchdog.request_stack = self.stacks.append
 
     def send(self, identity: bytes, message: Message) -> bool:
         messages.encode(message)

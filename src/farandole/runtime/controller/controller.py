@@ -10,13 +10,12 @@
 
 ``handle`` only records a message. ``tick`` sends the orders for collectives that are ready, after all messages that
 have arrived are handled: this is what allows fusion. The owner of the loop reports the exits of workers, and sets
-``request_stack``, ``report``, ``task`` and ``on_result`` as far as it supports them, all in the one thread of that
+``task``, ``on_result`` and the functions of ``watchdog`` as far as it supports them, all in the one thread of that
 loop. No message of a worker can make the controller raise.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +26,6 @@ from farandole.control.exits import GenerationEnded, WorkerExited
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
-    AskProgress,
-    AskWaits,
     Blocked,
     ChangeDue,
     Entry,
@@ -40,7 +37,6 @@ from farandole.control.messages import (
     HostSilent,
     LaneClosed,
     Leave,
-    Notice,
     Orders,
     Progress,
     Ready,
@@ -56,20 +52,17 @@ from farandole.control.task_messages import FetchTask, TaskResult
 from farandole.control.task_pieces import ResultPieces, piece_of
 from farandole.control.watch_messages import Acted, CellOver, Metrics, Prepared
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
+from farandole.runtime.controller.watchdog import Watchdog
 from farandole.runtime.controller.watching import Watching
-from farandole.runtime.coordination.after_fault import AfterFault
-from farandole.runtime.coordination.deadlock import Deadlock, DeadlockCheck
 from farandole.runtime.coordination.downlink import CONTROL, ORDERS, Downlink, Send
 from farandole.runtime.coordination.formation import Due, EndNow, Formation, Formed
 from farandole.runtime.coordination.generation import Generation
 from farandole.runtime.coordination.negotiation import Delivery
 from farandole.runtime.coordination.process_groups import GLOBAL
 from farandole.runtime.coordination.rank_set import RankSet, alike
-from farandole.runtime.coordination.stall import Limits, StackRequest, StallReport, StallVerdict
+from farandole.runtime.coordination.stall import Limits
 from farandole.runtime.coordination.static_formation import StaticFormation
 from farandole.settings import Settings
-
-logger = logging.getLogger("farandole.controller")
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -91,12 +84,6 @@ class Controller:
     def __init__(
         self, send: Send, settings: Settings, expected: int, clock: Clock, formation: Formation | None = None
     ) -> None:
-        self.request_stack: Callable[[Hello], object] = lambda _: None
-        """Request the Python stack of the worker with this ``Hello``; the caller then calls ``stack_arrived``."""
-        self.report: Callable[[str], object] = logger.warning
-        """Print a text for users."""
-        self.notice: Callable[[str], object] | None = None
-        """The same for waits after a fault, if they go elsewhere than ``report``: in notebooks, to the live view."""
         self.task, self._results = b"", ResultPieces()
         """Payload for workers that request a function to run."""
         self.on_result: Callable[[int, bool, bytes], object] | None = None
@@ -110,8 +97,8 @@ class Controller:
         self.registry = self._formation.registry.below(self._downlink.is_relayed)
         self.inherited = InheritedGeneration(send, self._formation, clock)  # replaced if there was a controller before
         self.watching = Watching(send, lambda ranks, message: self._send_to_ranks(ranks, CONTROL, message), time.time)
+        self.watchdog = Watchdog(self._downlink, self._formation, clock, self.abort, Limits.of(settings))
         self._generation: Generation | None = None
-        self._after_fault = AfterFault(Limits.of(settings).warning_s > 0)
         self._received, self._rejected = 0, Counter[str]()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {
             Ready: self._on_ready,
@@ -131,12 +118,12 @@ class Controller:
         return {
             Submit: self._on_submit,
             Exchange: self._on_exchange,
-            Blocked: self._on_blocked,
-            LaneClosed: self._on_lane_closed,
-            GroupMade: self._on_group_made,
-            HostSilent: self._on_unheard,
-            Progress: self._on_progress,
-            Waits: self._on_waits,
+            Blocked: self.watchdog.on_blocked,
+            LaneClosed: self.watchdog.on_lane_closed,
+            GroupMade: self.watchdog.on_group_made,
+            HostSilent: self.watchdog.on_host_silent,
+            Progress: self.watchdog.on_progress,
+            Waits: self.watchdog.on_waits,
             SetTimeline: self._on_timeline,
             TimelineSet: self._on_timeline_set,
             Prepared: self._on_watched,
@@ -194,7 +181,7 @@ class Controller:
         return generation is not None and generation.over is None and bool(generation.present())
 
     def stack_arrived(self, worker_id: int, text: str) -> None:
-        """Handle the reply to ``request_stack``: the stack, or the reason why there is none."""
+        """Handle the reply to ``watchdog.request_stack``: the stack, or the reason why there is none."""
         if self._generation is not None:
             self._generation.stack_arrived(worker_id, text, self._clock())
 
@@ -204,7 +191,7 @@ class Controller:
         if generation is None:
             self.inherited.end(reason)
         elif generation.over is None:
-            self._after_fault.fault(self._clock())
+            self.watchdog.note_fault()
             generation.over = Abort(generation.number, reason, kind)
             self._formation.generation_ended(GenerationEnded(generation.number, reason))
             self.watching.ended(generation.number, reason)
@@ -219,7 +206,7 @@ class Controller:
     def deadline(self) -> float | None:
         """Time at which ``tick`` is due, by ``clock``; ``None`` if there is no deadline."""
         current = self.inherited if self._generation is None else self._generation
-        moments = (self._formation.deadline_s, current.deadline_s, self._after_fault.deadline_s)
+        moments = (self._formation.deadline_s, current.deadline_s, self.watchdog.after_fault.deadline_s)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -229,17 +216,13 @@ class Controller:
         if generation is not None and (reason := generation.unsaid(now)):
             self.abort(reason)
         if generation is not None and generation.over is None:
-            stall_s = generation.stall.deadline_s
             if generation.negotiation.undecided:
                 self._order(generation, generation.negotiation.decide(now))
-            if stall_s is not None and stall_s <= now:
-                self._look(generation, now)
-            if (due_s := generation.deadlocks.due_s) is not None and due_s <= now:
-                self._look_for_deadlock(generation, now)
+            self.watchdog.look(generation, now)
         if self._formation.deadline_s is not None:
             self._form(now)
-        if (notice_s := self._after_fault.deadline_s) is not None and notice_s <= now:
-            self._tell_waits(now)
+        if (notice_s := self.watchdog.after_fault.deadline_s) is not None and notice_s <= now:
+            self.watchdog.report_waits(self._generation, now)
 
     def statistics(self) -> dict[str, int]:
         """Counters of messages received, sent and refused, and counters of the current generation."""
@@ -341,47 +324,6 @@ class Controller:
         else:
             self._formation.left(message.worker_id, ending=False, told=True)
 
-    def _on_blocked(self, generation: Generation, rank: int, message: Blocked) -> None:
-        now = self._clock()
-        if not generation.blockages.add(rank, message, now):
-            self._rejected["Blocked in an impossible place"] += 1
-            return
-        if message.step_s:
-            self._formation.longest_step(generation.members[rank].hello.worker_id, message.step_s)
-        reason = generation.gone_among(generation.negotiation.groups.get(message.process_set) or ())
-        if reason:
-            self.abort(reason)
-        elif refusal := generation.closed_lanes.refusal(rank, message) or generation.crossed(now):
-            self.abort(refusal, "MismatchError")
-        else:
-            generation.stall.hurry(now)
-
-    def _on_lane_closed(self, generation: Generation, rank: int, message: LaneClosed) -> None:
-        if not generation.closed_lanes.add(rank, message):
-            self._rejected["LaneClosed in an impossible place"] += 1
-
-    def _on_group_made(self, generation: Generation, rank: int, message: GroupMade) -> None:
-        if rank not in message.ranks or not generation.negotiation.groups.adopt(message.process_set, message.ranks):
-            self._rejected["GroupMade that cannot be"] += 1
-
-    def _on_unheard(self, generation: Generation, rank: int, message: HostSilent) -> None:
-        if message.host not in generation.hosts:
-            self._rejected["HostSilent of a host without ranks"] += 1
-            return
-        self._do_without(generation, *generation.parted(rank, message.host))
-
-    def _do_without(self, generation: Generation, ranks: Sequence[int], reason: str, kind: str = "AbortError") -> None:
-        """Give up ``ranks``: the other ranks go on without them, or the generation ends."""
-        if not self._formation.stalled(generation.worker_ids(ranks), reason):
-            self.report(reason)
-            self.abort(reason, kind)
-
-    def _on_progress(self, generation: Generation, rank: int, message: Progress) -> None:
-        generation.stall.answered(rank, message, self._clock())
-
-    def _on_waits(self, generation: Generation, rank: int, message: Waits) -> None:
-        generation.deadlocks.add_waits(rank, message, self._clock())
-
     def _on_timeline(self, generation: Generation, rank: int, message: SetTimeline) -> None:
         if rank:
             self._rejected["SetTimeline from another rank than 0"] += 1
@@ -456,7 +398,7 @@ class Controller:
             [(rank, member.uid) for rank, member in enumerate(formed.members)],
         )
         self.watching.formed(formed.generation, formed.hosts)
-        self._alert(self._generation)
+        self.watchdog.alert(self._generation)
 
     def _stop_waiting(self, generation: Generation) -> None:
         """End waits for ranks that have left, except in the negotiated lane: exchanges and timeline requests."""
@@ -477,40 +419,10 @@ class Controller:
         for delivery in deliveries:
             self._downlink.note(delivery.order)
         if any(delivery.order.error for delivery in deliveries):
-            self._after_fault.fault(self._clock())
-            self._alert(generation)
+            self.watchdog.note_fault()
+            self.watchdog.alert(generation)
         for ranks, which in alike([delivery.ranks for delivery in deliveries]):
             self._send_to_ranks(ranks, ORDERS, Orders(generation.number, [deliveries[i].order for i in which]))
-
-    def _look(self, generation: Generation, now: float) -> None:
-        step = generation.stall.look(now, generation.waiting(now), generation.negotiation.last)
-        if isinstance(step, StackRequest):
-            self._send_to_ranks(RankSet.of(step.ranks), CONTROL, AskProgress(generation.number))
-            for rank in step.ranks:
-                self.request_stack(generation.members[rank].hello)
-        elif isinstance(step, StallReport):
-            self.report(step.text)
-        elif isinstance(step, StallVerdict):
-            self._do_without(generation, step.missing, step.reason, "StallError")
-
-    def _alert(self, generation: Generation) -> None:
-        """Make ranks report short waits if there was a fault recently."""
-        if alert_s := self._after_fault.left_s(self._clock()):
-            self._send_to_ranks(generation.present(), CONTROL, Notice(generation.number, alert_s))
-
-    def _tell_waits(self, now: float) -> None:
-        """After a fault, tell users which ranks wait for which: in the job's output, and in notebook cells."""
-        alert_s = self._after_fault.left_s(now)
-        for text, uid in self._after_fault.look(now, self._formation, self._generation):
-            (self.notice or self.report)(text)
-            self._downlink.post([uid + CONTROL], Notice(0, alert_s, text))
-
-    def _look_for_deadlock(self, generation: Generation, now: float) -> None:
-        step = generation.deadlocks.look(now)
-        if isinstance(step, DeadlockCheck):
-            self._send_to_ranks(RankSet.of(step.ranks), CONTROL, AskWaits(generation.number, step.question))
-        elif isinstance(step, Deadlock) and not generation.negotiation.end_crossed(RankSet.of(step.ranks)):
-            self.abort(step.reason, "MismatchError")  # an error: an elastic job would deadlock again
 
     def _send_to_ranks(self, ranks: RankSet, suffix: bytes, message: Message) -> None:
         self._downlink.send_to_ranks(GLOBAL, ranks, suffix, message)

@@ -36,7 +36,7 @@ class ControllerHost(ABC):
         self._root, self._controller = root, root.controller
         self._watched: set[int] = set()
         root.on_agent, root.on_lost = self._on_agent, self._on_lost
-        root.controller.report = self._print_text
+        root.controller.watchdog.report = self._print_text
 
     def serve(self) -> None:
         """Run the loop until the job is over."""

@@ -48,7 +48,7 @@ class Root:
     def __init__(self, router: Router, settings: Settings, expected: int, formation: Formation | None = None) -> None:
         self.router = router
         self.controller = Controller(router.send, settings, expected, time.monotonic, formation)
-        self.controller.request_stack = self._request_stack
+        self.controller.watchdog.request_stack = self._request_stack
         self.controller.refuse, self.controller.registry.is_connected = router.refuse, router.reaches
         self._is_elastic = formation is not None
         self.hosts = HostLiveness(settings.host_timeout_s)

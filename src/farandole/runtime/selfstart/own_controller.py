@@ -64,11 +64,12 @@ class OwnController(ControllerHost):
         super().__init__(Root(router, settings, config.expected))
         self._claimed = claimed
         self._router, self._config, self._start_timeout_s = router, config, settings.start_timeout_s
-        self._dump_elsewhere, self._controller.request_stack = self._controller.request_stack, self._request_stack
+        self._dump_elsewhere = self._controller.watchdog.request_stack
+        self._controller.watchdog.request_stack = self._request_stack
         self._controller.on_hello = self._on_worker_hello
         self._controller.watching.in_cells = config.in_cells
         if config.in_cells:  # stderr may belong to an engine whose cell shows them already
-            self._controller.notice = self._controller.watching.said
+            self._controller.watchdog.notice = self._controller.watching.said
         self._controller.watching.obey = self._obey_watcher
         self._starter = os.getppid()  # another pid if the starter has exited; stdin is closed then
         self._hellos: dict[tuple[str, int], Hello] = {}  # by host and pid: workers not known to have exited
