@@ -39,7 +39,9 @@ class Writer:
         if not init.is_initialized():
             return cls(0, 1, 0, "this process", sharded, init.is_outside())
         own, topology = init.current(), init.current().topology
-        sharded = sharded and not own.has_left  # the others no longer write with this rank; rank 0 writes everything
+        sharded = (
+            sharded and not own.end.has_left
+        )  # the others no longer write with this rank; rank 0 writes everything
         name = f"rank {topology.rank} on {topology.host}"
         return cls(topology.rank, topology.size, topology.generation, name, sharded, init.is_outside())
 

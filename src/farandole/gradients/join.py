@@ -52,9 +52,9 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
     _end(serving, session)  # also with one rank: a serving thread drops lagged runs, and the script may train on
     if session.topology.size > 1:
         served = {each.label: each.served for each in serving}
-        told = allgather_object((served, session.steps), name="join.served")
+        told = allgather_object((served, session.gate.steps), name="join.served")
         last = _latest(last, [theirs for theirs, _ in told])
-        session.catch_up(max(steps for _, steps in told))
+        session.gate.steps = max(steps for _, steps in told)
     return last
 
 
@@ -89,7 +89,7 @@ def _latest(last: int, served: Sequence[Mapping[str, int]]) -> int:
 
 def _end(serving: list[_Serving], session: Session) -> None:
     """Finish the reducers that all members of their process set served, and abort the others."""
-    sets = session.process_sets()
+    sets = session.sets
     mine = [(each.process_set.process_set_id, each.label) for each in serving]
     every = allgather_object(mine, name="join.optimizers")
     partial = {

@@ -260,7 +260,7 @@ def _withdraw(spec: Spec, session: Session, pending: Pending[Any] | None, error:
     is_refused = isinstance(error, FarandoleError | MemoryError)
     is_under_way = not is_refused if pending is None else not pending.done()
     if is_under_way and session.topology.size > 1:  # on a single rank, a collective ends before it returns a handle
-        session.abort(f"{spec.verb} {spec.name!r} of a compiled graph was interrupted: {type(error).__name__}")
+        session.end.abort(f"{spec.verb} {spec.name!r} of a compiled graph was interrupted: {type(error).__name__}")
     session.await_lane()
 
 
@@ -350,7 +350,7 @@ _BEGIN: dict[str, Callable[[AnyCall, Spec, ProcessSet], Begun]] = {
 def _process_set(session: Session, number: int) -> ProcessSet:
     if not number:
         return global_process_set
-    found = session.process_sets().get(number)
+    found = session.sets.get(number)
     if found is None:
         raise UsageError(f"process set {number} of a compiled graph is gone: trace the graph again")
     return found

@@ -198,7 +198,7 @@ def _together(work: Work) -> int:
 def _heed() -> None:
     """Leave the generation if it has ended, or a change is due: no collective here would raise for that."""
     session = current()
-    if session.end_reason:
-        raise AbortError(session.end_reason)
+    if session.end.reason:
+        raise AbortError(session.end.reason)
     if session.change_due:
         raise HostsUpdatedInterrupt

@@ -177,7 +177,7 @@ class CellGuard:
         if process_set in self._passed:
             return
         with self._lock:
-            cell, members = self._cell, session.process_sets()[process_set].ranks
+            cell, members = self._cell, session.sets[process_set].ranks
             if process_set in self._passed or cell is None:
                 return  # another thread was first, or the cell has ended before its threads
             if self._refusal:
@@ -244,8 +244,8 @@ class CellGuard:
         if self._last is not None and self._mark is not None and self._last.serial > self._mark.settled:
             return queued_refusal(cell, self._last)
         # Cells without a mark are sent before all ranks know of the end: of these, only the failed cell is refused.
-        is_over = self._is_end_known if self._mark is not None else not cell.is_named_in(session.end_reason)
-        return "" if is_over else ended_refusal(cell, session.end_reason)
+        is_over = self._is_end_known if self._mark is not None else not cell.is_named_in(session.end.reason)
+        return "" if is_over else ended_refusal(cell, session.end.reason)
 
     def settle(self) -> None:
         """Wait until this engine knows that a failed cell has ended the session."""
@@ -277,7 +277,7 @@ class CellGuard:
             return
         is_voted = isinstance(error, KeyboardInterrupt) and not self._is_forced
         if not session.broken and not is_voted:
-            session.abort(f"{_named(self._last)} raised {traceback.format_exception_only(error)[-1].strip()}")
+            session.end.abort(f"{_named(self._last)} raised {traceback.format_exception_only(error)[-1].strip()}")
             # Now the controller has notified the others, which may begin the next cell when this cell has ended.
             with contextlib.suppress(KeyboardInterrupt):  # the cell has ended already
                 session.sync_with_controller(SETTLE_S)
@@ -308,7 +308,7 @@ class CellGuard:
         is_training = session is not None and session.is_interactive and bool(self._passed) and not session.broken
         if session is None or not is_training or self._interrupts > 1:
             if is_training and session is not None:
-                session.abort(f"{_named(self._cell)} was interrupted, and no step has ended since")
+                session.end.abort(f"{_named(self._cell)} was interrupted, and no step has ended since")
             self._is_forced = True
             raise KeyboardInterrupt
         session.cells.interrupted = True

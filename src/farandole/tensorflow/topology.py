@@ -69,7 +69,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 
 def _members(process_set_id: int) -> list[int]:
-    found = current("a process set").process_sets().get(process_set_id)
+    found = current("a process set").sets.get(process_set_id)
     if found is None:
         raise UsageError(f"there is no process set {process_set_id}: add_process_set() returns one that has a number")
     return found.ranks

@@ -16,12 +16,12 @@ TRAINING = """
     from farandole.elastic.worker.state import ObjectState
     from farandole.numpy.checkpoints import Checkpoints, NumpyCodec
     from farandole.runtime.session.init import current, init, shutdown
-    from farandole.runtime.session.session import Session
+    from farandole.runtime.session.session_end import SessionEnd
     from workbench.jobs import NumpyCalls
 
     STEP, LAST = 5, 12
     me = int(os.environ["FARANDOLE_WORKER_ID"])
-    dump, leave = NumpyCodec.dump, Session.leave_for_good
+    dump, leave = NumpyCodec.dump, SessionEnd.leave_for_good
     left, writing = threading.Event(), threading.Event()
 
     def dies(self, content, file):
@@ -84,7 +84,7 @@ LEAVES = """
     def tells(self):
         leave(self)
         left.set()
-    Session.leave_for_good = tells
+    SessionEnd.leave_for_good = tells
 """
 
 TOLD = """if me == 1 and state.step == STEP:

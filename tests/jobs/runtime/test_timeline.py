@@ -15,8 +15,10 @@ import pytest
 
 from farandole.control import messages
 from farandole.control.exits import WorkerExited
+from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.runtime.session.timeline import Recorder, create
+from farandole.settings import Settings
 from farandole.testing.rank import RankContext
 from tests.unit.runtime.test_controller import Job
 from workbench.jobs import NumpyCalls, run_job
@@ -61,7 +63,7 @@ def test_who_dies_ends_the_wait_for_timelines_too() -> None:
 
 def test_nothing_is_recorded_after_the_end_of_a_session(tmp_path: Path) -> None:
     path = str(tmp_path / "trace.json")
-    recorder = Recorder(3, "a", 0.0)
+    recorder = Recorder(3, "a", 0.0, Settings(), Reentry())
     create(path)
     recorder.record(path, mark_cycles=False)
     recorder.close()
@@ -73,7 +75,7 @@ def test_nothing_is_recorded_after_the_end_of_a_session(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_no_error_of_the_rank(caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder(3, "a", 0.0)
+    recorder = Recorder(3, "a", 0.0, Settings(), Reentry())
     with caplog.at_level(logging.WARNING, "farandole"):
         recorder.record("/nonexistent/trace.json", mark_cycles=False)
     recorder.close()
@@ -88,8 +90,8 @@ def _while_others_have_left(member: RankContext, path: str) -> None:
         shutdown()
     member.exchange(b"")
     if not member.rank:
-        session.set_timeline(path)
-        session.set_timeline("")
+        session.recorder.record_all(path)
+        session.recorder.record_all("")
         shutdown()
 
 
@@ -104,7 +106,7 @@ def _while_another_is_stopped(member: RankContext, path: str) -> str:
     pids = [int(pid) for pid in member.exchange(str(os.getpid()).encode())]
     init()
     session, logged = current(), ""
-    session.set_timeline(path)
+    session.recorder.record_all(path)
     session.barrier()
     if member.rank == 0:
         os.kill(pids[1], signal.SIGSTOP)
@@ -112,7 +114,7 @@ def _while_another_is_stopped(member: RankContext, path: str) -> str:
         said: list[str] = []
         handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("farandole").addHandler(handler)
-        session.set_timeline("")
+        session.recorder.record_all("")
         logging.getLogger("farandole").removeHandler(handler)
         os.kill(pids[1], signal.SIGCONT)
         logged = "; ".join(said)
@@ -130,7 +132,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_until_it_would_be_reported(tm
 def _traced(member: RankContext, path: str) -> None:
     init()
     session, do = current(), NumpyCalls()
-    session.set_timeline(path, mark_cycles=True)
+    session.recorder.record_all(path, mark_cycles=True)
     session.barrier()
     for i in range(50):
         pair = [do.reduction(f"{i}.pair.{j}", np.ones(9)) for j in range(2)]  # always fused; the others by chance
@@ -143,7 +145,7 @@ def _traced(member: RankContext, path: str) -> None:
     session.barrier()
     if member.rank == 1:
         os.kill(os.getpid(), 9)
-    session.set_timeline("")
+    session.recorder.record_all("")
     os._exit(0)
 
 

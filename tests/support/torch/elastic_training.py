@@ -126,7 +126,7 @@ def tear(step_vote: StepVote, step: int, folder: str) -> None:
                 while step not in {r.step for r in read(folder).records if isinstance(r, Voted)}:
                     assert time.monotonic() < until_s, "rank 0 has not seen the end of the vote either"
                     time.sleep(0.01)
-                current().abort("it has missed the end of a vote")
+                current().end.abort("it has missed the end of a vote")
                 raise AbortError("the answers came too late")
             return answers
 

@@ -220,7 +220,7 @@ def test_a_call_that_is_interrupted_while_its_collective_is_under_way_ends_the_s
             raise error
         return UnderWay(), lambda _: None
 
-    monkeypatch.setattr(type(session), "await_lane", lambda s: said.append((s.end_reason, list(framework.told))))
+    monkeypatch.setattr(type(session), "await_lane", lambda s: said.append((s.end.reason, list(framework.told))))
     monkeypatch.setattr(type(session.topology), "size", 2)
     monkeypatch.setitem(calls._BEGIN, "allreduce", begins)
     calls.take_calls(framework.library)

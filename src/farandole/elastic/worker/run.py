@@ -144,7 +144,7 @@ class _Notice:
         if self._given:
             if is_initialized():  # else other workers would wait for the exit of this process, up to a second
                 finish()  # first: a checkpoint that all ranks write would lack the part of this rank
-                current().leave_for_good()
+                current().end.leave_for_good()
             raise SystemExit(128 + signal.SIGTERM)
 
     def _on_sigterm(self) -> None:

@@ -191,7 +191,7 @@ def _told_to_all() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        current().abort(str(error))
+        current().end.abort(str(error))
         raise
 
 

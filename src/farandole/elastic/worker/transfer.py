@@ -103,7 +103,7 @@ def transfer(memory: FlatState, sources: Sequence[int], receives: bool, label: s
                 _unpack(memory, zip(sources, parts, strict=True), address)
             except EngineError as error:
                 # Raising is not enough: other ranks may have got sound stripes, and would train without this rank.
-                session.abort(str(error))
+                session.end.abort(str(error))
                 raise
     return memory.nbytes
 

@@ -204,7 +204,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     When it returns on rank 0, every rank records.
     """
-    current("start_timeline()").set_timeline(file_path, mark_cycles)
+    current("start_timeline()").recorder.record_all(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
@@ -214,7 +214,7 @@ def stop_timeline() -> None:
 
     When it returns on rank 0, the file is complete and no rank writes to it any more.
     """
-    current("stop_timeline()").set_timeline("")
+    current("stop_timeline()").recorder.record_all("")
 
 
 def mpi_threads_supported() -> bool:

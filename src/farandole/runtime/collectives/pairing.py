@@ -150,7 +150,7 @@ class Pairing:
         except FarandoleError:
             raise
         except BaseException as error:  # from a handler, as for Ctrl-C: the others may be in any exchange
-            session.abort(f"connecting {', '.join(self._wanted)} was interrupted by {type(error).__name__}")
+            session.end.abort(f"connecting {', '.join(self._wanted)} was interrupted by {type(error).__name__}")
             raise
 
     def _round(self, session: Session, is_known: Callable[[str], bool]) -> None:

@@ -1,6 +1,6 @@
 """Engine pool of a session: one engine for each process set of the negotiated lane, and the planned lanes' engines.
 
-    pool = EnginePool(topology, "shm", share, deadline_s=600.0)
+    pool = EnginePool(topology, "shm", share, settings)
     pool.executor(0, ranks=[0, 1]).perform(order, mine)
     pool.close()
 
@@ -27,11 +27,13 @@ from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.choose import SHM_MEMBERS, base
 from farandole.engines.engine import Engine, Group, Rendezvous, Share
 from farandole.engines.factory import make
+from farandole.engines.reach import known_address
 from farandole.engines.silence_monitor import SilenceMonitor
 from farandole.errors import AbortError, EngineError
 from farandole.native import core
 from farandole.runtime.lanes.executor import Executor
 from farandole.runtime.lanes.fast_path import WATCH_S, FastPath
+from farandole.settings import Settings
 from farandole.topology import Topology
 
 BY_SOCKETS = ("shm", "tcp", "hybrid+tcp")
@@ -45,7 +47,7 @@ ENDED_S = 2.0
 class EnginePool:
     """Engines of one session, made on first use, in the same order on all members. Any thread may abort them.
 
-    ``address``, ``silence_s`` and ``on_silence`` are passed on to every ``Group``.
+    ``on_silence`` is passed on to every ``Group``; ``controller`` is its address, "" without one.
     """
 
     def __init__(
@@ -53,14 +55,12 @@ class EnginePool:
         topology: Topology,
         engine: str,
         share: Share,
-        deadline_s: float,
-        address: str = "",
-        silence_s: float = 0.0,
+        settings: Settings,
         on_silence: Callable[[str], object] = lambda _: None,
-        ports: str = "",
+        controller: str = "",
     ) -> None:
-        self._topology, self._engine, self._share, self._deadline_s = topology, engine, share, deadline_s
-        self._address, self._silence_s, self._on_silence, self._ports = address, silence_s, on_silence, ports
+        self._topology, self._engine, self._share, self._settings = topology, engine, share, settings
+        self._on_silence, self._address = on_silence, known_address(settings.network_interface, controller)
         self.broken = ReentrantEvent()
         """Set when the generation ends for another reason than ``shutdown()``."""
         self._lock = threading.RLock()  # a signal handler may abort while its thread holds it
@@ -132,7 +132,7 @@ class EnginePool:
 
     def _gather(self, ranks: Sequence[int], label: str) -> tuple[Group, Rendezvous]:
         """Group of a new engine among ``ranks``, and a rendezvous with its own key."""
-        topology = self._topology
+        topology, settings = self._topology, self._settings
         with self._lock:
             self._labels[label] += 1
             key = f"{label}.{self._labels[label]}"
@@ -144,12 +144,12 @@ class EnginePool:
             hosts,
             topology.generation,
             label,
-            self._deadline_s,
+            settings.stall_limit_s(settings.stall_shutdown_s),
             self._address,
             self.broken,
-            self._silence_s,
+            settings.host_timeout_s,
             self._on_silence,
-            self._ports,
+            settings.ports,
         )
         return group, Rendezvous(self._share, key, ranks)
 

@@ -262,7 +262,7 @@ def aside() -> Iterator[None]:
             _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank = kept
             _here.has_only_waited = had_only_waited
             if _here.session is not None:
-                _here.session.restore_process_sets()
+                _here.session.sets.restore()
             _here.bystanders, _here.is_aside = before, was_aside
 
 
@@ -407,10 +407,10 @@ class _ProcessState:
         Frameworks compute in the background, and raise an error where a result is used. Keras drops such errors.
         """
         session = self.session
-        if session is not None and session.end_reason and not session.has_left and not detect().is_elastic:
+        if session is not None and session.end.reason and not session.end.has_left and not detect().is_elastic:
             events.logger.warning(
                 "rank %d: the script ends without a traceback, but its last collectives have failed: %s",
-                session.topology.rank, session.end_reason,
+                session.topology.rank, session.end.reason,
             )  # fmt: skip
 
     def await_daemons(self) -> None:
@@ -432,9 +432,9 @@ class _ProcessState:
                 self.has_only_waited = session.provisional
                 # An elastic job goes on without this worker, so it sends only ``abort``, as for a lost worker.
                 if isinstance(error, MismatchError | DivergenceError) and not detect().is_elastic:
-                    session.end_with(error)
+                    session.end.raise_everywhere(error)
                 elif error is not None:
-                    session.abort(f"its script raised {_first_line(error)}", ending=True)
+                    session.end.abort(f"its script raised {_first_line(error)}", ending=True)
                 session.close()
             if releasing:
                 forked_children.release()

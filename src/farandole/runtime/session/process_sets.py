@@ -165,6 +165,10 @@ class Registry:
             )
         return process_set.ranks
 
+    def get(self, number: int | None) -> ProcessSet | None:
+        """The set of this number; ``None`` if there is none."""
+        return None if number is None else self._sets.get(number)
+
     def __getitem__(self, number: int) -> ProcessSet:
         return self._sets[number]
 

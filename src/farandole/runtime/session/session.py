@@ -9,16 +9,12 @@ A session lasts for one generation. When the generation has ended (a worker died
 ``shutdown`` and ``init`` have started the next session in the same process.
 
 Threads. Users' threads submit; one of them, or the lane's own thread, leads the negotiated lane and executes. The
-control thread calls ``generation_ended``, ``change``, ``progress`` and ``timeline``. Engines report silence in any
-thread. Each of these threads may end the session, and so may a signal handler on top of any line. So the session takes
-no lock: ``_end`` does nothing the second time, and the parts that it ends have their own ``RLock``s, because the
-interrupted thread below a handler may hold them.
+control thread calls ``generation_ended``, ``change``, ``progress``, ``timeline`` and ``watch``. Engines report silence
+in any thread. The session itself takes no lock: its parts have their own, and any thread may end it (``session_end``).
 
-Order of an end. ``_ended`` is set first: a thread woken by a later action reads there what to raise. Then waiters of
-the control thread and of the lane fail; then the controller is told; the engines are aborted last, because that makes
-other ranks fail, which ask the controller for the cause. ``close`` also frees resources, after all threads have left
-the lane. If its own thread is inside (in a signal handler), or another one does not leave within ``LEAVE_S`` (a handler
-runs on top of it), a new thread waits and frees: what is in use must not be freed, however long that takes.
+``close`` also frees resources, after all threads have left the lane. If its own thread is inside (in a signal handler),
+or another one does not leave within ``LEAVE_S`` (a handler runs on top of it), a new thread waits and frees: what is in
+use must not be freed, however long that takes.
 """
 
 from __future__ import annotations
@@ -35,19 +31,14 @@ from farandole import events
 from farandole.collective import Kind
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
-from farandole.control.messages import HostSilent, Leave, Order, Waits
-from farandole.control.reentrant_event import ReentrantEvent
+from farandole.control.messages import HostSilent, Order, Waits
 from farandole.control.run_messages import Progressed
 from farandole.control.watch_messages import ActAt, Prepare, SendMetrics
 from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
-from farandole.engines.reach import known_address
 from farandole.errors import (
-    AbortError,
     ControlError,
-    DivergenceError,
     FarandoleError,
-    MismatchError,
     UsageError,
 )
 from farandole.runtime.coordination.agreement import title
@@ -62,7 +53,6 @@ from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.single_process import SingleProcessLane
 from farandole.runtime.lanes.thread_waits import survey
-from farandole.runtime.session.abort_reason import await_news
 from farandole.runtime.session.cell_state import CellState
 from farandole.runtime.session.control_thread import INTERACTIVE_LOOK_S, WAITS_LOOK_S, ControlThread
 from farandole.runtime.session.engine_pool import EnginePool
@@ -72,6 +62,7 @@ from farandole.runtime.session.mllog import MLLog
 from farandole.runtime.session.planned_collective import CONSEQUENCES
 from farandole.runtime.session.planned_lanes import PlannedLanes
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, Registry
+from farandole.runtime.session.session_end import SessionEnd
 from farandole.runtime.session.step_gate import StepGate
 from farandole.runtime.session.timeline import Recorder, path_of
 from farandole.runtime.session.training import training
@@ -110,31 +101,27 @@ class Session:
         self.change_due = ""  # or why the generation should end at the next commit
         own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
         self._counters: dict[tuple[Kind, int], itertools.count[int]] = defaultdict(itertools.count)
-        self._ended: Failure | None = None
-        self._struck = self.has_left = False
-        self._told, self._recorder = ReentrantEvent(), Recorder(topology.rank, topology.host, clock_offset_s)
         self._reentry, self._in_lane, self._active = Reentry(), Reentry(), ActiveCollectives()
+        self.recorder = Recorder(topology.rank, topology.host, clock_offset_s, settings, self._reentry)
         self.pace, self.cells = self._active.pace, CellState(self._active)
-        self._sets = Registry(own.rank, own.size, sets)
+        self.sets = Registry(own.rank, own.size, sets)
         self._link, send = link, _nobody if link is None else link.up.send
         self._metrics = MetricSender(send, self.generation)
-        self._gate = StepGate(send, self.generation, training, self.pace.beat, self.cells)
-        self.cells.withdraw = self._gate.cell_over
-        self._closing, self._ending = list[Callable[[], None]](), list[Callable[[], None]]()
+        self.gate = StepGate(send, self.generation, training, self.pace.beat, self.cells)
+        self.cells.withdraw = self.gate.cell_over
+        self._closing = list[Callable[[], None]]()
         self._control: ControlThread | None = None
-        self._engine_pool = self._make_engine_pool(own)
+        controller = "" if link is None else link.controller
+        self._engine_pool = EnginePool(own, engine, self._share, settings, self._on_silence, controller)
+        self.end = SessionEnd(topology, link, self._active, self._engine_pool, self.gate, self._metrics)
         self._lane = self._open_lane(sets)
-        self.planned = self._plan_lanes()
+        self.end.waiters = [self._lane.end]
+        lane_parts = self._active, self._reentry, self.end.explain, self.cells
+        self.planned = PlannedLanes(
+            self.generation, self.sets, self._engine_pool, self._share, self._send_to_controller, *lane_parts
+        )
         """Planned lanes: collectives in an order that every member knows."""
-        if link is not None:
-            # Last, after everything that its hooks use. The thread may end the session before this assignment: then
-            # ``_end`` finds no control thread, and the thread has ended its own waiters (``ControlThread._over``).
-            self._control = self._listen(link)
-        try:
-            self._introduce()
-        except BaseException as error:  # also Ctrl-C: the other ranks wait in their init() for this rank
-            self._give_up_start(error)
-            raise
+        self._begin(link)
 
     _mllog: MLLog | None = None
 
@@ -166,11 +153,6 @@ class Session:
         """True if the generation ended for another reason than ``shutdown()``: a peer may be lost."""
         return self._engine_pool.broken.is_set()
 
-    @property
-    def end_reason(self) -> str:
-        """Reason why the generation has ended; "" while it lasts."""
-        return "" if self._ended is None else self._ended.text
-
     # -- collectives --------------------------------------------------------------------------------------------------
 
     def name_unnamed(self, kind: Kind, process_set: int) -> str:
@@ -189,7 +171,7 @@ class Session:
         if self.cells.gate is not None:
             self.cells.gate(calls[0].process_set)
         first = calls[0]
-        self._sets.members(first.process_set, first.name)
+        self.sets.members(first.process_set, first.name)
         for call in calls:
             require_device(call, self.engine, self.devices)
         self.pace.beat()
@@ -208,36 +190,28 @@ class Session:
 
     def barrier(self, process_set: int = 0) -> None:
         """Return when every member has called it."""
-        self._sets.members(process_set, "barrier")
+        self.sets.members(process_set, "barrier")
         self._agree(process_set, Kind.BARRIER)
 
     def add_process_set(self, ranks: ProcessSetLike) -> ProcessSet:
         """Register a set; every rank of the job calls it with the same ranks."""
         try:
-            process_set = self._sets.admit(ranks)
+            process_set = self.sets.admit(ranks)
         except Exception as error:  # perhaps only on this rank: the others would wait
             self.refuse(0, self.name_unnamed(Kind.ADD_SET, 0), Kind.ADD_SET, error)
             raise
-        self._sets.add(self._agree(0, Kind.ADD_SET, process_set.ranks).value, process_set)
+        self.sets.add(self._agree(0, Kind.ADD_SET, process_set.ranks).value, process_set)
         return process_set
 
     def remove_process_set(self, process_set: ProcessSet) -> bool:
         """Remove a set on every rank; False if it is the global set or not registered."""
         number = process_set.process_set_id
-        if not number or number not in self._sets:
+        if not number or number not in self.sets:
             return False
         self._agree(0, Kind.REMOVE_SET, [number])
-        self._sets.remove(number)
+        self.sets.remove(number)
         self._engine_pool.drop(number)
         return True
-
-    def restore_process_sets(self) -> None:
-        """Bind the process sets to this session again after another session of this process (``init.aside``)."""
-        self._sets.restore()
-
-    def process_sets(self) -> dict[int, ProcessSet]:
-        """The registered sets by number, the global one included."""
-        return {s.process_set_id: s for s in self._sets if s.process_set_id is not None}
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -249,27 +223,18 @@ class Session:
         """
         training.stepped(self.topology.rank, step)
         if by_all or self.provisional:
-            self._gate.passes()
+            self.gate.passes()
 
     def watch(self, message: SendMetrics | Prepare | ActAt) -> None:
         """Obey an order of the live view; called by the control thread."""
         if isinstance(message, SendMetrics):
             self._metrics.every(message.every_s)
         else:
-            self._gate.watch(message)
+            self.gate.watch(message)
 
     def forget_orders(self) -> None:
         """End a pause, and drop orders not obeyed yet; called by the control thread, and by signal handlers."""
-        self._gate.forget()
-
-    @property
-    def steps(self) -> int:
-        """Number of steps shared by all ranks since the session began; ranks that called ``join`` early have fewer."""
-        return self._gate.steps
-
-    def catch_up(self, steps: int) -> None:
-        """Set the number of steps, as all ranks do after ``join``."""
-        self._gate.steps = steps
+        self.gate.forget()
 
     def report(self, told: Progressed) -> None:
         """Send metrics or advice to the controller of an elastic job; only rank 0 sends."""
@@ -279,24 +244,9 @@ class Session:
 
     # -- the generation and its end -----------------------------------------------------------------------------------
 
-    def abort(self, reason: str, *, ending: bool = False) -> None:
-        """End the generation for all ranks, because this rank gave up; ``ending``: it joins no later generation."""
-        reason = f"{self._name()} gave up: {reason}"
-        self._end(Failure(AbortError, reason), reason, reason, ending)
-
-    def leave_for_good(self) -> None:
-        """Tell the controller that this worker was told to end and will not rejoin, so that no rank waits for its exit.
-
-        The session stays open for a script that reads its rank while it saves a last checkpoint; collectives raise.
-        """
-        self._tell_leave("", told=True)
-        self.has_left = True
-        reason = f"{self._name()} was told to end, and has left"
-        self._end(Failure(AbortError, reason), reason, "")
-
     def await_lane(self) -> None:
         """If the session has ended, wait until no thread is in an engine for a named collective."""
-        if self._ended is not None:
+        if self.end.failure is not None:
             self._lane.await_exit(None)
 
     def sync_with_controller(self, timeout_s: float) -> None:
@@ -304,18 +254,9 @@ class Session:
         if self._control is not None:
             self._control.sync_with_controller(self.topology.rank, timeout_s)
 
-    def end_with(self, error: MismatchError | DivergenceError) -> None:
-        """End the generation with the ``error`` that ended the script, so that all ranks raise the same error."""
-        failure = Failure.named(type(error).__name__, f"{error} (raised on {self._name()}, whose script has ended)")
-        self._end(failure, failure.text, failure.text, ending=True, kind=failure.kind)
-
     def generation_ended(self, failure: Failure) -> None:
-        """End the session because its generation is over: wake waiting threads; every operation raises from now on."""
-        self._end(failure, failure.text)
-
-    def at_end(self, work: Callable[[], None]) -> None:
-        """Call ``work`` when the generation has ended, in any thread; it must not block."""
-        self._ending.append(work)
+        """End the session because its generation is over; called by the control thread."""
+        self.end.generation_over(failure)
 
     def at_close(self, work: Callable[[], None]) -> None:
         """Call ``work`` when the session closes; it must not block."""
@@ -328,10 +269,9 @@ class Session:
         returned, and its resources are freed then.
         """
         self._engine_pool.stop_fast_path()
-        self._recorder.close()  # before the end: rank 0 considers the timeline complete when the others have left
+        self.recorder.close()  # before the end: rank 0 considers the timeline complete when the others have left
         self._metrics.close()  # while the controller still listens
-        reason = f"shutdown() was called on {self._name()}"
-        self._end(Failure(AbortError, reason), reason, "")
+        self.end.shut_down()
         for work in self._closing:
             work()
         if self._reentry.here() or self._in_lane.here():
@@ -353,25 +293,13 @@ class Session:
         if self._link is not None:
             self._link.close()
         self._engine_pool.close()
-        self._sets.clear()
+        self.sets.clear()
 
     # -- timeline and statistics --------------------------------------------------------------------------------------
 
-    def set_timeline(self, path: str, mark_cycles: bool = False) -> None:
-        """Write one timeline of all ranks to ``path``, or stop if ``path`` is ""; all ranks have followed on return.
-
-        On other ranks than 0 the call does nothing.
-        """
-        if self.topology.rank:
-            return
-        mark_cycles |= self.settings.timeline_mark_cycles
-        limit_s = self.settings.stall_limit_s(self.settings.stall_warning_s)
-        with self._reentry:
-            self._recorder.record_all(path, mark_cycles, self._control, limit_s)
-
     def timeline(self, path: str, mark_cycles: bool) -> None:
         """Start or stop recording, as ordered by rank 0; called by the control thread."""
-        self._recorder.record(path, mark_cycles)
+        self.recorder.record(path, mark_cycles)
 
     def mllog(self, key: str, value: Any, metadata: Mapping[str, Any]) -> None:
         """Write a line to the MLPerf log, on rank 0 of a job with such a log."""
@@ -404,74 +332,50 @@ class Session:
 
     # -- internals ----------------------------------------------------------------------------------------------------
 
-    def _listen(self, link: Link) -> ControlThread:
-        limits, stay = Limits.of(self.settings), link.stay(self.generation)
-        look_s = INTERACTIVE_LOOK_S if link.is_interactive else WAITS_LOOK_S
-        return ControlThread(link.control, link.up, self.generation, self, self._active, limits, stay, look_s)
-
-    def _make_engine_pool(self, topology: Topology) -> EnginePool:
-        settings = self.settings
-        address = known_address(settings.network_interface, self._link.controller if self._link else "")
-        limit_s = settings.stall_limit_s(settings.stall_shutdown_s)
-        return EnginePool(
-            topology,
-            self.engine,
-            self._share,
-            limit_s,
-            address,
-            settings.host_timeout_s,
-            self._on_silence,
-            settings.ports,
-        )
+    def _begin(self, link: Link | None) -> None:
+        """Listen to the controller, after everything that the control thread uses is made; then start the engine."""
+        if link is not None:
+            limits, stay = Limits.of(self.settings), link.stay(self.generation)
+            look_s = INTERACTIVE_LOOK_S if link.is_interactive else WAITS_LOOK_S
+            control = ControlThread(link.control, link.up, self.generation, self, self._active, limits, stay, look_s)
+            # The thread may have ended the session by now: then it has ended its own waiters (``ControlThread._over``).
+            self._control = self.recorder.others = control
+            self.end.waiters = [control.end, self._lane.end]  # another list: that thread may read the former
+        try:
+            self._introduce()
+        except BaseException as error:  # also Ctrl-C: the other ranks wait in their init() for this rank
+            self.end.give_up_start(error)
+            self.close()
+            raise
 
     def _open_lane(self, sets: Sequence[ProcessSet]) -> Lane:
         if self._link is None or self.topology.size == 1:
             dynamic = self.settings.dynamic_process_sets
             return SingleProcessLane(self._perform, self.topology.host, [s.ranks for s in sets], dynamic, self._in_lane)
         connect = self._engine_pool.connect if self._engine_pool.has_reach else None
-        direct = PeerLane(self.topology, connect, self._link.orders, self._active, self._explain)
+        direct = PeerLane(self.topology, connect, self._link.orders, self._active, self.end.explain)
         return NegotiatedLane(
             direct,
             self._link.up.send,
             self.generation,
             self._perform,
-            self._torn,
+            self.end.tear,
             self._in_lane,
             self.settings.cache_capacity,
             eager=self.topology.size <= self.settings.tree_radix,  # relays cannot combine eager messages
             stay=self._link.stay(self.generation, wait=True),
         )
 
-    def _plan_lanes(self) -> PlannedLanes:
-        return PlannedLanes(
-            self.generation,
-            self._sets,
-            self._engine_pool,
-            self._share,
-            self._send_to_controller,
-            self._active,
-            self._reentry,
-            self._explain,
-            self.cells,
-        )
-
-    def _give_up_start(self, error: BaseException) -> None:
-        # An error that ends the start on all ranks names its cause, maybe another rank, in the same words on each.
-        is_told = isinstance(error, CONSEQUENCES)
-        reason = str(error) if is_told else f"{self._name()} gave up: it could not start: {error}"
-        self._end(Failure(AbortError, reason), reason, reason)
-        self.close()
-
     def _introduce(self) -> None:
         # Made now, not when first needed: a failure to start the engine should stop init(), not the first step.
-        self._engine_pool.executor(0, self._sets[0].ranks)
+        self._engine_pool.executor(0, self.sets[0].ranks)
         text = f"engine {self.engine}: {self.reason}"
         if events.subscribers:
             events.emit(events.Note(time.monotonic(), self.topology.rank, text))
         if self.topology.rank == 0:
             events.logger.info("%s", text)
             if self.settings.timeline not in ("", DYNAMIC):
-                self.set_timeline(path_of(self.settings.timeline, self.generation))
+                self.recorder.record_all(path_of(self.settings.timeline, self.generation))
             if self.settings.mllog and not self.provisional:
                 self._mllog = MLLog(self.settings.mllog)
                 self._closing.append(self._mllog.close)
@@ -482,14 +386,14 @@ class Session:
             if order.kind == Kind.JOIN:  # ranks that joined early counted fewer calls; none is in flight
                 self._counters.clear()
             return [[CallResult(value=order.value)] for _ in mine]
-        executor = self._engine_pool.executor(order.process_set, self._sets[order.process_set].ranks)
+        executor = self._engine_pool.executor(order.process_set, self.sets[order.process_set].ranks)
         if order.contributions:  # nothing to wait for
             return executor.perform(order, mine)
         self._active.enter_agreed(order.process_set, _title(order))
         try:
             return executor.perform(order, mine)
         except CONSEQUENCES:
-            self._explain()  # before ``exit``: it reports the collective that blocks this rank
+            self.end.explain()  # before ``exit``: it reports the collective that blocks this rank
             raise
         finally:
             self._active.exit(order.process_set)
@@ -519,7 +423,7 @@ class Session:
 
     def _send_to_controller(self, message: Message) -> None:
         """Send to the controller, if there is one and the session has not ended."""
-        if self._link is not None and self._ended is None:
+        if self._link is not None and self.end.failure is None:
             self._link.up.send(message)
 
     def _on_silence(self, host: str) -> None:
@@ -527,65 +431,6 @@ class Session:
         if self._link is not None:
             with contextlib.suppress(ControlError):  # closed: the session is over, and the engine will be aborted
                 self._link.up.send(HostSilent(self.generation, host))
-
-    def _explain(self) -> None:
-        """After an engine noticed the loss of a rank, raise the controller's reason, if it gives one."""
-        self._struck = True  # before the wait: from now on this rank is not the first to leave
-        if self._link is not None:
-            await_news(self._told, lambda: self._active.older_than(0.0, self.generation), self._link.up)
-        if self._ended is not None:
-            raise self._ended.fresh()
-
-    def _torn(self, failure: Failure) -> None:
-        """End the generation for all ranks, because a collective failed midway here and the others wait for it."""
-        if self._ended is None:
-            known = failure.kind is AbortError  # then another rank is the cause, named in the text
-            reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
-            self._end(failure, reason, reason)
-
-    def _end(
-        self,
-        failure: Failure,
-        reason: str,
-        leave: str | None = None,
-        ending: bool = False,
-        kind: type[FarandoleError] = AbortError,
-    ) -> None:
-        """End the generation here: this rank raises ``failure``; engines send ``reason`` to their peers.
-
-        Before the peers can fail because of it, the controller learns that this rank was the first to ``leave``; the
-        others raise a ``kind``.
-        """
-        if self._ended is not None:  # two threads may both pass: then either failure may be raised, and is true
-            return
-        self._engine_pool.stop_fast_path()  # before calls fail: later calls of these names mean other collectives
-        self._ended = failure
-        self._told.set()  # after ``_ended``, which ``_explain`` reads after this wakes it
-        self._gate.open()
-        if self._control is not None:
-            self._control.end(failure)
-        self._lane.end(failure)
-        if leave is not None:
-            self._tell_leave(leave, ending, kind)
-        self._engine_pool.abort(reason, orderly=leave == "")
-        for work in self._ending:
-            work()
-        self._metrics.flush()  # now, not at exit: a launcher may kill this process before
-
-    def _tell_leave(
-        self, reason: str, ending: bool = False, kind: type[FarandoleError] = AbortError, told: bool = False
-    ) -> None:
-        if self._link is None or self.has_left:
-            return
-        self._metrics.flush()  # first: the last metrics may explain the failure, and the next generation forms at once
-        try:
-            worker_id, number = self._link.worker_id, self.generation
-            self._link.up.send(Leave(number, reason, self._struck, ending, worker_id, kind.__name__, told))
-        except ControlError as error:
-            events.logger.debug("%s leaves without saying so: %s", self._name(), error)
-
-    def _name(self) -> str:
-        return f"rank {self.topology.rank} on {self.topology.host}"
 
 
 def _nobody(_: object) -> None:

@@ -1,7 +1,7 @@
 """Timeline of all ranks in one Chrome trace (chrome://tracing, ui.perfetto.dev).
 
     create("trace.json")                                   # once, on rank 0
-    recorder = Recorder(rank=0, host="a", offset_s=0.0)    # on every rank
+    recorder = Recorder(0, "a", 0.0, settings, reentry)    # on every rank
     recorder.record("trace.json", mark_cycles=False)
     ...
     recorder.close()
@@ -29,6 +29,8 @@ from farandole import events
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.errors import UsageError
 from farandole.runtime.lanes.phase_events import LANE
+from farandole.runtime.lanes.reentry import Reentry
+from farandole.settings import Settings
 
 FLUSH_S = 0.05
 """Interval of writes, the most that a crash may lose; a concurrent reader sees a collective within 0.1 s."""
@@ -167,24 +169,34 @@ class OtherRanks(Protocol):
 class Recorder:
     """Recorder of this rank's part of a session's timelines. ``offset_s`` is added to this host's clock."""
 
-    def __init__(self, rank: int, host: str, offset_s: float) -> None:
+    def __init__(self, rank: int, host: str, offset_s: float, settings: Settings, reentry: Reentry) -> None:
+        self.others: OtherRanks | None = None
         self._rank, self._host, self._offset_s = rank, host, offset_s
+        self._settings, self._reentry = settings, reentry
         self._lock = threading.RLock()  # a signal handler may end the session while its thread is in here
         self._timeline: Timeline | None = None
         self._closed = False
 
-    def record_all(self, path: str, mark_cycles: bool, others: OtherRanks | None, limit_s: float) -> None:
-        """Write one timeline of all ranks to ``path``, or stop if it is ""; the others must follow in ``limit_s``."""
-        if path:
-            path = os.path.abspath(path)
-            create(path)
-        self.record(path, mark_cycles)
-        if others is not None and not others.set_timeline(path, mark_cycles, limit_s):
-            events.logger.warning(
-                "not every rank has %s its timeline within %g s: it will once it answers the controller again",
-                "begun" if path else "ended",
-                limit_s,
-            )
+    def record_all(self, path: str, mark_cycles: bool = False) -> None:
+        """Write one timeline of all ranks to ``path``, or stop if it is ""; all ranks have followed on return.
+
+        On other ranks than 0 the call does nothing.
+        """
+        if self._rank:
+            return
+        mark_cycles |= self._settings.timeline_mark_cycles
+        limit_s = self._settings.stall_limit_s(self._settings.stall_warning_s)
+        with self._reentry:
+            if path:
+                path = os.path.abspath(path)
+                create(path)
+            self.record(path, mark_cycles)
+            if self.others is not None and not self.others.set_timeline(path, mark_cycles, limit_s):
+                events.logger.warning(
+                    "not every rank has %s its timeline within %g s: it will once it answers the controller again",
+                    "begun" if path else "ended",
+                    limit_s,
+                )
 
     def record(self, path: str, mark_cycles: bool) -> None:
         """Write to ``path`` from now on, or stop if it is ""; on return the previous file is complete."""

@@ -109,7 +109,7 @@ class Mailbox:
         store.set(f"mailbox.{session.topology.rank}", ",".join(told))
         self._thread = threading.Thread(target=self._serve, name="farandole-mailbox", daemon=True)
         self._thread.start()
-        session.at_end(self._ring)
+        session.end.subscribe(self._ring)
         session.at_close(self.close)
 
     def send(self, label: MessageLabel, to: int, tensor: torch.Tensor) -> None:
@@ -223,7 +223,7 @@ class Mailbox:
 
     def _give_up(self) -> None:
         """Fail receives that are past their deadline, or all if the session or the mailbox has ended."""
-        reason, now = self._session.end_reason or ("the session is closed" if self._is_closed else ""), time.monotonic()
+        reason, now = self._session.end.reason or ("the session is closed" if self._is_closed else ""), time.monotonic()
         with self._lock:
             lost = [each for each in self._posted if reason or now > each.until_s]
             self._posted = [each for each in self._posted if each not in lost]
