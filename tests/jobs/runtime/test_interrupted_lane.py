@@ -28,6 +28,7 @@ from farandole.topology import Topology
 from tests.support.runtime.interruptions import DEADLINE_S, at_every_call, within_deadline
 
 OURS = (
+    "runtime/lanes/lead.py",
     "runtime/lanes/negotiated.py",
     "runtime/lanes/peer_lane.py",
     "runtime/lanes/submissions.py",

@@ -3,27 +3,20 @@
     pending = lane.submit(Announcement(0, "allreduce.loss", Kind.ALLREDUCE, [call]), background=False)
     pending.wait()
 
-A waiting thread *leads*: it receives the controller's orders, executes them, and completes the handles of all threads,
-so that a synchronous collective needs no second thread. Other waiters sleep until theirs is done or the lead is free.
+The thread that *leads* (``lead``) receives the controller's orders, executes them, and completes the handles of all
+threads. A small all-reduce whose name all ranks already know goes from rank to rank instead (``peer_lane``).
 
-A small all-reduce whose name all ranks already know goes from rank to rank instead (``peer_lane``).
+Threads. User threads submit and wait, and any of them may lead, or a background thread. Only the leader uses the
+orders' socket and the engines, without holding a lock. Any thread, a signal handler too, may ``end``.
 
-Threads. User threads submit and wait. A background thread, started with the first asynchronous collective, leads while
-some are outstanding and no thread waits. One thread leads at a time: ``_leader`` is its identifier (0: none). Only the
-leader uses the orders' socket and the engines, without holding a lock. Any thread, a signal handler too, may ``end``.
-
-``_lock`` guards everything below it in the constructor. It is an ``RLock``, because a handler that shuts down may have
-interrupted its holder. A handle's ``finished`` is set last, after all fields that its owner reads without the lock. The
-peer lane has its own lock, which may be held while a socket is full; neither is acquired while the other is held.
+``_lock``, which is that of the lead, guards ``_submissions`` and the handles in them. A handle's ``finished`` is set
+last, after all fields that its owner reads without the lock. The peer lane has its own lock, which may be held while a
+socket is full; neither is acquired while the other is held.
 
 Interleavings. Between ``enter`` and ``offer`` a submission holds no lock, because ``offer`` may send. Orders of *other*
 names are executed meanwhile; its own order cannot arrive before all ranks have announced it. A join is not sent while
 any collective in flight may still need an announcement (``to_announce``), because the controller refuses those after a
 join. An idle peer lane does not suffice: it ends a round before the leader announces the messages that follow from it.
-
-A thread that gives up the lead wakes the sleeping threads, and does so in ``finally``: an exception from a signal
-handler may be raised between any two lines. So ``_leader`` is an identifier and no flag: a thread that finds its own
-there gives up the lead, even if an exception kept it from knowing that it leads.
 
 Signal handlers run in the main thread, on top of any frame. If the frame below is in this lane, it may lead, hold the
 lock or the receiving end, or be in the middle of an order, and continues only after the handler returns. So a
@@ -52,6 +45,7 @@ from farandole.runtime.lanes.call import CallResult
 from farandole.runtime.lanes.failure import Failure
 from farandole.runtime.lanes.inline_payload import contribution
 from farandole.runtime.lanes.lane import PendingCollectives, Performer, interrupting
+from farandole.runtime.lanes.lead import Lead
 from farandole.runtime.lanes.native_threads import StartedThreads
 from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
@@ -124,18 +118,12 @@ class NegotiatedLane:
         self._peer_lane, self._send, self._generation = direct, send, generation
         self._perform, self._torn, self._reentry = perform, torn, reentry
         self._eager, self._stay = eager, stay
-        self._lock = lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._wanted = threading.Condition(lock)  # for the background thread alone: it need not wake for all others
+        self._lead = Lead(self._receive, direct.interrupt, self._fail_all)
+        self._lock = self._lead.lock
         self._submissions: Submissions[NegotiatedHandle] = Submissions(cache_capacity)
         self._tokens = itertools.count(1)
         self._waits: dict[int, tuple[int, Announcement]] = {}  # by thread, which alone writes its own
         self._started = StartedThreads()
-        self._leader = 0
-        self._asleep = 0
-        self._unattended = 0
-        self._background: threading.Thread | None = None
-        self._ended: Failure | None = None
 
     def submit(self, announcement: Announcement, background: bool, progress_s: float = 0.0) -> NegotiatedHandle:
         """See ``Lane``; raises ``DuplicateNameError``, or the failure that ended the lane."""
@@ -157,9 +145,10 @@ class NegotiatedLane:
             if pending.begin_s:
                 pending.sent_s = time.monotonic()
             if grant and progress_s:
-                self._progress(pending, progress_s)
+                self._lead.progress(pending, progress_s)
             if background and not pending.finished:
-                self._wake_background()
+                with self._lock:
+                    self._lead.wake_background()
         except BaseException as error:  # a signal handler's, too
             if has_spoken:  # some ranks may have received it, or none, and the background thread may not run yet
                 self._tear(error)
@@ -173,19 +162,19 @@ class NegotiatedLane:
         submissions, is_join = self._submissions, pending.announcement.kind is Kind.JOIN
         while True:
             with self._lock:
-                # ``end`` sets ``_ended`` before it acquires the lock to fail all collectives in flight. So a collective
+                # ``end`` sets ``ended`` before it acquires the lock to fail all collectives in flight. So a collective
                 # that enters here is either failed by ``end``, or never enters.
-                if self._ended is not None:
-                    raise self._ended.fresh()
+                if self._lead.ended is not None:
+                    raise self._lead.ended.fresh()
                 if not is_join or submissions.may_join():
                     known = submissions.enter(pending)
                     if self._peer_lane.fast is not None:
                         self._peer_lane.fast.give_way(pending.announcement)
-                    self._unattended += pending.background
+                    self._lead.unattended += pending.background
                     return known
             # Without the lock, because it receives. Another thread may submit before it is reacquired: hence the loop.
             self._peer_lane.release()
-            self._drive(lambda: submissions.may_join() or self._ended is not None)
+            self._lead.drive(lambda: submissions.may_join() or self._lead.ended is not None)
 
     def _take_back(self, pending: NegotiatedHandle, failure: Failure) -> None:
         """Remove a collective that an exception kept from being announced, so that its name is free again."""
@@ -193,7 +182,8 @@ class NegotiatedLane:
             inflight = self._submissions.inflight
             if inflight.get(pending.announcement.key) is pending:
                 self._finish(pending, [], failure)
-                self._unattended = sum(each.background for each in inflight.values())  # it may not have been counted
+                # Counted anew: it may not have been counted.
+                self._lead.unattended = sum(each.background for each in inflight.values())
             elif pending.announcement.kind is Kind.JOIN:
                 self._peer_lane.come_back()
 
@@ -210,7 +200,7 @@ class NegotiatedLane:
             if self._peer_lane.fast is not None:
                 # First: calls of this name after a refusal do not match the calls of other ranks.
                 self._peer_lane.fast.detach(announcement.name)
-            if self._ended is not None or not self._submissions.refuse(announcement):
+            if self._lead.ended is not None or not self._submissions.refuse(announcement):
                 return
         try:
             self._peer_lane.withdraw(announcement.key)
@@ -236,7 +226,7 @@ class NegotiatedLane:
                 # A join waits as long as the others train, and its rank takes part in that: it is no deadlock.
                 if announcement.kind is not Kind.JOIN:
                     self._waits[me] = next(self._tokens), announcement
-                self._drive(enough)
+                self._lead.drive(enough)
             finally:
                 self._waits.pop(me, None)
 
@@ -260,81 +250,17 @@ class NegotiatedLane:
         grants = self._peer_lane.grants()
         return None if grants is None else PendingCollectives(list(inflight), *grants)
 
-    def _drive(self, enough: Callable[[], bool]) -> None:
-        me = threading.get_ident()
-        try:
-            while not enough():
-                if self._take_lead(me, enough):
-                    while not enough() and self._ended is None:
-                        self._receive()
-        finally:
-            if self._leader == me:  # without the lock: no other thread sets it to ``me``, or changes it from ``me``
-                self._give_up_lead()
-
-    def _progress(self, pending: NegotiatedHandle, limit_s: float) -> None:
-        """Lead until ``pending`` is done, for up to ``limit_s``, unless another thread leads; this saves a wake-up."""
-        me, deadline = threading.get_ident(), time.monotonic() + limit_s
-        try:
-            with self._lock:
-                if self._leader or self._ended is not None:
-                    return
-                self._leader = me
-            while not pending.finished and self._ended is None and (left_s := deadline - time.monotonic()) > 0:
-                self._receive(left_s)
-        finally:
-            if self._leader == me:  # without the lock, as in ``_drive``
-                self._give_up_lead()
-
-    def _take_lead(self, me: int, enough: Callable[[], bool]) -> bool:
-        """Sleep until the lead is free, and take it; False if ``enough()`` became true first."""
-        with self._lock:
-            while not enough():
-                if self._ended is not None:
-                    self._fail_all(self._ended)  # a signal handler ended the lane while this thread was submitting
-                elif self._leader and self._leader != me:
-                    self._asleep += 1
-                    try:
-                        # A signal handler that calls ``end`` between ``enough()`` and here notifies no thread. But then
-                        # there is a leader; it needs the lock that this thread holds to give up the lead, and notifies.
-                        self._changed.wait()
-                    finally:
-                        self._asleep -= 1
-                else:  # free, or still this thread's because an exception kept it from giving up the lead
-                    self._leader = me
-                    return True
-        return False
-
-    def _give_up_lead(self) -> None:
-        with self._lock:
-            self._leader = 0
-            if self._asleep:
-                self._changed.notify_all()
-            if self._unattended:
-                self._wanted.notify()
-
     def end(self, failure: Failure) -> None:
         """See ``Lane``. Any thread may call it; the caller must also abort the engines, in which a leader may wait."""
-        if self._ended is None:  # without the lock: the thread below a handler, or a leader, sees it at once
-            self._ended = failure
-        self._peer_lane.interrupt()  # after ``_ended``: a leader that wakes must see it, or it would receive again
-        with self._lock:
-            self._fail_all(self._ended)
-            self._changed.notify_all()
-            self._wanted.notify()
+        self._lead.end(failure)
 
     def await_exit(self, timeout_s: float | None) -> bool:
-        """See ``Lane``: a user's thread may still be leaving an engine, or be below a signal handler there."""
-        with self._lock:
-            self._asleep += 1  # else no thread would notify
-            try:
-                return self._changed.wait_for(lambda: not self._leader, timeout_s)
-            finally:
-                self._asleep -= 1
+        """See ``Lane``."""
+        return self._lead.await_exit(timeout_s)
 
     def close(self) -> None:
         """See ``Lane``."""
-        if self._background is not None:
-            self._background.join()
+        self._lead.close()
         self._peer_lane.close()
 
     def _tear(self, error: BaseException) -> None:
@@ -350,10 +276,10 @@ class NegotiatedLane:
         if pending is not None:
             with self._lock:
                 pending.to_announce = False  # after sending: a join, allowed from here on, must not overtake it
-                if self._asleep:  # a join may wait for this announcement
-                    self._changed.notify_all()
+                if self._lead.asleep:  # a join may wait for this announcement
+                    self._lead.wake()
 
-    def _receive(self, limit_s: float | None = None) -> None:
+    def _receive(self, limit_s: float | None) -> None:
         has_come = False
         try:
             try:
@@ -403,7 +329,7 @@ class NegotiatedLane:
             calls = [None if p is None else p.announcement.calls for p in mine]
             # Checked last: ``end`` sets it before it removes the collectives in flight, in another thread or in a
             # handler on top of this frame. A removed one does not mean that this rank joined: never send zeros for it.
-            if self._ended is not None:
+            if self._lead.ended is not None:
                 return
         if received_s:
             asked = [None if p is None else (p.begin_s, p.sent_s) for p in mine]
@@ -448,8 +374,8 @@ class NegotiatedLane:
                     self._submissions.remember(pending.announcement, number)
             if order.error:
                 self._submissions.note_refusal(order)
-            if self._asleep:
-                self._changed.notify_all()
+            if self._lead.asleep:
+                self._lead.wake()
 
     def _fail_all(self, failure: Failure) -> None:
         for pending in list(self._submissions.inflight.values()):  # a copy: ``_finish`` removes each
@@ -459,7 +385,7 @@ class NegotiatedLane:
         pending.outcomes, pending.failure = outcomes, failure
         try:
             self._submissions.finish(pending)
-            self._unattended -= pending.background
+            self._lead.unattended -= pending.background
             if pending.announcement.kind is Kind.JOIN:
                 self._peer_lane.come_back()
             pending.announcement.release()
@@ -470,36 +396,10 @@ class NegotiatedLane:
 
     def _resend(self, key: Key) -> None:
         with self._lock:
-            if self._ended is not None:
+            if self._lead.ended is not None:
                 return
             pending = self._submissions.forget(key)
             if pending is not None:
                 pending.asked_again = True
         if pending is not None:
             self._announce(pending.announcement.entry(), pending.announcement, pending)
-
-    def _wake_background(self) -> None:
-        with self._lock:
-            if self._background is None and self._ended is None:
-                # A daemon: the interpreter joins other threads before ``atexit``, but a script that never calls
-                # shutdown() leaves the job only in ``atexit``, and this thread ends only then.
-                self._background = threading.Thread(target=self._attend, name="farandole-negotiated", daemon=True)
-                self._background.start()
-            elif not self._leader:
-                self._wanted.notify()
-
-    def _attend(self) -> None:
-        """Body of the background thread: lead while a collective is outstanding for which no thread waits."""
-        me = threading.get_ident()
-        while True:
-            with self._lock:
-                while self._ended is None and (self._leader or not self._unattended):
-                    self._wanted.wait()
-                if self._ended is not None:
-                    return
-                self._leader = me
-            try:
-                while self._unattended and self._ended is None:
-                    self._receive()
-            finally:
-                self._give_up_lead()
