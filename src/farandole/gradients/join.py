@@ -113,8 +113,7 @@ def _is_forsakable(reducer: GradientReducer[Any], session: Session) -> bool:
     The garbage collector frees an unreachable optimizer at another time on each rank. The first use of a lane waits for
     all ranks and cannot be aborted; only then is a collection worth its 0.2 s.
     """
-    lanes = reducer._held.lanes.values()
-    return any(lane.session is session for lane in lanes) or not reducer._is_needed(session)
+    return reducer._lanes.are_open(session) or not reducer._is_needed(session)
 
 
 @final

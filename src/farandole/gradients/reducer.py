@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic
 
-from farandole.elastic.worker.step_vote import Meet, StepVote
+from farandole.elastic.worker.step_vote import Meet, PassedSamples, StepVote
 from farandole.gradients.reduction_options import ReductionOptions
 from farandole.gradients.snapshots import StepSnapshots
 from farandole.gradients.tensors import Param, T, Tensors
@@ -24,8 +24,7 @@ class Reducer(ABC, Generic[T]):
         """The vote on every step, in elastic jobs."""
         self.samples: int | None = None
         """Samples of the last step over all ranks; ``None`` if no sampler of an elastic state counts them."""
-        self._passed = 0
-        """Samples of the passes since the last step over all ranks, as far as samplers count them."""
+        self._passed = PassedSamples()
         self._snapshots = StepSnapshots(tensors)
         self._snapshot: StepDigests | None = None
         """Snapshot of the last step, if no meeting has compared it yet."""
@@ -61,7 +60,7 @@ class Reducer(ABC, Generic[T]):
     def vote_with(self, snapshot: StepDigests | None) -> None:
         """``vote`` with a snapshot that was taken before: some parameters change before the vote."""
         if self.step_vote is not None:
-            self.samples = self.step_vote.cast(self._meeting(snapshot), self._passed) or None
+            self.samples = self.step_vote.cast(self._meeting(snapshot), self._passed.total) or None
         elif snapshot is not None:
             self._snapshot = snapshot
             self._broadcasts = self._broadcasts_now() if self._may_begin_late and not snapshot.step else -1

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar, final
 
 from farandole.gradients.tensors import Param
@@ -70,3 +70,17 @@ class SharedParameters(Generic[AnOwner]):
             return []
         mine = set(map(id, owner.params()))
         return [o for o in self._living() if o is not owner and not mine.isdisjoint(map(id, o.params()))]
+
+
+def superseded(newer: AnOwner, others: Iterable[AnOwner], is_of_past: Callable[[AnOwner], bool]) -> list[AnOwner]:
+    """Owners among ``others`` all of whose parameters ``newer`` has; a part suffices for those of a past session.
+
+    Two owners that share some parameters in one session may both be in use. A superseded owner that is used after all
+    would reduce gradients only in ``step()``, after the script has clipped them.
+    """
+    mine, found = set(map(id, newer.params())), []
+    for other in others:
+        theirs = set(map(id, other.params()))
+        if other is not newer and not mine.isdisjoint(theirs) and (theirs <= mine or is_of_past(other)):
+            found.append(other)
+    return found

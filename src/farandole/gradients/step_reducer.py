@@ -36,11 +36,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from operator import is_
-from typing import Any, final
+from typing import Any
 
 from farandole import events
 from farandole.collective import ReduceOp
-from farandole.elastic.worker.step_vote import Meet, StepVote, alone
+from farandole.elastic.worker.step_vote import Meet, alone
 from farandole.errors import UsageError
 from farandole.gradients.exchange import GradientExchange
 from farandole.gradients.lag import LaggedExchange
@@ -49,8 +49,9 @@ from farandole.gradients.optimizer_key import OptimizerKey
 from farandole.gradients.overlap import OverlappedPass
 from farandole.gradients.parameters import Parameters
 from farandole.gradients.reducer import Reducer
+from farandole.gradients.reducer_lanes import ReducerLanes
 from farandole.gradients.reduction_options import ReductionOptions
-from farandole.gradients.shared_parameters import SharedParameters
+from farandole.gradients.shared_parameters import SharedParameters, superseded
 from farandole.gradients.snapshots import KeptGradients
 from farandole.gradients.tensors import Param, T, Tensors
 from farandole.runtime.collectives.divergence import StepDigests
@@ -82,6 +83,12 @@ def _at_work() -> list[GradientReducer[Any]]:
     return [each for each in living_reducers() if not each._rests]
 
 
+def _let_older_rest(newer: GradientReducer[Any], session: Session) -> None:
+    # A function of its own: the traceback of an error in the constructor would keep the last one alive.
+    for older in superseded(newer, _at_work(), lambda each: each._identity.is_of_past(session)):
+        older._rest()
+
+
 def _is_living(label: str) -> bool:
     """True if an optimizer of this process has the ``label``."""
     return any(label == reducer.label for reducer in living_reducers())
@@ -107,12 +114,11 @@ class GradientReducer(Reducer[T]):
         super().__init__(terms, tensors)
         self.passes_per_step = passes_per_step
         self.params, self._identity = params, identity
-        self._held = _Held(unhook)
+        self._lanes = ReducerLanes(unhook)
         self._lag = 0
         self._exchange: GradientExchange[T] | LaggedExchange[T] | None = None
         self._passes = self._steps = self._runs = 0
         self._reduced = False
-        self._last_pass = -1
         self._overlapped: OverlappedPass[T] | None = None
         self._observer: Observer | None = None
         self._reads: Observer | None = None  # in this pass
@@ -123,27 +129,17 @@ class GradientReducer(Reducer[T]):
         _forget_accumulations_in_sessions()
         self._siblings = SharedParameters(self, _at_work)  # after ``_living.add``: it makes others search again
         # Not at exit: shutdown() ends the lanes, and ``release`` would wait without a timeout for dead ranks.
-        weakref.finalize(self, self._held.release).atexit = False
+        weakref.finalize(self, self._lanes.release).atexit = False
         session = current("DistributedOptimizer()")
-        self._take_over(session)
+        _let_older_rest(self, session)
         if self._is_needed(session):
             self._watch()
 
-    def _take_over(self, session: Session) -> None:
-        """Let older reducers rest if this one has all of their parameters, or some and they are of another session.
-
-        Two reducers that share some parameters in one session may both be in use. Without its hooks, a reducer would
-        reduce gradients only in ``step()``, after the script has clipped them.
-        """
-        mine = set(map(id, self.params()))
-        for older in _at_work():
-            theirs = set(map(id, older.params()))
-            if older is self or mine.isdisjoint(theirs):
-                continue
-            if theirs <= mine or older._identity.is_of_past(session):
-                older._rests, older._reduced = True, False
-                older._held.unhook()
-                SharedParameters.changed()
+    def _rest(self) -> None:
+        """Do without hooks until the optimizer is used again, because a newer reducer has its parameters."""
+        self._rests, self._reduced = True, False
+        self._lanes.unhook()
+        SharedParameters.changed()
 
     def _take_part(self) -> list[Param]:
         """Wake this reducer up if it rests, because its optimizer is used; then ``_watch``."""
@@ -170,8 +166,8 @@ class GradientReducer(Reducer[T]):
         session = current("step()")
         if self._is_needed(session):
             self._bind(session).refuse_failed_pass(self._where())
-        if self.step_vote is not None:
-            self._count(self.step_vote)  # count the samples of this pass, which other ranks had, before the next pass
+        if self.step_vote is not None:  # the samples of this pass, which other ranks had, before the next pass
+            self._passed.add(self.step_vote)
         self._reduce()
 
     def _may_be_new(self) -> bool:
@@ -202,10 +198,10 @@ class GradientReducer(Reducer[T]):
         """See ``Reducer``."""
         if self.step_vote is not None:
             self.step_vote.applied()
+            self._passed.restart()
         self._steps += 1
         self._passes = self._runs = 0
         self._reduced = False
-        self._passed, self._last_pass = 0, -1
         end_step(self._terms.process_set, None if self.step_vote is None else self.step_vote.step)
         if isinstance(self._exchange, GradientExchange):  # a lag meets on its threads, at another step on each rank
             self._exchange.lane.stop_if_interrupted()
@@ -216,8 +212,8 @@ class GradientReducer(Reducer[T]):
 
     def restart(self) -> None:
         """Forget the progress of an accumulation, and pending runs of a lag."""
-        self._passes = self._passed = 0
-        self._reduced, self._last_pass = False, -1
+        self._passes, self._reduced = 0, False
+        self._passed.restart()
         if isinstance(self._exchange, LaggedExchange):
             self._exchange.forget()
 
@@ -262,13 +258,7 @@ class GradientReducer(Reducer[T]):
         """End ``serve``, because other ranks do not have this optimizer; ``served`` waits for its thread."""
         # The thread in ``serve`` either waits in a pairing, without a lane, or it waits in its lane.
         self._identity.withdraw(current("join()"))
-        lanes, self._held.lanes = self._held.lanes, {}
-        for lane in lanes.values():
-            lane.abort("other ranks do not have this optimizer any more")
-        if lanes:  # otherwise do not wait: the pairing ends only in a round of all ranks, which the caller makes later
-            served()
-        for lane in lanes.values():  # after the thread has ended: a lane in use must not be closed
-            lane.close()
+        self._lanes.abort("other ranks do not have this optimizer any more", served)
 
     # -- during a backward pass ---------------------------------------------------------------------------------------
 
@@ -280,7 +270,7 @@ class GradientReducer(Reducer[T]):
         """Called when a backward pass begins, before its first gradient is complete."""
         self._overlapped = self._reads = None
         if self.step_vote is not None:
-            self._count(self.step_vote)
+            self._passed.add(self.step_vote)
         # In every pass: an unreachable optimizer must be freed before the pairing, and before its hooks end the pass.
         is_shared = bool(self._siblings.find())
         if self._observer is not None and not self._reduced:
@@ -383,7 +373,7 @@ class GradientReducer(Reducer[T]):
             return GradientExchange(lane, shadows, names, terms)
 
         lagged = LaggedExchange(parameters, self._lag, make)
-        self._held.wait = lagged.forget  # not a method of this reducer, which ``_held`` would keep alive
+        self._lanes.wait = lagged.forget  # not a method of this reducer, which ``_lanes`` would keep alive
         return lagged
 
     def named(self) -> list[tuple[str, Param]]:
@@ -399,11 +389,11 @@ class GradientReducer(Reducer[T]):
 
     def lane(self, session: Session, purpose: str = "") -> PlannedLane:
         """Lane of this session; the first call makes it, collectively."""
-        lane = self._held.lanes.get(purpose)
-        if lane is None or lane.session is not session:
+        lane = self._lanes.find(session, purpose)
+        if lane is None:
             if not self._identity.is_settled(session):
                 self._pair(session)
-            lane = self._held.lanes[purpose] = PlannedLane(session, self._terms.process_set, self.label + purpose)
+            lane = self._lanes.open(session, purpose, self._terms.process_set, self.label)
         return lane
 
     def _pair(self, session: Session) -> None:
@@ -421,12 +411,6 @@ class GradientReducer(Reducer[T]):
             return 1.0
         weight = self.step_vote.weigh()
         return weight if self.op is ReduceOp.AVERAGE else float(weight > 0.0)
-
-    def _count(self, step_vote: StepVote) -> None:
-        """Count the samples of a new pass; once per step, even if several passes use the same samples."""
-        number, samples = step_vote.passing()
-        self._passed += samples if number != self._last_pass else 0
-        self._last_pass = number
 
     def _where(self) -> str:
         return f"step {self._steps}.{self._runs}"
@@ -457,26 +441,3 @@ class GradientReducer(Reducer[T]):
                 "if both have op=Average and no GradientLag. Make one optimizer of all parameters, or drop the one "
                 "that is not used any more (del optimizer, and its scheduler)"
             )
-
-
-@final
-class _Held:
-    """Hooks and lanes of a reducer, released when its optimizer is freed.
-
-    A separate object, because ``weakref.finalize`` keeps it alive: it must not refer to the reducer.
-    """
-
-    def __init__(self, unhook: Callable[[], object]) -> None:
-        self.unhook = unhook
-        self.lanes: dict[str, PlannedLane] = {}  # by purpose
-        self.wait: Callable[[], object] = lambda: None  # waits until no thread uses the lanes
-
-    def release(self) -> None:
-        """Remove the hooks, wait until no thread of a lag is in a lane, close the lanes; called once.
-
-        Runs on the thread that drops the last reference to the reducer or collects its reference cycle.
-        """
-        self.unhook()  # first, so that no pass begins to use a lane that is about to close
-        self.wait()
-        for lane in self.lanes.values():
-            lane.close()

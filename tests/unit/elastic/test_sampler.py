@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.elastic.worker.sampler import GlobalBatch, SampleCursor, fixed, per_rank, sequential, shuffled
-from farandole.elastic.worker.step_vote import StepVote
+from farandole.elastic.worker.step_vote import PassedSamples, StepVote
 from farandole.errors import MismatchError, UsageError
 
 LENGTHS = st.integers(1, 60)
@@ -184,6 +184,22 @@ def test_a_pass_is_over_the_samplers_that_have_handed_out_batches_since_the_last
     other.hand_out(GlobalBatch(0, 5))
     assert step_vote.weigh() == pytest.approx(4 / 5)
     assert step_vote.passing() == (2, 5)
+
+
+def test_samples_that_several_passes_use_count_once_in_a_step() -> None:
+    step_vote, cursor, passed = StepVote(), SampleCursor(10, sequential, rank=1, size=2), PassedSamples()
+    step_vote.cursors = {"it": cursor}
+    cursor.hand_out(GlobalBatch(0, 3))
+    passed.add(step_vote)
+    passed.add(step_vote)
+    assert passed.total == 3
+    cursor.hand_out(GlobalBatch(3, 8))
+    passed.add(step_vote)
+    assert passed.total == 8
+    passed.restart()
+    assert passed.total == 0
+    passed.add(step_vote)  # the same samples again, in the next step
+    assert passed.total == 5
 
 
 def test_ranks_that_took_other_batches_are_refused() -> None:

@@ -110,6 +110,24 @@ class StepVote:
             events.emit(events.Milestone(phase, session.generation, rank, self.step, time.monotonic()))
 
 
+@final
+class PassedSamples:
+    """Samples of one optimizer's passes since its last step, over all ranks, as far as samplers count them."""
+
+    def __init__(self) -> None:
+        self.total, self._last_pass = 0, -1
+
+    def add(self, step_vote: StepVote) -> None:
+        """Add the samples of a new pass; once in a step, even if several passes use the same samples."""
+        number, samples = step_vote.passing()
+        self.total += samples if number != self._last_pass else 0
+        self._last_pass = number
+
+    def restart(self) -> None:
+        """Begin a new step."""
+        self.total, self._last_pass = 0, -1
+
+
 class Voter(Protocol):
     """Interface of an optimizer's gradient reducer for the state that has the optimizer."""
 
