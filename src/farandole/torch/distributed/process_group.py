@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, TypeAlias, final
 
 import torch
@@ -23,6 +24,8 @@ from farandole.torch.distributed.tensors import (
     FlatTensor,
     combined,
     counts_of,
+    gather_parts,
+    joined,
     kind_of,
     reduction_of,
     require_fit,
@@ -54,14 +57,11 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         self._lane, self._engine, self._store = lane, lane.engine, store
         self._name = self._description = ""
         self._here, self._many = rank, size
-        self._others: dict[str, Any] | None = None
 
-    @property
+    @cached_property
     def others(self) -> dict[str, Any]:
         """Backends configured for other devices: the name, or the group once it is made."""
-        if self._others is None:
-            self._others = backends_of(self)
-        return self._others
+        return backends_of(self)
 
     # -- properties that PyTorch reads --------------------------------------------------------------------------------
 
@@ -141,10 +141,12 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run_collective("all_reduce", [], do, tensors, opts, f"sparse {tensors[0].dtype}")
 
     def _combined(self, given: Sequence[FlatTensor], op: Any, opts: Any, verb: str) -> dist.Work:
+        engine = self._engine
+
         def do() -> None:
             for each in given:
                 parts = [torch.empty_like(each.memory) for _ in range(self._many)]
-                self._gather(each, parts)
+                gather_parts(engine, each, parts)
                 each.memory.copy_(combined(op, parts))
                 each.written()
 
@@ -165,9 +167,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Tensors, lists: Lists, opts: Any = None) -> dist.Work:
         """Reduce lists with one tensor for each member, and keep this member's tensor."""
         output = single(outputs, "reduce_scatter")
-        parts = [part.detach() for part in lists[0]]
-        whole = torch.cat([part.reshape(-1) for part in parts])
-        return self._scattered([output], [whole], opts, [part.numel() for part in parts])
+        return self._scattered([output], [joined(lists[0])], opts, [part.numel() for part in lists[0]])
 
     def _scattered(self, outputs: Tensors, given: Tensors, opts: Any, counts: Sequence[int] = ()) -> dist.Work:
         how = reduction_of(dist.ReduceOp.SUM if opts is None else opts.reduceOp, given[0].dtype)
@@ -235,24 +235,17 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
         return self._gathered_in_lists(turned, given, opts)
 
     def _gathered_in_lists(self, lists: Lists, given: Tensors, opts: Any) -> dist.Work:
-        flat = [FlatTensor(each) for each in given]
+        flat, engine = [FlatTensor(each) for each in given], self._engine
         for each, parts in zip(flat, lists, strict=True):
             require_fit("all_gather", parts[self._here], each.array.count, each.tensor)
 
         def do() -> None:
             for each, parts in zip(flat, lists, strict=True):
-                self._gather(each, parts)
+                gather_parts(engine, each, parts)
 
         results = [part for parts in lists for part in parts]
         whole = sum(part.numel() for part in results)
         return self._run_collective("all_gather", flat, do, results, opts, f"{whole} {given[0].dtype}")
-
-    def _gather(self, given: FlatTensor, parts: Tensors) -> None:
-        """Gather all members' tensors into ``parts``, which may have different numbers of elements."""
-        counts = [part.numel() for part in parts]
-        whole = FlatTensor(given.memory.new_empty(sum(counts)))
-        self._engine.allgather(given.array, whole.array, counts)
-        spread(whole.memory, parts)
 
     def gather(self, lists: Lists, given: Tensors, opts: Any) -> dist.Work:
         """Gather all members' tensors into a list on the root."""
@@ -273,11 +266,11 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: Tensors, lists: Lists, opts: Any) -> dist.Work:
         """Send each member its tensor of the root's list."""
         output, root = single(outputs, "scatter"), opts.rootRank
-        parts = [part.detach().reshape(-1) for part in lists[0]] if root == self._here else []
+        parts = lists[0] if root == self._here else []
         if parts:
             require_fit("scatter", output, parts[root].numel(), parts[root])
         mine, sent = FlatTensor(output), [part.numel() for part in parts] or [0] * self._many
-        whole = FlatTensor(torch.cat(parts) if parts else output.detach().new_empty(0))
+        whole = FlatTensor(joined(parts) if parts else output.detach().new_empty(0))
         counts = [mine.array.count if i == root else 0 for i in range(self._many)]
 
         def do() -> None:
@@ -311,7 +304,7 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     def alltoall(self, outputs: Tensors, given: Tensors, opts: Any = None) -> dist.Work:
         """Send a tensor to each member."""
         sent, received = [part.numel() for part in given], [part.numel() for part in outputs]
-        out_of = FlatTensor(torch.cat([part.detach().reshape(-1) for part in given]))
+        out_of = FlatTensor(joined(given))
 
         def do() -> None:
             into = FlatTensor(out_of.memory.new_empty(sum(received)))
@@ -325,9 +318,8 @@ class FarandoleGroup(_ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Tensors, to: int, tag: int) -> dist.Work:
         """Send a tensor to a member. The data is copied: the tensor may be overwritten at once."""
         given = FlatTensor(single(tensors, "send"))
-        self._post("send").send(
-            MessageLabel(self._lane.number, self._here, tag), self._engine.group.ranks[to], given.memory
-        )
+        label, rank = MessageLabel(self._lane.number, self._here, tag), self._engine.group.ranks[to]
+        self._post("send").send(label, rank, given.memory)
         return DoneWork(tensors)
 
     def recv(self, tensors: Tensors, sender: int, tag: int) -> dist.Work:

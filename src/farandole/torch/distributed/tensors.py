@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from farandole.adapters.torch import adapter
 from farandole.collective import Array, ReduceOp, Reduction
+from farandole.engines.engine import Engine
 from farandole.errors import UnsupportedError, UsageError
 
 KINDS: Any = dist.ReduceOp.RedOpType
@@ -92,6 +93,19 @@ def require_fit(verb: str, into: torch.Tensor, count: int, out_of: torch.Tensor)
         raise UsageError(
             f"{verb}: the output must have {count} elements of {out_of.dtype}, found {into.numel()} of {into.dtype}"
         )
+
+
+def gather_parts(engine: Engine, given: FlatTensor, parts: Sequence[torch.Tensor]) -> None:
+    """Gather all members' tensors into ``parts``, which may have different numbers of elements. Collective."""
+    counts = [part.numel() for part in parts]
+    whole = FlatTensor(given.memory.new_empty(sum(counts)))
+    engine.allgather(given.array, whole.array, counts)
+    spread(whole.memory, parts)
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elements of all ``parts``, one after the other."""
+    return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
 def spread(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
