@@ -16,6 +16,7 @@ from farandole.jax.collectives import Collective, run_collective
 from farandole.jax.programs import await_runs, is_traced
 from farandole.jax.tracing import is_tracing
 from farandole.jax.trees import as_signed, paths_of, refuse_sparse
+from farandole.runtime.collectives.named_broadcast import broadcast_named
 from farandole.runtime.collectives.ops import Ops
 from farandole.runtime.collectives.verbs import Request
 from farandole.runtime.session.process_sets import ProcessSet
@@ -111,9 +112,6 @@ class JaxOps(Ops[Any]):
         [received], [counts] = run_collective(Collective("alltoall", name, process_set, splits=rows), leaves)
         return received, counts
 
-    def _require_tensor(self, name: str, tensor: Any) -> None:
-        """Check nothing: leaves may be any object that the adapter accepts, and the verb raises for others."""
-
     def _counts(self, counts: Any) -> Any:
         return jnp.asarray(counts, jnp.int32)
 
@@ -126,7 +124,8 @@ class JaxOps(Ops[Any]):
             results = _run_on_trees(Collective("broadcast", None, process_set, root=root_rank), leaves)
         else:
             named = list(zip(paths_of([path for path, _ in paths]), leaves, strict=True))
-            results = self._broadcast_all(named, root_rank, process_set, in_place=False)
+            # Of any class: leaves may be whatever the adapter accepts, and the verb raises for others.
+            results = broadcast_named(self._verbs, object, named, root_rank, process_set, in_place=False)
         return jax.tree.unflatten(structure, [back(result) for (_, back), result in zip(signed, results, strict=True)])
 
 

@@ -17,19 +17,17 @@ at the limits of the dtype. Factors that are whole or 1/n are exact, others mult
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from farandole.collective import Kind, ReduceOp, Reduction
-from farandole.errors import MismatchError, UsageError
 from farandole.runtime.collectives import basics
 from farandole.runtime.collectives.compression import CompressorLike, NoneCompressor
 from farandole.runtime.collectives.handles import handles
-from farandole.runtime.collectives.objects import allgather_object
-from farandole.runtime.collectives.verbs import Pending, Verbs
+from farandole.runtime.collectives.named_broadcast import broadcast_named, named_pairs
+from farandole.runtime.collectives.verbs import Verbs
 from farandole.runtime.lanes.reduction import reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
@@ -396,46 +394,7 @@ class Ops(ABC, Generic[T]):
         return self._shared(params, root_rank, process_set)
 
     def _shared(self, params: Any, root_rank: int, process_set: ProcessSet) -> Any:
-        self._broadcast_all(self._named(params), root_rank, process_set, in_place=True)
-
-    def _broadcast_all(
-        self, named: Iterable[tuple[str, T]], root_rank: int, process_set: ProcessSet, in_place: bool
-    ) -> list[T]:
-        """Broadcast each as ``parameter.NAME``; if one fails, it fails on all ranks, and the names are free again."""
-        pending: dict[str, Pending[Any]] = {}
-        results: list[T] = []
-        error: MismatchError | UsageError | None = None
-        for name, tensor in named:
-            try:
-                with self._verbs.telling(Kind.BROADCAST, f"parameter.{name}", process_set):
-                    self._require_tensor(name, tensor)
-                request = self._verbs.broadcast(
-                    [tensor], root_rank, f"parameter.{name}", process_set, in_place=in_place
-                )
-                pending[name] = request.begin()
-            except UsageError as found:
-                error = error or found
-        begun = set(pending)
-        try:
-            while pending:
-                results += pending.pop(next(iter(pending))).wait()
-        except MismatchError as found:
-            error = error or found
-        if error is not None:
-            _collect(pending, begun, process_set)
-            raise error
-        return results
-
-    def _named(self, params: Mapping[str, T] | Iterable[tuple[str, T] | T]) -> list[tuple[str, T]]:
-        pairs: list[Any] = list(params.items() if isinstance(params, Mapping) else params)
-        return [p if isinstance(p, tuple) and len(p) == 2 else (f"number{i}", p) for i, p in enumerate(pairs)]
-
-    def _require_tensor(self, name: str, tensor: T) -> None:
-        if not isinstance(tensor, self._kind):
-            raise UsageError(
-                f"broadcast_parameters: {name!r} is a {type(tensor).__name__}, expected a {self._kind.__name__}: "
-                "give a mapping of names to them (a state_dict()), or a list of them or of (name, value) pairs"
-            )
+        broadcast_named(self._verbs, self._kind, named_pairs(params), root_rank, process_set, in_place=True)
 
     def _rows(self, splits: Any, name: str | None, process_set: ProcessSet) -> tuple[int, ...] | None:
         """``splits`` as numbers; errors in them are sent to the other members."""
@@ -485,12 +444,3 @@ def _first(results: list[T]) -> T:
 
 def _decompressed(tensors: Sequence[T], compressed: list[tuple[T, Any]], compression: CompressorLike) -> list[T]:
     return [compression.decompress(t, context) for t, (_, context) in zip(tensors, compressed, strict=True)]
-
-
-def _collect(pending: Mapping[str, Pending[Any]], begun: set[str], process_set: ProcessSet) -> None:
-    """Wait for the broadcasts that all members have begun, after one has failed on all, so that names are free."""
-    everywhere = begun.intersection(*allgather_object(begun, "broadcast_parameters.begun", process_set))
-    for name, each in pending.items():
-        if name in everywhere:
-            with contextlib.suppress(MismatchError):
-                each.wait()
