@@ -23,7 +23,13 @@ else:
     import tomli as tomllib
 
 PACKAGE, WORKBENCH = ROOT / "src" / "farandole", ROOT / "workbench"
-FILE_LINES, FUNCTION_LINES = 600, 40
+FILE_LINES, CLASS_LINES, FUNCTION_LINES = 600, 350, 40
+LONG_CLASSES = {
+    "runtime/collectives/ops.py Ops": 394,  # Horovod's functions with their signatures and documentation: a table
+    "search/loop.py SearchLoop": 502,  # to be cut
+    "settings.py Settings": 369,  # the table of all knobs
+}
+"""Longer ones, and how long they may be. This list only shrinks."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TOOLS = sorted(WORKBENCH.rglob("*.py"))
@@ -196,6 +202,19 @@ def test_every_row_of_the_table_exists() -> None:
 def test_no_file_is_too_long() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in PYTHON + NATIVE}
     assert not {str(path): length for path, length in lengths.items() if length > FILE_LINES}
+
+
+def test_no_class_is_too_long() -> None:
+    lengths = {
+        f"{path.relative_to(base).as_posix()} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for base, paths in ((PACKAGE, MODULES), (ROOT, TOOLS))
+        for path in paths
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef)
+    }
+    long = {name: length for name, length in lengths.items() if length > CLASS_LINES}
+    assert not {name: length for name, length in long.items() if length > LONG_CLASSES.get(name, CLASS_LINES)}
+    assert not LONG_CLASSES.keys() - long.keys(), "these are short enough now: take them off the list"
 
 
 def code_lines(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
