@@ -7,16 +7,15 @@
     leases.attend(); leases.folder_fd               # handles results of the folder thread
     leases.obey_people(now, fence)                  # obeys orders of users
 
-Only the loop's thread calls it. The journal has one writer: the live controller. Until the previous controller's last
-line has been read, which takes as long as the file system needs, no lease is decided, and calls wait in ``_later``. Of
-the script's reports only the last is kept: a script may report every step.
+Only the loop's thread calls it. The manager of the leases, its journal and its policy file are ``RecordedLeases``. Of
+the script's reports before the journal has been read only the last is kept: a script may report every step.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -25,11 +24,10 @@ from farandole.control.run_messages import HostView, Progressed, RunOrder, RunQu
 from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent, title_of
 from farandole.launch.job.leadership import Leadership
 from farandole.launch.job.run_orders import END, Obeyed, RunOrders, unsafe
-from farandole.launch.leases.folder_thread import FolderThread
 from farandole.launch.leases.lease import LeasePhase
-from farandole.launch.leases.manager import LeaseManager
 from farandole.launch.leases.observation import Hold, Resume, ScaleTo, Stop
 from farandole.launch.leases.policy_context import count
+from farandole.launch.leases.recorded_leases import LeaseFiles, RecordedLeases
 from farandole.launch.leases.slurm import SlurmScheduler
 
 if TYPE_CHECKING:
@@ -39,9 +37,6 @@ if TYPE_CHECKING:
 
 MOST_BARREN = 2
 """Number of leased hosts in a row whose workers all fail; then no further lease is released."""
-
-CLOSE_S = 1.0
-"""Time for the last lines of the journal."""
 
 
 @final
@@ -59,16 +54,14 @@ class JobLeases:
     ) -> None:
         self._hosts, self._root, self._formation, self._say, self._stop = hosts, root, formation, say, stop
         self._folder = terms.folder.path
-        self._files = FolderThread(terms.folder, terms.read_limits)
         scheduler = SlurmScheduler(os.environ) if terms.supply.script else None
-        self._manager = LeaseManager(terms.limits, terms.supply, scheduler, self._files.write, say)
+        files = LeaseFiles(terms.supply, terms.limits, terms.read_limits)
+        self._leases = RecordedLeases(terms.folder, files, scheduler, say)
+        self._manager = self._leases.manager
         self._dismissed: set[str] = set()
         """Leased hosts whose agents were told to end because their workers have left."""
         self._terms: dict[str, LeaseOffer] = {}
-        self._began_s = time.time()
         root.on_person = self._on_person
-        self._later: list[Callable[[], object]] | None = []
-        """Calls to make after the journal has been read; ``None`` afterwards."""
         self._reported: tuple[Progressed, float] | None = None
         """Last report of the script before the journal was read, and its time."""
         self._barren = 0
@@ -79,7 +72,7 @@ class JobLeases:
         """Continue with the hosts and slots of the previous controller; their agents reconnect."""
         for host, slots in hosts.items():
             self._hosts.keep(host, slots)
-            self._when_read(partial(self._manager.book.expect, host, title_of(host)))
+            self._leases.when_read(partial(self._manager.book.expect, host, title_of(host)))
 
     def refuse(self, gone: Collection[str]) -> None:
         """Admit none of these hosts any more."""
@@ -87,29 +80,23 @@ class JobLeases:
 
     def close(self) -> None:
         """Stop running scheduler commands, and write the last lines of the journal."""
-        self._manager.close()
-        self._files.close(CLOSE_S)
+        self._leases.close()
         self._reply()
         self._orders.close()
 
     def attend(self) -> None:
         """Handle results of the folder thread: the previous controller's journal, and orders now in the journal."""
-        self._files.heard()
-        for found in self._files.begun():
-            if found is not None:  # or of the leader before this job was requeued
-                self._manager.restore(found.after, found.seen, self._began_s, found.asked)
-            later, self._later = self._later or [], None
-            for call in later:
-                call()
-            if self._reported is not None:
-                self._manager.progressed(*self._reported)
+        self._leases.attend()
+        if self._reported is not None and self._leases.is_read:
+            self._manager.progressed(*self._reported)
+            self._reported = None
         self._reply()
 
     def obey_people(self, now: float, fence: LeaderFence) -> None:
         """Obey the orders of users, after it is certain that this leader is still the current one."""
         if self._orders.has_new():
             fence.look()
-        self._orders.turn(now, fence.sure_s, fence.why_over, is_read=self._later is None)
+        self._orders.turn(now, fence.sure_s, fence.why_over, is_read=self._leases.is_read)
 
     @property
     def people_due_s(self) -> float | None:
@@ -119,25 +106,24 @@ class JobLeases:
     @property
     def folder_fd(self) -> int:
         """Descriptor that is readable when ``attend`` has something to do."""
-        return self._files.fd
+        return self._leases.folder_fd
 
     @property
     def fds(self) -> tuple[int, ...]:
         """Descriptors that wake the loop."""
-        return self._manager.fds
+        return self._leases.fds
 
     @property
     def deadline_s(self) -> float | None:
         """Time (of ``time.monotonic``) at which ``turn`` has something to do."""
-        due_s = self._manager.due_s(time.time()) if self._later is None else None
-        return None if due_s is None else time.monotonic() + due_s
+        return self._leases.deadline_s
 
     def admit(self, terms: LeaseOffer) -> str:
         """Admit a leased host; return why it is refused, or ""."""
         refusal = self._hosts.admit(terms)
         if not refusal:
             self._terms[terms.host] = terms
-            self._when_read(partial(self._manager.book.admit, terms, time.time()))
+            self._leases.when_read(partial(self._manager.book.admit, terms, time.time()))
         return refusal
 
     def keep(self, terms: LeaseOffer) -> None:
@@ -146,12 +132,12 @@ class JobLeases:
         self._dismissed.discard(terms.host)  # the order may be lost; it is repeated if no worker runs there
         if terms.host not in self._hosts.leaving:
             self._hosts.keep(terms.host, terms.slots)  # some slots may have had no worker
-        self._when_read(partial(self._manager.book.admit, terms, time.time()))
+        self._leases.when_read(partial(self._manager.book.admit, terms, time.time()))
 
     def release(self, host: str, why: str) -> None:
         """Make the workers of a leased host leave at their next commit."""
         if self._hosts.release(host):
-            self._when_read(partial(self._manager.book.mark_leaving, host, why, time.time()))
+            self._leases.when_read(partial(self._manager.book.mark_leaving, host, why, time.time()))
             self._say(f"{host} leaves at the next commit: {why}")
 
     def give_back(self, host: str, why: str) -> None:
@@ -179,41 +165,21 @@ class JobLeases:
         """Handle the exit or loss of the agent of a host."""
         self._hosts.gone(host)
         cause = "its workers have left" if host in self._dismissed else "its agent is lost"
-        self._when_read(partial(self._manager.book.gone, host, cause, time.time()))
+        self._leases.when_read(partial(self._manager.book.gone, host, cause, time.time()))
         self._terms.pop(host, None)
 
     def turn(self, busy: Collection[str]) -> None:
         """Do what is due; end the agents of leaving hosts that are not ``busy``: they have no workers left."""
-        self._read_limits()
         members = self._members()
         if any(map(is_lent, members.values())):
             self._barren = 0
         self._manager.stepped(self._formation.membership.step_s)
-        decided = self._decided(members) if self._later is None else ()
-        for host, why in decided:
+        own = sum(not is_lent(host) for host in members.values())
+        for host, why in self._leases.turn(time.time(), len(members) or None, own, set(members.values())):
             self.release(host, why)
         for host in self._hosts.leaving - self._dismissed - set(busy):
             self._dismissed.add(host)
             self._root.send_to_agent(host, StopWorkers(0.0))
-
-    def _decided(self, members: Mapping[int, str]) -> Iterator[tuple[str, str]]:
-        own = sum(not is_lent(host) for host in members.values())
-        return self._manager.turn(time.time(), len(members), own, set(members.values()))
-
-    def _when_read(self, call: Callable[[], object]) -> None:
-        """Make a call now, or after the journal has been read, in order."""
-        if self._later is None:
-            call()
-        else:
-            self._later.append(call)
-
-    def _read_limits(self) -> None:
-        """Apply a policy file that was read again."""
-        found = self._files.limits()
-        if isinstance(found, str):
-            self._say(f"{found}; the policy stays what it was")
-        elif found is not None:
-            self._manager.limits = found
 
     # -- orders and questions of users --------------------------------------------------------------------------------
 
@@ -226,7 +192,7 @@ class JobLeases:
             self._orders.queue_order(identity, message, time.monotonic())
 
     def _progressed(self, message: Progressed, now_s: float) -> None:
-        if self._later is None:
+        if self._leases.is_read:
             self._manager.progressed(message, now_s)
         else:
             self._reported = _joined(self._reported, message, now_s)
@@ -238,15 +204,15 @@ class JobLeases:
         the journal has been read there is no plan to write to it.
         """
         reply = self._ordered(order)
-        if not reply.accepted or self._later is not None:
+        if not reply.accepted or not self._leases.is_read:
             return Obeyed(reply)
-        if not self._files.write(self._manager.asked(time.time()), tag):
+        if not self._leases.files.write(self._manager.asked(time.time()), tag):
             return Obeyed(RunReply(True, unsafe(reply.text, f"{self._folder} takes nothing")))
         return Obeyed(reply, is_written=order.verb != END)
 
     def _reply(self) -> None:
         """Reply to the senders of orders that are now in the journal."""
-        for tag, why in self._files.written():
+        for tag, why in self._leases.files.written():
             self._orders.written(tag, why)
 
     def _ordered(self, order: RunOrder) -> RunReply:
@@ -288,7 +254,7 @@ class JobLeases:
         limits = self._manager.limits
         return RunView(
             time.time(),
-            self._began_s,
+            self._leases.began_s,
             self._formation.membership.generation,
             views,
             leases,

@@ -164,13 +164,16 @@ class LeaseManager:
         if not known_s / ALIKE <= step_s <= known_s * ALIKE:
             self._progress = msgspec.structs.replace(self._progress, step_s=step_s)
 
-    def turn(self, now_s: float, have: int, own: int, training: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Read the scheduler's answers, decide, call the scheduler; yields hosts that must leave, with the reason."""
+    def turn(self, now_s: float, have: int | None, own: int, training: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Read the scheduler's answers, decide, call the scheduler; yields hosts that must leave, with the reason.
+
+        ``have``: number of workers that train; ``None``: none yet, and nothing is decided before they do.
+        """
         self._record_answers(self._scheduler.answers() if self._scheduler is not None else (), now_s)
         self._begin(now_s)
         yield from self._leaving()
-        if not have:
-            return  # no worker trains yet
+        if have is None:
+            return
         before = {lease.job: lease for lease in self.book.leases}
         self.book.train(training, now_s)
         self._note_warm_up(before, now_s)
