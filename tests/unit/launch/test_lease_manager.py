@@ -297,3 +297,30 @@ def test_a_lease_of_which_a_node_has_not_called_is_spoken_of(make: Callable[...,
     managed.cluster.advance(PARTIAL_S)
     managed.turn(2, ("n+1_0",))
     assert any("1_0 counts as 1 worker: 1 of its 2 nodes have called" in text for text in managed.manager.said)
+
+
+def test_a_run_without_a_first_array_doubts_the_first_that_it_asks_for(
+    make: Callable[..., Managed], tmp_path: Path
+) -> None:
+    supply = LeaseSupply(SCRIPT, "abc")
+    folder = RunFolder.create(tmp_path / "run")
+    assert arrays_of(folder, supply) == ([], ["abcx1"])
+    managed = make(LIMITS, supply, delay_s=1.0)
+    managed.manager.order(ScaleTo(2))
+    managed.turn()
+    (folder.path / JOURNAL).write_text("".join(managed.journal))
+    assert arrays_of(folder, supply) == ([], ["abcx1", "abcx2"])
+    managed.advance(2.0)
+    (folder.path / JOURNAL).write_text("".join(managed.journal))
+    assert arrays_of(folder, supply) == (["1"], ["abcx2"])
+
+
+def test_a_pool_without_a_worker_asks_for_its_first_and_a_training_waits_for_its_own(
+    make: Callable[..., Managed],
+) -> None:
+    managed = make()
+    managed.manager.order(ScaleTo(2))
+    assert list(managed.manager.turn(managed.now_s, None, 0, ())) == []
+    assert managed.phases().count(JobPhase.HELD) == 4
+    assert list(managed.manager.turn(managed.now_s, 0, 0, ())) == []
+    assert managed.phases().count(JobPhase.HELD) == 2

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import signal
 import time
 import traceback
@@ -46,8 +45,7 @@ from farandole.launch.job.leadership import Leadership
 from farandole.launch.job.leased_loop import LeasedLoop
 from farandole.launch.job.loop import GIVE_UP_S, JobResult
 from farandole.launch.job.monitor_process import MonitorProcess, begin_monitor
-from farandole.launch.leases.ending import arrays_of, cancelled
-from farandole.launch.leases.slurm import SlurmScheduler
+from farandole.launch.leases.ending import end_leases
 from farandole.launch.sbatch.options import TOLD_TO_END
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
 from farandole.runtime.controller.root import Root
@@ -201,12 +199,5 @@ def _end_run(terms: Leadership, status: int) -> None:
         return
     terms.folder.withdraw(terms.term.epoch)
     if terms.supply.script and status != TOLD_TO_END:
-        scheduler = SlurmScheduler(os.environ)
-        try:
-            arrays, doubted = arrays_of(terms.folder, terms.supply)
-        except UsageError as error:
-            print_now(printed(f"farandole: leases may be left: {error}\n"))
-            arrays, doubted = [terms.supply.array] if terms.supply.array else [], []
-        for text in cancelled(scheduler, arrays, doubted):
+        for text in end_leases(terms.folder, terms.supply)[1]:
             print_now(printed(f"farandole: {text}\n"))
-        scheduler.close()

@@ -31,10 +31,9 @@ from farandole.control.run_messages import ANSWER_S, PERSON, HostView, RunOrder,
 from farandole.control.search_messages import PoolView
 from farandole.errors import ControlError, FarandoleError, UsageError
 from farandole.launch.hosts.run_folder import CONTACT, LEAD_ANSWERS_S, RUNS, NoLeaderError, RunContact, RunFolder
-from farandole.launch.leases.ending import arrays_of, cancelled
+from farandole.launch.leases.ending import end_leases
 from farandole.launch.leases.job_arrays import read_supply
 from farandole.launch.leases.policy_context import count
-from farandole.launch.leases.slurm import SlurmScheduler
 from farandole.launch.leases.slurm_words import NO_JOB, ClientReply, own_states, state_of, states, told_of
 from farandole.launch.sbatch.environment import client_environment
 
@@ -188,21 +187,11 @@ def _sweep(folder: RunFolder, error: FarandoleError) -> int:
     supply = read_supply(folder)
     if not supply.script:
         raise error
-    unknown = ""
-    try:
-        arrays, doubted = arrays_of(folder, supply)
-    except UsageError as failure:  # the first array can be cancelled all the same
-        arrays, doubted, unknown = [supply.array] if supply.array else [], [], str(failure)
-    lead = [supply.lead] if supply.lead else []
-    scheduler = SlurmScheduler(os.environ)
-    try:
-        left = list(cancelled(scheduler, [*lead, *arrays], doubted))
-    finally:
-        scheduler.close()
-    print(f"{error}; so its jobs are cancelled: {', '.join([*lead, *arrays])}")
-    for text in filter(None, [*left, unknown]):
+    jobs, left = end_leases(folder, supply, [supply.lead] if supply.lead else [])
+    print(f"{error}; so its jobs are cancelled: {', '.join(jobs)}")
+    for text in left:
         print(text)
-    return 1 if left or unknown else 0
+    return 1 if left else 0
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -1,12 +1,14 @@
 """End of a run: cancel the scheduler jobs of its leases, and no other jobs.
 
-for line in cancelled(SlurmScheduler(os.environ), ["812", "815"]): print(line)
+jobs, left = end_leases(folder, read_supply(folder))
+for line in left: print(line)
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from farandole.errors import UsageError
 from farandole.launch.hosts.run_folder import RunFolder
@@ -20,9 +22,24 @@ from farandole.launch.leases.scheduler import (
     Submitted,
     wait_for_answers,
 )
+from farandole.launch.leases.slurm import SlurmScheduler
 
 PATIENCE_S = 60.0
 """Time for the scheduler to cancel the leases."""
+
+
+def end_leases(folder: RunFolder, supply: LeaseSupply, lead: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """Cancel all leases of a run, and its ``lead`` job; returns these jobs, and a text for each that may be left."""
+    unknown = []
+    try:
+        arrays, doubted = arrays_of(folder, supply)
+    except UsageError as error:  # the first array can be cancelled all the same
+        arrays, doubted, unknown = [supply.array] if supply.array else [], [], [f"leases may be left: {error}"]
+    scheduler = SlurmScheduler(os.environ)
+    try:
+        return [*lead, *arrays], [*cancelled(scheduler, [*lead, *arrays], doubted), *unknown]
+    finally:
+        scheduler.close()
 
 
 def arrays_of(folder: RunFolder, supply: LeaseSupply) -> tuple[list[str], list[str]]:
@@ -40,9 +57,10 @@ def arrays_of(folder: RunFolder, supply: LeaseSupply) -> tuple[list[str], list[s
     leases = found.seen.leases if found is not None else ()
     # Not those of guests: their arrays belong to other users, or to another purpose of this user.
     own = (lease.job.partition("_")[0] for lease in leases if "_" in lease.job and not lease.guest)
-    answered, asked = (found.seen.arrays_answered, found.after.arrays) if found is not None else (1, 1)
+    answered, asked = (found.seen.arrays_answered, found.after.arrays) if found is not None else (0, 0)
+    first = 1 if supply.array else 0  # submitted with the leader
     # One more nonce, because the last line of the journal may be lost with the controller.
-    doubted = [supply.nonce_of(serial) for serial in range(max(answered, 1) + 1, max(asked, 1) + 2)]
+    doubted = [supply.nonce_of(serial) for serial in range(max(answered, first) + 1, max(asked, first) + 2)]
     return [array for array in dict.fromkeys([supply.array, *own]) if array], doubted
 
 
