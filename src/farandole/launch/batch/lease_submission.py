@@ -14,7 +14,7 @@ import argparse
 import math
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -47,16 +47,21 @@ SPARE = 2
 def add_lease_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of runs with leases."""
     group = parser.add_argument_group("leases: further jobs that join the training, and leave it")
+    add_pool_options(group)
+    group.add_argument("--batch", choices=("fixed", "grow"), help="what becomes of the global batch (default: fixed)")
+    group.add_argument("--when", action="append", default=[], metavar="'acc>=0.9'", help="a rule: once this holds ...")
+    group.add_argument("--then", action="append", default=[], metavar="'np=2,nice=9'", help="... do this (repeatable)")
+    group.add_argument("--run-folder", metavar="DIR", help=f"folder of the run (default: {RUNS}/NAME)")
+
+
+def add_pool_options(group: argparse._ArgumentGroup) -> None:
+    """Add the options of leases that a search has, too."""
     group.add_argument(
         "--lease", metavar="NODESxWORKERS@TIME", help="what each lends: 1x4@1h, or 1x4@1h,20min where less will do"
     )
     group.add_argument("--leases", type=int, metavar="N", help="leases in the array (default: twice the most)")
     group.add_argument("--budget", metavar="200nh", help="most node-hours that leases may use")
-    group.add_argument("--batch", choices=("fixed", "grow"), help="what becomes of the global batch (default: fixed)")
-    group.add_argument("--when", action="append", default=[], metavar="'acc>=0.9'", help="a rule: once this holds ...")
-    group.add_argument("--then", action="append", default=[], metavar="'np=2,nice=9'", help="... do this (repeatable)")
     group.add_argument("--policy", metavar="FILE", help="all other limits, in TOML: docs/reference/lease-policy.md")
-    group.add_argument("--run-folder", metavar="DIR", help=f"folder of the run (default: {RUNS}/NAME)")
 
 
 @final
@@ -80,16 +85,16 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
         folder = Path(args.run_folder).absolute() if args.run_folder else home / RUNS.relative_to("~") / name
         options = msgspec.structs.replace(lead.options, job_name=f"fdl-{folder.name}-lead")
         command = [*lead.run_options, "--run-folder", str(folder)]
-        spare = SPARE * math.ceil((most - fewest) / shape.workers)
-        count = spare if args.leases is None else args.leases
-        if count < 1:
-            raise UsageError(f"--leases {count}: at least one, or leave --lease out")
+        if len(args.when) != len(args.then):
+            raise UsageError("each --when has a --then after it: --when 'val_acc>=0.9' --then 'np=2,nice=1000'")
+        rules = [LeaseRule.parse(when, then) for when, then in zip(args.when, args.then, strict=True)]
+        count = array_size(args.leases, most - fewest, shape)
         return cls(
             folder,
             msgspec.structs.replace(lead, workers=fewest, options=options, run_options=command),
             LeaseJob(folder.name, str(folder), shape, lead.options, lead.path, lead.launcher),
             count,
-            _policy(args, count, shape, lead.options.partition),
+            policy_text(count, shape, lead.options.partition, args.budget, args.policy, args.batch, rules),
         )
 
     def text(self) -> str:
@@ -130,21 +135,34 @@ def _number(said: str) -> str:
     return said.partition(";")[0]
 
 
-def _policy(args: argparse.Namespace, count: int, shape: LeaseShape, partition: str) -> str:
-    """Text of the run's policy file: ``--policy`` combined with other options; raises if it is invalid."""
+def array_size(asked: int | None, workers: int, shape: LeaseShape) -> int:
+    """Leases in an array, as ``asked`` for, or enough for so many ``workers`` and for successors."""
+    size = SPARE * math.ceil(workers / shape.workers) if asked is None else asked
+    if size < 1:
+        raise UsageError(f"--leases {size}: at least one, or leave --lease out")
+    return size
+
+
+def policy_text(
+    count: int,
+    shape: LeaseShape,
+    partition: str,
+    budget: str | None,
+    policy: str | None,
+    batch: str | None = None,
+    rules: Sequence[LeaseRule] = (),
+) -> str:
+    """Text of the run's policy file: the file ``policy`` combined with other options; raises if it is invalid."""
     lines = [f"array-leases = {count}", f"lease-lengths-s = [{shape.minutes * 60}]"]
-    if args.budget is not None:
-        lines.append(f"budget-node-hours = {_node_hours(args.budget)}")
-    if args.batch is not None:
-        lines.append(f'batch = "{args.batch}"')
-    if len(args.when) != len(args.then):
-        raise UsageError("each --when has a --then after it: --when 'val_acc>=0.9' --then 'np=2,nice=1000'")
-    rules = [LeaseRule.parse(when, then) for when, then in zip(args.when, args.then, strict=True)]
-    if args.policy:  # before the rules: in TOML, keys after a table belong to it
+    if budget is not None:
+        lines.append(f"budget-node-hours = {_node_hours(budget)}")
+    if batch is not None:
+        lines.append(f'batch = "{batch}"')
+    if policy:  # before the rules: in TOML, keys after a table belong to it
         try:
-            lines.append(Path(args.policy).read_text().rstrip())
+            lines.append(Path(policy).read_text().rstrip())
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--policy {args.policy}: {getattr(error, 'strerror', None) or error}") from error
+            raise UsageError(f"--policy {policy}: {getattr(error, 'strerror', None) or error}") from error
     for rule in rules:
         lines += ["", "[[rules]]", f"when = {_quoted(rule.when)}", f"then = {_quoted(rule.then)}"]
     text = "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +82,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--print", action="store_true", dest="prints", help="print the script, and submit nothing")
     parser.add_argument("--test-only", action="store_true", help="ask Slurm whether it would take the job, and when")
     parser.add_argument("--wait", action="store_true", help="print what the job writes, and exit with its exit status")
-    batch = parser.add_argument_group("the job, in Slurm's words")
-    for flags, kind, metavar, told in OPTIONS:
-        batch.add_argument(*flags, type=kind, metavar=metavar, default=None, help=told.replace("%", "%%"))
-    for flag, field, metavar, told in LISTS:
-        batch.add_argument(flag, dest=field, action="append", default=[], metavar=metavar, help=f"{told} (repeatable)")
+    add_batch_options(parser.add_argument_group("the job, in Slurm's words"))
     add_lease_options(parser)
     _add_run_options(parser)
     parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
     parser.set_defaults(main=main)
+
+
+def add_batch_options(group: argparse._ArgumentGroup, without: Collection[str] = ()) -> None:
+    """Add the options of batch scripts, but those whose long flag is in ``without``."""
+    for flags, kind, metavar, told in OPTIONS:
+        if flags[-1] not in without:
+            group.add_argument(*flags, type=kind, metavar=metavar, default=None, help=told.replace("%", "%%"))
+    for flag, field, metavar, told in LISTS:
+        group.add_argument(flag, dest=field, action="append", default=[], metavar=metavar, help=f"{told} (repeatable)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -146,18 +151,16 @@ def job(args: argparse.Namespace, variables: Mapping[str, str]) -> tuple[BatchJo
     workers = (settings.max_np or args.np or settings.min_np) if settings.is_elastic else args.np
     if not workers or workers < 1:
         raise UsageError("how many workers? write -np N, or --min-np N and --max-np N for a job that may shrink")
+    options = batch_options(args, variables)
+    asked = BatchJob(command, list(_run_options(args)), workers, options, settings.is_elastic, *own_launcher())
+    return asked, (settings.min_np, settings.max_np)
+
+
+def own_launcher() -> tuple[str, tuple[str, ...]]:
+    """Folder of this Python's commands, for the ``PATH`` of a batch script, and the command of Farandole."""
     folder = Path(sys.executable).parent
     is_installed = (folder / "farandole").exists()
-    asked = BatchJob(
-        command,
-        list(_run_options(args)),
-        workers,
-        _options(args, variables),
-        settings.is_elastic,
-        str(folder),
-        ("farandole",) if is_installed else (sys.executable, "-m", "farandole"),
-    )
-    return asked, (settings.min_np, settings.max_np)
+    return str(folder), ("farandole",) if is_installed else (sys.executable, "-m", "farandole")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -184,12 +187,12 @@ def _run_options(args: argparse.Namespace) -> Iterator[str]:
             yield from [action.option_strings[0], *map(str, value if isinstance(value, list | tuple) else [value])]
 
 
-def _options(args: argparse.Namespace, variables: Mapping[str, str]) -> BatchOptions:
-    """Options of the batch script, merged with the defaults of site and user."""
+def batch_options(args: argparse.Namespace, variables: Mapping[str, str]) -> BatchOptions:
+    """Options of ``add_batch_options``, merged with the defaults of site and user."""
     asked: dict[str, Any] = {}
     for flags, *_ in OPTIONS:
         key = flags[-1].removeprefix("--")
-        if (value := getattr(args, key.replace("-", "_"))) is not None:
+        if (value := getattr(args, key.replace("-", "_"), None)) is not None:
             asked[key] = value
     asked |= {field: getattr(args, field) for _, field, *_ in LISTS if field != "environment" and getattr(args, field)}
     if args.environment:
