@@ -55,6 +55,7 @@ SLICES = {
     "starters": _of("cluster/", "runtime/selfstart/"),
     "slurm": _of("cluster/slurm", "launch/batch/", "launch/sbatch/", "launch/hosts/"),
     "slurm_leases": _of("launch/leases/"),
+    "slurm_search": _of("launch/leases/", "launch/providers/leases", "search/lease_pool"),
     "slurm_story": _of("launch/leases/", "/workbench/leases/"),
     "leases": _of("launch/leases/", "launch/job/"),
     "launcher": _of("launch/command/", "launch/function/", "launch/job/", "control/"),

@@ -11,6 +11,7 @@ from typing import TypeAlias, final
 import msgspec
 
 from farandole.control.message import Message
+from farandole.control.run_messages import LeaseView
 
 
 @final
@@ -107,10 +108,15 @@ class PoolHostView(msgspec.Struct, frozen=True):
 
 @final
 class PoolView(Message, frozen=True):
-    """State of a search, in answer to a ``RunQuestion``: its hosts, and a one-line summary of its trials."""
+    """State of a search, in answer to a ``RunQuestion``: its hosts, and a one-line summary of its trials.
+
+    ``leases``: those that it has asked for; ``said``: the last decisions about them.
+    """
 
     hosts: list[PoolHostView]
     trials: str
+    leases: list[LeaseView]
+    said: list[str]
 
 
 SearchMessage: TypeAlias = PoolView | PoolHello | TrialOrder | TrialReport | TrialVerdict | TrialLeft | PoolRetire

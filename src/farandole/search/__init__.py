@@ -10,12 +10,23 @@ import sys
 from types import ModuleType
 from typing import Any, final
 
-__all__ = ["FixedList", "HostPool", "LocalPool", "SearchResult", "SearchedTrial", "Space", "Trial", "search"]
+__all__ = [
+    "FixedList",
+    "HostPool",
+    "LeasePool",
+    "LocalPool",
+    "SearchResult",
+    "SearchedTrial",
+    "Space",
+    "Trial",
+    "search",
+]
 
 _HOMES = {
     "Advisor": ("search.advisor", "Advisor"),
     "FixedList": ("search.advisor", "FixedList"),
     "HostPool": ("launch.providers.hosts", "HostProvider"),
+    "LeasePool": ("search.lease_pool", "LeasePool"),
     "LocalPool": ("launch.providers.local", "LocalProvider"),
     "Pool": ("launch.providers.provider", "Provider"),
     "SearchResult": ("search.api", "SearchResult"),

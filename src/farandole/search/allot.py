@@ -92,6 +92,17 @@ def allot(
     return sorted(shares), begin, why
 
 
+def demand(running: Sequence[Running], waiting: int, limits: tuple[int, int], time: Time | None = None) -> int:
+    """Number of workers that the trials could use, if there were any number of them.
+
+    >>> demand([Running(3), Running(4, noise=Noise(high=1000.0, batch=500.0))], waiting=2, limits=(1, 4))
+    14
+    """
+    least, most = limits
+    begin = waiting if _may_begin(time or Time()) else 0
+    return sum(least + _extra(each, most - least, limits)[0] for each in running) + most * begin
+
+
 def _extra(trial: Running, left: int, limits: tuple[int, int]) -> tuple[int, str]:
     """Number of the ``left`` workers that a trial gets beyond its minimum, and the reason; "" if none are left."""
     least, most = limits

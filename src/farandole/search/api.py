@@ -27,6 +27,7 @@ from farandole.control.monitor_messages import MonitorConfig
 from farandole.errors import UsageError
 from farandole.launch.providers.provider import Provider
 from farandole.search.advisor import Advisor
+from farandole.search.lease_pool import LeasePool
 from farandole.search.loop import SearchLimits, SearchLoop
 from farandole.search.resolve import PoolSource, advisor_of, check_limits, pool_of
 from farandole.search.run_record import RunRecord
@@ -87,7 +88,7 @@ def search(
     space: Space | Mapping[str, Any] | str | os.PathLike[str],
     trials: int = 32,
     workers: int | tuple[int, int] = (1, 4),
-    pool: int | str | Provider | PoolSource = 1,
+    pool: int | str | Provider | PoolSource | LeasePool = 1,
     *,
     epochs: int = 1,
     min_epochs: int = 1,
@@ -127,8 +128,9 @@ def search(
     a host dies, its trials lose the time since their last reports.
     With ``pool=ranks``, of ``farandole.notebook.attach``, the engines are the workers, and keep the objects of cells.
     With ``pool="leases"`` workers are on nodes that join and leave: any Slurm job joins by ``farandole join
-    FOLDER/pool``. With ``live`` the search has a page, and prints its link as ``farandole run --live`` does; with
-    ``live_stay_s=60`` the page stays for a minute after the search.
+    FOLDER/pool``; with ``pool=LeasePool("1x4@1h", max_np=16)`` the search has Slurm start such jobs, as many as its
+    trials can use and the policy of leases allows. With ``live`` the search has a page, and prints its link as
+    ``farandole run --live`` does; with ``live_stay_s=60`` the page stays for a minute after the search.
     ``space`` may also be a TOML file, ``direction`` "maximize". ``deadline_s``: seconds from now. ``knobs``: settings
     by name.
 

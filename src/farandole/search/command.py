@@ -12,6 +12,7 @@ from typing import Any
 
 from farandole.control.monitor_messages import LOOPBACK
 from farandole.errors import UsageError
+from farandole.search.lease_pool import LEASES_FOLDER, add_lease_options, lease_pool
 from farandole.search.space import Space
 from farandole.settings import Settings
 
@@ -20,6 +21,7 @@ examples:
   farandole search train.py space.toml --trials 32 --pool 8 --epochs 27
   farandole search train.py:tune space.toml --workers 1,4 --folder runs/lr
   farandole search train.py space.toml --pool 8 --live
+  farandole search train.py space.toml --lease 1x4@1h --max-np 16 --budget 200nh
   optuna-dashboard runs/lr/trials.log
 
 Calls a function of the script, 'train' unless another is named, for many trials
@@ -46,7 +48,9 @@ there the best one in --reduction goes on, and the others pause. Further cuts
 follow after --reduction times as many epochs each. Who has paused goes on later
 if others prove worse, so nothing waits for a cut. With --min-epochs as large as
 --epochs nothing is cut. Workers that no trial waits for go to the best.
-With --pool leases, jobs of Slurm lend nodes: farandole join FOLDER/pool.
+With --lease, the search has Slurm lend it nodes while its trials can use them:
+farandole ps FOLDER/pool. With --pool leases, it takes nodes that other jobs
+lend: farandole join FOLDER/pool.
 A search that was ended, or killed, goes on when it is called again in the same
 folder, also with more --trials or --epochs. It holds run.json, trials.log,
 output/ and checkpoints/.
@@ -77,6 +81,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     where.add_argument("--workers", default="1", metavar="N,N", help="fewest and most of one trial (default: 1)")
     where.add_argument("--folder", default="", metavar="FOLDER", help="folder of the search (default: a new one)")
     where.add_argument("--save", metavar="PICTURE", help="draw it in the end (needs farandole[plot])")
+    add_lease_options(parser)
     told = parser.add_argument_group("watching")
     told.add_argument("--live", action="store_true", help="serve a live page of the search, and print its link")
     told.add_argument("--live-listen", default="", metavar="HOST:PORT", help=f"where it is (default: {LOOPBACK})")
@@ -99,13 +104,17 @@ def main(args: argparse.Namespace) -> int:
     """Search; returns the exit status, which is 1 if no trial was complete."""
     from farandole.search.api import search  # not at the top: other commands do not need it
 
+    leases = lease_pool(args)
+    if leases is not None and args.prints:
+        print(leases.text(Path(args.folder or "FOLDER").absolute() / LEASES_FOLDER), end="")
+        return 0
     function = function_of(args.script)
     result = search(
         function,
         args.space,
         args.trials,
         workers_of(args.workers),
-        int(args.pool) if args.pool.isdecimal() else args.pool,
+        leases or (int(args.pool) if args.pool.isdecimal() else args.pool),
         epochs=args.epochs,
         min_epochs=args.min_epochs,
         reduction=args.reduction,

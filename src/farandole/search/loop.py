@@ -46,7 +46,7 @@ from farandole.launch.providers.fleet import Fleet, FleetWorker, KillProcess, Pr
 from farandole.launch.providers.provider import Provider, ProviderEvent, words_of
 from farandole.runtime.coordination.downlink import CONTROL
 from farandole.search import wording
-from farandole.search.allot import Noise, Running, Time, allot
+from farandole.search.allot import Noise, Running, Time, allot, demand
 from farandole.search.rung_checkpoint import key_of, read_metrics, read_reported
 from farandole.search.study import HELD, Study
 from farandole.search.trial_job import TrialJob, job_of
@@ -131,6 +131,7 @@ class SearchLoop:
 
     def run(self) -> None:
         """Run until no trial is left that could go on, or the time is over."""
+        self._turn(time.monotonic())  # the provider may wait for what is wanted of it
         while not self._is_over():
             self._watch()
             ready = self._router.wait(self._patience_s())
@@ -203,9 +204,13 @@ class SearchLoop:
         return not math.isinf(self._stops_s)
 
     def _watch(self) -> None:
-        for fd in set(self._provider.fds) - self._watched:
+        fds = set(self._provider.fds)
+        for fd in self._watched - fds:
+            with contextlib.suppress(OSError):  # it is closed
+                self._router.unwatch(fd)
+        for fd in fds - self._watched:
             self._router.watch(fd)
-            self._watched.add(fd)
+        self._watched = fds
 
     def _lose_page(self) -> None:
         self._close_page()
@@ -254,13 +259,12 @@ class SearchLoop:
             hosts = {**self.fleet.slots, **dict.fromkeys(self.fleet.leaving, 0)}
             at = {host: [job.number for job in self.jobs.values() if host in job.slots] for host in hosts}
             views = [PoolHostView(host, hosts[host], at[host], host in self.fleet.leaving) for host in hosts]
-            self._router.send(identity, PoolView(views, self._study.summary))
+            self._router.send(identity, PoolView(views, self._study.summary, *self._provider.lease_views()))
         elif isinstance(message, RunOrder) and message.verb == "stop":
             self.stop()
             self._router.send(identity, RunReply(True, "the search ends: its trials leave at their next commit"))
         elif isinstance(message, RunOrder):
-            text = "this is a search, which takes the nodes that your jobs lend it: submit further ones, or cancel some"
-            self._router.send(identity, RunReply(False, text))
+            self._router.send(identity, self._provider.obey(message))
 
     def _on_pool(self, identity: bytes, message: Any) -> None:
         if isinstance(message, PoolHello):
@@ -529,6 +533,7 @@ class SearchLoop:
         running = [Running(job.number, *study.rung(study.rows[job.number]), noises.get(job.number)) for job in at_work]
         left = Time(self._ends_s - now, statistics.median(rungs_s) if rungs_s else 0.0)
         waiting = 0 if self._is_ending else study.waiting
+        self._provider.want(demand(running, waiting, self._terms.workers, left))
         shares, begin, _ = allot(running, waiting, capacity, self._terms.workers, left)
         for job in at_work:
             share = next(share for share in shares if share.number == job.number)

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from farandole.errors import UsageError
 from farandole.launch.providers.provider import Provider, own_path
 from farandole.search.advisor import Advisor, FixedList
+from farandole.search.lease_pool import LEASES_FOLDER, LeasePool
 from farandole.search.study import StudyPlan
 from farandole.settings import Settings
 
@@ -22,9 +23,6 @@ CBO = "cbo"
 
 LEASES = "leases"
 """Name of the pool of nodes that jobs of a scheduler lend."""
-
-LEASES_FOLDER = "pool"
-"""Name of the folder, inside the search's folder, in which joining nodes find the search."""
 
 
 @runtime_checkable
@@ -67,7 +65,9 @@ def _require_deephyper() -> None:
         raise UsageError(f"advisor={CBO!r} is DeepHyper's: type pip install 'farandole[deephyper]'")
 
 
-def pool_of(told: int | str | Provider | PoolSource, hosts: str, folder: Path, settings: Settings) -> Provider:
+def pool_of(
+    told: int | str | Provider | PoolSource | LeasePool, hosts: str, folder: Path, settings: Settings
+) -> Provider:
     """The provider for the arguments ``pool`` and ``hosts``; output of its workers goes to a file in ``folder``."""
     output = folder / "output" / "workers.txt"
     if hosts:
@@ -76,6 +76,8 @@ def pool_of(told: int | str | Provider | PoolSource, hosts: str, folder: Path, s
         from farandole.launch.providers.hosts import HostProvider  # most searches are on this host
 
         return HostProvider(hosts, output, own_path(), settings)
+    if isinstance(told, LeasePool):
+        return told.provider(folder / LEASES_FOLDER, output, settings)
     if isinstance(told, str):
         if told != LEASES:
             raise UsageError(f"pool={told!r}: give a number of workers, {LEASES!r}, or ranks of a notebook")

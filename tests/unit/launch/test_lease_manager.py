@@ -324,3 +324,13 @@ def test_a_pool_without_a_worker_asks_for_its_first_and_a_training_waits_for_its
     assert managed.phases().count(JobPhase.HELD) == 4
     assert list(managed.manager.turn(managed.now_s, 0, 0, ())) == []
     assert managed.phases().count(JobPhase.HELD) == 2
+
+
+def test_the_last_line_of_a_pool_has_what_was_used_and_no_lease_or_array_in_doubt(make: Callable[..., Managed]) -> None:
+    managed = make(LIMITS, LeaseSupply(SCRIPT, "abc"), delay_s=1.0)
+    managed.manager.order(ScaleTo(2))
+    managed.turn()
+    [last] = read_records([managed.manager.ended(managed.now_s)])
+    assert (last.after.arrays, last.seen.arrays_answered, last.seen.leases) == (1, 1, ())
+    managed.manager.restore(last.after, last.seen, managed.now_s, last.asked)
+    assert not managed.manager.plan.stopped

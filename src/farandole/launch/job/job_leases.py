@@ -13,7 +13,6 @@ the script's reports before the journal has been read only the last is kept: a s
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -25,10 +24,9 @@ from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent, title_of
 from farandole.launch.job.leadership import Leadership
 from farandole.launch.job.run_orders import END, Obeyed, RunOrders, unsafe
 from farandole.launch.leases.lease import LeasePhase
-from farandole.launch.leases.observation import Hold, Resume, ScaleTo, Stop
+from farandole.launch.leases.observation import ScaleTo, Stop
 from farandole.launch.leases.policy_context import count
-from farandole.launch.leases.recorded_leases import LeaseFiles, RecordedLeases
-from farandole.launch.leases.slurm import SlurmScheduler
+from farandole.launch.leases.recorded_leases import RecordedLeases
 
 if TYPE_CHECKING:
     from farandole.elastic.membership.formation import ElasticFormation
@@ -54,9 +52,7 @@ class JobLeases:
     ) -> None:
         self._hosts, self._root, self._formation, self._say, self._stop = hosts, root, formation, say, stop
         self._folder = terms.folder.path
-        scheduler = SlurmScheduler(os.environ) if terms.supply.script else None
-        files = LeaseFiles(terms.supply, terms.limits, terms.read_limits)
-        self._leases = RecordedLeases(terms.folder, files, scheduler, say)
+        self._leases = RecordedLeases(terms.folder, terms.supply, terms.limits, terms.read_limits, say)
         self._manager = self._leases.manager
         self._dismissed: set[str] = set()
         """Leased hosts whose agents were told to end because their workers have left."""
@@ -224,17 +220,11 @@ class JobLeases:
                 return RunReply(False, f"{count(order.number)}: this run has {limits.min_np} to {most}")
             self._manager.order(ScaleTo(order.number))
             return RunReply(True, f"from now on the run is to have {count(order.number)}; see: farandole ps")
-        if order.verb == "hold":
-            self._manager.order(Hold())
-            return RunReply(True, "no more leases are released; go on with: farandole release")
-        if order.verb == "release":
-            self._manager.order(Resume())
-            return RunReply(True, "the policy decides again")
         if order.verb == END:
             self._manager.order(Stop())
             self._stop()
             return RunReply(True, "the training ends at its next commit")
-        return RunReply(False, f"nobody here knows the order {order.verb!r}")
+        return self._leases.obey(order.verb) or RunReply(False, f"nobody here knows the order {order.verb!r}")
 
     def _members(self) -> dict[int, str]:
         """Host of each member of the generation, by rank."""

@@ -45,8 +45,9 @@ def _obey(turn: PolicyContext, order: AnyLeaseOrder) -> None:
     """Apply an order to the plan."""
     plan = turn.plan
     match order:
-        case ScaleTo(np):
-            plan.ordered, plan.frozen_s = max(0, np), 0.0
+        case ScaleTo(np, why):
+            plan.ordered, plan.ordered_why = max(0, np), why
+            plan.frozen_s = plan.frozen_s if why else 0.0  # only a user may outdo what users told the scheduler
         case Hold():
             plan.held = True
         case Resume():

@@ -27,7 +27,16 @@ from farandole.control.channel import Dealer
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
-from farandole.control.run_messages import ANSWER_S, PERSON, HostView, RunOrder, RunQuestion, RunReply, RunView
+from farandole.control.run_messages import (
+    ANSWER_S,
+    PERSON,
+    HostView,
+    LeaseView,
+    RunOrder,
+    RunQuestion,
+    RunReply,
+    RunView,
+)
 from farandole.control.search_messages import PoolView
 from farandole.errors import ControlError, FarandoleError, UsageError
 from farandole.launch.hosts.run_folder import CONTACT, LEAD_ANSWERS_S, RUNS, NoLeaderError, RunContact, RunFolder
@@ -254,8 +263,11 @@ def show_pool(folder: RunFolder, view: PoolView, console: Console) -> None:
         hosts.add_row(host.host.partition("+")[0], "leaves" if host.leaves else str(host.workers), trials)
     if view.hosts:
         console.print(hosts)
-    else:
+    elif not view.leases:
         console.print(f"no node is lent: farandole join {folder.path}", highlight=False, soft_wrap=True)
+    _show_leases(view.leases, time.time(), console)
+    for text in view.said:
+        console.print(text, highlight=False)
 
 
 def show(name: str, view: RunView, console: Console) -> None:
@@ -265,19 +277,24 @@ def show(name: str, view: RunView, console: Console) -> None:
     for host in view.hosts:
         hosts.add_row(host.host.partition("+")[0], _ranks(host), host.lease, _moment(host.ends_s, view.now_s))
     console.print(hosts)
-    waiting = [lease for lease in view.leases if lease.phase not in ("held", "member", "gone")]
-    if waiting:
-        leases = Table("lease", "phase", "for", "workers", box=box.SIMPLE_HEAD)
-        for lease in waiting:
-            leases.add_row(lease.job, lease.phase, _span(view.now_s - lease.since_s), str(lease.workers))
-        console.print(leases)
-    held = sum(lease.phase == "held" for lease in view.leases)
-    if held:
-        console.print(f"{count(held, 'lease')} held back", highlight=False)
+    _show_leases(view.leases, view.now_s, console)
     for metric, value in view.metrics.items():
         console.print(f"{metric} {value:.6g}", highlight=False)
     for text in view.said:
         console.print(text, highlight=False)
+
+
+def _show_leases(found: Sequence[LeaseView], now_s: float, console: Console) -> None:
+    """Print the leases that do not train yet, or no more."""
+    waiting = [lease for lease in found if lease.phase not in ("held", "member", "gone")]
+    if waiting:
+        leases = Table("lease", "phase", "for", "workers", box=box.SIMPLE_HEAD)
+        for lease in waiting:
+            leases.add_row(lease.job, lease.phase, _span(now_s - lease.since_s), str(lease.workers))
+        console.print(leases)
+    held = sum(lease.phase == "held" for lease in found)
+    if held:
+        console.print(f"{count(held, 'lease')} held back", highlight=False)
 
 
 def _size_told(view: RunView) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from farandole.errors import UsageError
 from farandole.launch.hosts.run_folder import RunFolder
@@ -28,14 +28,21 @@ PATIENCE_S = 60.0
 """Time for the scheduler to cancel the leases."""
 
 
-def end_leases(folder: RunFolder, supply: LeaseSupply, lead: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+def slurm() -> Scheduler:
+    """Slurm, as the user of this process."""
+    return SlurmScheduler(os.environ)
+
+
+def end_leases(
+    folder: RunFolder, supply: LeaseSupply, lead: Sequence[str] = (), connect: Callable[[], Scheduler] = slurm
+) -> tuple[list[str], list[str]]:
     """Cancel all leases of a run, and its ``lead`` job; returns these jobs, and a text for each that may be left."""
     unknown = []
     try:
         arrays, doubted = arrays_of(folder, supply)
     except UsageError as error:  # the first array can be cancelled all the same
         arrays, doubted, unknown = [supply.array] if supply.array else [], [], [f"leases may be left: {error}"]
-    scheduler = SlurmScheduler(os.environ)
+    scheduler = connect()
     try:
         return [*lead, *arrays], [*cancelled(scheduler, [*lead, *arrays], doubted), *unknown]
     finally:

@@ -147,18 +147,7 @@ class FolderThread:
         return not is_closed
 
     def _append(self, line: str, tag: bytes) -> None:
-        why = ""
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
-                size = os.fstat(fd).st_size
-                is_torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # a killed controller left half a line
-                file.write(b"\n" * is_torn + line.encode())
-                if tag:
-                    file.flush()
-                    os.fsync(fd)
-        except OSError as error:  # reported only if there is a tag; the training goes on
-            why = f"{self._path} cannot be written: {error.strerror}"
+        why = append_line(self._folder, line, is_synced=bool(tag))  # told only if there is a tag; the training goes on
         if tag:
             self._written.append((tag, why))
             self._ring()
@@ -177,6 +166,23 @@ class FolderThread:
 
 def _taken(left: deque[_Left]) -> list[_Left]:
     return [left.popleft() for _ in range(len(left))]
+
+
+def append_line(folder: RunFolder, line: str, *, is_synced: bool = False) -> str:
+    """Append a line to the journal of a run; returns why it cannot be written, or ""."""
+    path = folder.path / JOURNAL
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            size = os.fstat(fd).st_size
+            is_torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # a killed controller left half a line
+            file.write(b"\n" * is_torn + line.encode())
+            if is_synced:
+                file.flush()
+                os.fsync(fd)
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    return ""
 
 
 def last(folder: RunFolder) -> LeaseRecord | None:

@@ -71,7 +71,7 @@ class LeaseLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     shrink_at: float = 0.67
     """Shrink only if the target is at most this multiple of the workers present."""
     shrink_after_s: float = 600.0
-    """Shrink only after the advice has been that low for this time."""
+    """Shrink only after the advice, or what a search can use, has been that low for this time."""
     rules: tuple[LeaseRule, ...] = ()
     """Rules of the user; each takes effect at once when its condition first holds."""
 

@@ -145,6 +145,11 @@ class LeaseManager:
         """Line of the journal with the orders that no decision has used yet, for the next controller."""
         return record_asked(self.limits, self._plan, self._see(now_s, *self._sizes), self._orders)
 
+    def ended(self, now_s: float) -> str:
+        """Line of the journal for a later controller after all leases are cancelled: what they used, and no lease."""
+        seen = msgspec.structs.replace(self._see(now_s, 0, 0), leases=(), arrays_answered=self._plan.arrays)
+        return record_asked(self.limits, LeasePlan(arrays=self._plan.arrays), seen, [Stop()])
+
     def progressed(self, told: Progressed, now_s: float) -> None:
         """Store a report of the script."""
         advice = self._progress.advice

@@ -26,9 +26,10 @@ class LeaseOrder(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class ScaleTo(LeaseOrder, frozen=True):
-    """Train with this many workers, ignoring advice, until ``Resume``."""
+    """Train with this many workers, ignoring advice, until ``Resume``; ``why``: given by the search, not by a user."""
 
     np: int
+    why: str = ""
 
 
 @final

@@ -63,7 +63,8 @@ class LeasePlan(msgspec.Struct, omit_defaults=True):
     reached: int = 0
     target: int = 0
     ordered: int = -1
-    """Number of workers that a user ordered; -1: none."""
+    """Number of workers that was ordered; -1: none. ``ordered_why``: the reason, if not a user ordered it."""
+    ordered_why: str = ""
     cap: int = 0
     """Largest number of workers by a rule of the user; 0: no rule has fired."""
     nice: int = 0

@@ -1,10 +1,10 @@
 """Lease manager of a run folder, whose journal and policy file a thread reads and writes.
 
-    leases = RecordedLeases(folder, LeaseFiles(supply, limits, read_limits), scheduler, say)
+    leases = RecordedLeases(folder, supply, limits, read_limits, say)
     leases.attend()                                     # leases.folder_fd was readable: the journal has been read
     leases.when_read(partial(leases.manager.book.admit, offer, now_s))
     for host, why in leases.turn(now_s, have=6, own=2, training=hosts): ...     # this host must leave
-    leases.close()
+    leases.close()                                      # or leases.end(), which cancels them, too
 
 Only the loop's thread calls it. The journal has one writer: the live controller. Until the previous controller's last
 line has been read, which takes as long as the file system needs, no lease is decided, and calls wait in ``_later``.
@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple, final
+from typing import final
 
+from farandole.control.run_messages import RunReply
 from farandole.launch.hosts.run_folder import RunFolder
-from farandole.launch.leases.folder_thread import FolderThread
+from farandole.launch.leases.ending import end_leases, slurm
+from farandole.launch.leases.folder_thread import FolderThread, append_line
 from farandole.launch.leases.job_arrays import LeaseSupply
 from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.manager import LeaseManager
+from farandole.launch.leases.observation import Hold, Resume
 from farandole.launch.leases.scheduler import Scheduler
 
 CLOSE_S = 1.0
@@ -28,23 +31,24 @@ CLOSE_S = 1.0
 
 
 @final
-class LeaseFiles(NamedTuple):
-    """Files of a run folder as read at the start, and ``read``, which reads the limits again."""
-
-    supply: LeaseSupply
-    limits: LeaseLimits
-    read: Callable[[], LeaseLimits]
-
-
-@final
 class RecordedLeases:
-    """Leases of one run, in one controller; without a ``scheduler`` there are only those that users lend."""
+    """Leases of one run, in one controller; ``read`` reads its ``limits`` again.
+
+    A supply without a script has only the leases that users lend.
+    """
 
     def __init__(
-        self, folder: RunFolder, known: LeaseFiles, scheduler: Scheduler | None, say: Callable[[str], object]
+        self,
+        folder: RunFolder,
+        supply: LeaseSupply,
+        limits: LeaseLimits,
+        read: Callable[[], LeaseLimits],
+        say: Callable[[str], object],
+        connect: Callable[[], Scheduler] = slurm,
     ) -> None:
-        self.files = FolderThread(folder, known.read)
-        self.manager = LeaseManager(known.limits, known.supply, scheduler, self.files.write, say)
+        self._folder, self._supply, self._connect = folder, supply, connect
+        self.files = FolderThread(folder, read)
+        self.manager = LeaseManager(limits, supply, connect() if supply.script else None, self.files.write, say)
         self.began_s = time.time()
         self._say = say
         self._later: list[Callable[[], object]] | None = []
@@ -98,7 +102,26 @@ class RecordedLeases:
         if self.is_read:
             yield from self.manager.turn(now_s, have, own, training)
 
+    def obey(self, verb: str) -> RunReply | None:
+        """Obey ``hold`` or ``release``, at the next turn; ``None`` for any other order."""
+        if verb == "hold":
+            self.manager.order(Hold())
+            return RunReply(True, "no more leases are released; go on with: farandole release")
+        if verb == "release":
+            self.manager.order(Resume())
+            return RunReply(True, "the policy decides again")
+        return None
+
     def close(self) -> None:
         """Stop running scheduler commands, and write the last lines of the journal."""
         self.manager.close()
         self.files.close(CLOSE_S)
+
+    def end(self) -> list[str]:
+        """Close, and cancel all leases; returns a text for each that may be left. A later call has their node-hours."""
+        last = self.manager.ended(time.time()) if self.is_read else ""
+        self.close()
+        left = end_leases(self._folder, self._supply, connect=self._connect)[1]
+        if last and not left:
+            append_line(self._folder, last)
+        return left

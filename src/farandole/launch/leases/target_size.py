@@ -26,7 +26,7 @@ def set_target_size(turn: PolicyContext) -> None:
         _set(turn, 0, "the training is over")
         return
     if plan.ordered >= 0:
-        _set(turn, plan.ordered, f"{count(plan.ordered)} ordered")
+        _set(turn, plan.ordered, plan.ordered_why or f"{count(plan.ordered)} ordered")
     _take_advice(turn)
     if plan.cap and plan.ordered < 0 and plan.goal > plan.cap:
         _set(turn, plan.cap, plan.fired[-1])

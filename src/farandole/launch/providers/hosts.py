@@ -96,10 +96,6 @@ class AgentProvider(Provider):
         """See ``Provider``. The order is lost while the agent is disconnected."""
         self._send_to_agent(host, KillWorker(worker_id))
 
-    def release(self, host: str) -> None:
-        """See ``Provider``."""
-        self._lose(host, "its workers have left, as its scheduler wants it back")
-
     @property
     def deadline_s(self) -> float:
         """See ``Provider``."""

@@ -6,20 +6,30 @@
 The provider publishes its address in that folder, as the leader of a training run does, for the same command. If the
 scheduler takes a node back, it sends SIGTERM, the node is leaving, and its scheduler job ends when it is released.
 Every lease ends with the provider.
+
+With ``begin`` the provider has the lease manager of elastic jobs, which asks for leases and gives them back by the
+policy in that folder; what the loop wants is its order (``Demand``), and a lease trains once its workers are connected.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from farandole.cluster.contact import Contact
 from farandole.control.agent_messages import AgentHello, StopWorkers
+from farandole.control.run_messages import LeaseView, RunOrder, RunReply
+from farandole.control.search_messages import PoolHello
 from farandole.launch.hosts.run_folder import RunContact, RunFolder
+from farandole.launch.leases.demand import Demand
+from farandole.launch.leases.recorded_leases import RecordedLeases
 from farandole.launch.providers.hosts import AgentProvider
-from farandole.launch.providers.provider import LEAVE_S, HostLeaving
+from farandole.launch.providers.provider import LEAVE_S, HostLeaving, ProviderEvent
 from farandole.runtime.coordination.downlink import Send
 from farandole.settings import Settings
 
@@ -30,16 +40,30 @@ class LeaseProvider(AgentProvider):
 
     lends = True
 
-    def __init__(self, folder: Path, output: Path, python_path: Sequence[str], settings: Settings) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        output: Path,
+        python_path: Sequence[str],
+        settings: Settings,
+        begin: Callable[[RunFolder], RecordedLeases] | None = None,
+    ) -> None:
         super().__init__({}, output, python_path, settings)
-        self._folder = RunFolder.create(folder)
+        self._folder, self._begin = RunFolder.create(folder), begin
         self._known: set[str] = set()
         """All hosts that were ever lent. None is lent twice: its job ends, and the next job's host has another name."""
+        self._leaving: dict[str, str] = {}
+        """Hosts that must leave, and why."""
+        self._leases: RecordedLeases | None = None
+        self._demand, self._wanted, self._is_due = Demand(), -1, False
+        self._connected: set[str] = set()
+        """Hosts of which a worker has connected."""
 
     def open(self, contact: Contact, send: Send) -> None:
         """See ``Provider``."""
         super().open(contact, send)
         told = self._settings
+        self._leases = self._begin(self._folder) if self._begin is not None else None
         self._folder.publish(
             RunContact(
                 list(contact.addresses), contact.key, told.host_timeout_s, told.start_timeout_s, told.network_interface
@@ -53,6 +77,74 @@ class LeaseProvider(AgentProvider):
         for host in self.slots:
             self._send_to_agent(host, StopWorkers(LEAVE_S))
         self.slots = {}
+        leases, self._leases = self._leases, None
+        for text in leases.end() if leases is not None else ():
+            sys.stderr.write(f"farandole: {text}\n")
+
+    def release(self, host: str) -> None:
+        """See ``Provider``."""
+        self._lose(host, f"its workers have left: {self._leaving.get(host, 'nobody needs it')}")
+
+    # -- leases by the policy -----------------------------------------------------------------------------------------
+
+    def want(self, slots: int) -> None:
+        """See ``Provider``."""
+        self._is_due |= self._leases is not None and slots != self._wanted
+        self._wanted = slots
+
+    @property
+    def fds(self) -> Collection[int]:
+        """See ``Provider``."""
+        return () if self._leases is None else (self._leases.folder_fd, *self._leases.fds)
+
+    @property
+    def deadline_s(self) -> float:
+        """See ``Provider``."""
+        moments = [super().deadline_s, -math.inf if self._is_due else math.inf]
+        if self._leases is not None:
+            lower_s = self._demand.due_s(self._leases.manager.limits) - time.time()
+            moments += [time.monotonic() + lower_s, self._leases.deadline_s or math.inf]
+        return min(moments)
+
+    def events(
+        self, now: float, ready: Collection[int] = (), mail: Sequence[tuple[bytes, Any]] = ()
+    ) -> list[ProviderEvent]:
+        """See ``Provider``."""
+        self._connected |= {message.host for _, message in mail if isinstance(message, PoolHello)}
+        return super().events(now, ready, mail)
+
+    def obey(self, order: RunOrder) -> RunReply:
+        """See ``Provider``."""
+        if self._leases is None:
+            return super().obey(order)
+        if reply := self._leases.obey(order.verb):
+            self._demand.forget()
+            self._is_due = True
+            return reply
+        path = self._folder.path
+        bound = f"bound it by max-np = N in {path}/policy.toml, or type: farandole hold {path}"
+        return RunReply(False, f"this search takes as many workers as its trials can use: {bound}")
+
+    def lease_views(self) -> tuple[list[LeaseView], list[str]]:
+        """See ``Provider``."""
+        manager = self._leases.manager if self._leases is not None else None
+        return ([], []) if manager is None else (manager.views(), list(manager.said))
+
+    def _attend(self, ready: Collection[int]) -> None:
+        """Read what the scheduler has answered, and decide about leases."""
+        leases, self._is_due = self._leases, False
+        if leases is None:
+            return
+        leases.attend()
+        now_s, manager = time.time(), leases.manager
+        is_known = leases.is_read and self._wanted >= 0
+        if is_known and (order := self._demand.order(self._wanted, now_s, manager.limits)):
+            manager.order(order)
+        hosts = self._connected & self.slots.keys()
+        for host, why in leases.turn(now_s, sum(self.slots[host] for host in hosts), 0, hosts):
+            self._leave(host, why)
+
+    # -- hosts --------------------------------------------------------------------------------------------------------
 
     def _refusal(self, hello: AgentHello) -> str:
         if hello.lent is None or hello.lent.host != hello.host:
@@ -63,7 +155,21 @@ class LeaseProvider(AgentProvider):
             return f"it lends {hello.lent.slots} workers"
         self._known.add(hello.host)
         self.slots[hello.host] = hello.lent.slots
+        if self._leases is not None:
+            self._leases.when_read(partial(self._leases.manager.book.admit, hello.lent, time.time()))
         return ""
 
     def _on_leaving(self, host: str) -> None:
-        self._news.append(HostLeaving(host))
+        self._leave(host, "its scheduler wants it back (SIGTERM)")
+
+    def _leave(self, host: str, why: str) -> None:
+        if host not in self._leaving and host in self.slots:
+            self._leaving[host] = why
+            self._news.append(HostLeaving(host))
+            if self._leases is not None:
+                self._leases.when_read(partial(self._leases.manager.book.mark_leaving, host, why, time.time()))
+
+    def _lose(self, host: str, reason: str) -> None:
+        if host in self.slots and self._leases is not None:
+            self._leases.when_read(partial(self._leases.manager.book.gone, host, reason, time.time()))
+        super()._lose(host, reason)

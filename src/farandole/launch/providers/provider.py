@@ -11,7 +11,7 @@
 A provider knows how processes start and end on one kind of host: as children, by agents, by tasks of a cluster. It
 keeps the handles that this takes, by worker id, and decides nothing: which processes run is a ``Fleet``'s decision.
 
-There are five verbs and five events, and verbs return nothing: all that follows from one is an event, so that a fault
+There are six verbs and five events, and verbs return nothing: all that follows from one is an event, so that a fault
 during ``start`` is handled where a fault at any other time is. ``events`` is the only entrance: it takes ready
 descriptors, messages of agents and the time, because most events depend on two of these. A worker is named by host and
 worker id in ``kill``, too, so that a provider whose agents know their workers needs no table.
@@ -31,6 +31,7 @@ from farandole.cluster.contact import Contact
 from farandole.control.agent_messages import Started, WorkerSpec
 from farandole.control.exits import WorkerExited
 from farandole.control.process import describe
+from farandole.control.run_messages import LeaseView, RunOrder, RunReply
 from farandole.elastic.membership.job_events import HostLost
 from farandole.runtime.coordination.downlink import Send
 from farandole.settings import IDENTITY
@@ -115,6 +116,9 @@ class Provider(ABC):
     def release(self, host: str) -> None:  # noqa: B027 (hosts of most providers do not leave)
         """Give back a host that is leaving, with all that runs there; ``HostLost`` follows. Idempotent."""
 
+    def want(self, slots: int) -> None:  # noqa: B027 (most providers offer all that they have)
+        """Note that so many slots would be used now; a provider that can get hosts offers some, or gives some back."""
+
     @abstractmethod
     def events(
         self, now: float, ready: Collection[int] = (), mail: Sequence[tuple[bytes, Any]] = ()
@@ -131,6 +135,15 @@ class Provider(ABC):
     def explain(self, exited: WorkerExited) -> str:
         """Words that follow "the last one", on a process that exited before it connected."""
         return f" {words_of(exited)}"
+
+    def obey(self, order: RunOrder) -> RunReply:
+        """Obey the order of a user to get more or fewer hosts, or refuse it."""
+        text = "this is a search, which takes the nodes that your jobs lend it: submit further ones, or cancel some"
+        return RunReply(False, text)
+
+    def lease_views(self) -> tuple[list[LeaseView], list[str]]:
+        """Leases that the provider has, and the last decisions about them, for users."""
+        return [], []
 
     def _told(self) -> list[ProviderEvent]:
         """Take the events that are left to return."""

@@ -187,7 +187,7 @@ def test_a_lease_is_released_once_its_workers_have_no_job(tmp_path: Path) -> Non
     assert hosts.fleet.vacated == {"a+7"}
     for _ in range(2):
         hosts.provider.release("a+7")
-    reason = "is lost with its host: its workers have left, as its scheduler wants it back"
+    reason = "is lost with its host: its workers have left: its scheduler wants it back (SIGTERM)"
     assert hosts.take(None) == [Ended(100 + i, -signal.SIGKILL, reason, "a+7") for i in range(2)]
     assert (hosts.fleet.vacated, list(hosts.fleet)) == (set(), [])
     hosts.sent.clear()
