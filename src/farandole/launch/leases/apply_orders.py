@@ -91,7 +91,7 @@ def _take_refusals(turn: PolicyContext) -> None:
                 turn.note(refusal.subject, told="")
             elif call == "set_limit" and refusal.subject in plan.notes:
                 turn.note(refusal.subject, limited=True, minutes=0)  # keep its old limit
-        turn.print_once(call, f"the scheduler refuses to {call.replace('_', ' the ')}: {words}; the training goes on")
+        turn.print_once(call, f"the scheduler refuses to {call.replace('_', ' the ')}: {words}; the run goes on")
 
 
 def _follow(turn: PolicyContext, lease: Lease, note: LeaseNote | None) -> None:

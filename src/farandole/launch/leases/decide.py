@@ -67,7 +67,7 @@ def _tell_of_waits(turn: PolicyContext) -> None:
         if note.asked_s and not note.spoken and waited_s >= turn.limits.told_pending_s:
             turn.note(lease.job, spoken=True)
             when = f"is estimated to start at {turn.clock(lease.starts_s)}" if lease.starts_s else "has no estimate yet"
-            goes_on = f"the training goes on with {count(turn.seen.have)}"
+            goes_on = f"the run goes on with {count(turn.seen.have)}"
             turn.print_once("wait", f"{lease.job} has waited for {duration(waited_s)} and {when}; {goes_on}")
 
 
