@@ -533,7 +533,8 @@ class SearchLoop:
         running = [Running(job.number, *study.rung(study.rows[job.number]), noises.get(job.number)) for job in at_work]
         left = Time(self._ends_s - now, statistics.median(rungs_s) if rungs_s else 0.0)
         waiting = 0 if self._is_ending else study.waiting
-        self._provider.want(demand(running, waiting, self._terms.workers, left))
+        busy = {worker.host for worker in self.fleet if worker.member_id >= 0}
+        self._provider.want(demand(running, waiting, self._terms.workers, left), busy)
         shares, begin, _ = allot(running, waiting, capacity, self._terms.workers, left)
         for job in at_work:
             share = next(share for share in shares if share.number == job.number)

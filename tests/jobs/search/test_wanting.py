@@ -29,7 +29,7 @@ class Hostless(Provider):
         self.wanted: list[int] = []
         self.on_wanted: Callable[[], object] = lambda: None
 
-    def want(self, slots: int) -> None:
+    def want(self, slots: int, busy: Collection[str]) -> None:
         self.wanted.append(slots)
         self.on_wanted()
 

@@ -102,6 +102,7 @@ def test_a_search_grows_as_its_policy_allows_survives_a_cancelled_lease_and_leav
         steered.wait(lambda: steered.farandole("ps").count("5 complete") == 1, "for all trials but one")
         steered.wait(lambda: len(steered.running()) == 1, "for what one trial does not need to be given back")
         assert "no more than 1 worker wanted: the search can use 1 worker" in steered.said
+        assert steered.said.count("trial 0 goes on") <= 1, "only its node was cancelled, and idle ones were given back"
         (leased / "end").touch()
         until(lambda: steered.process.poll() is not None, "for the end", leased)
         assert steered.process.returncode == 0, steered.said

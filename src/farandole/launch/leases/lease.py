@@ -42,7 +42,8 @@ class Lease(msgspec.Struct, frozen=True):
     among its ``nodes`` (0: not known yet). Its phase began at ``since_s``; its job ends at ``ends_s`` at the latest (0:
     not known), both in seconds since 1970. ``length_s``: its time limit (0: that of the policy); ``starts_s``:
     estimated start of a pending lease (0: unknown); ``cause``: why it is gone. A ``guest`` was lent by a user, and
-    belongs to no array of the run. ``drained``: the node of it that is being drained, and why.
+    belongs to no array of the run. ``drained``: the node of it that is being drained, and why. ``idle``: its
+    workers have nothing to do now.
     """
 
     job: str
@@ -56,3 +57,4 @@ class Lease(msgspec.Struct, frozen=True):
     starts_s: float = 0.0
     guest: bool = False
     drained: str = ""
+    idle: bool = False

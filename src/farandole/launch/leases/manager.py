@@ -85,6 +85,8 @@ class LeaseManager:
         self.limits, self._supply, self._scheduler = limits, supply, scheduler
         self._journal, self.say = journal, say
         self.book = LeaseTable()
+        self.busy: Collection[str] | None = None
+        """Hosts whose workers have something to do, if others may be idle: the policy gives those up first."""
         self._plan = LeasePlan()
         self._progress = LeaseProgress()
         self._orders: list[AnyLeaseOrder] = []
@@ -344,11 +346,15 @@ class LeaseManager:
         return self.book.leases, have, own, others, rules, self.limits, self._answered
 
     def _see(self, now_s: float, have: int, own: int) -> LeaseObservation:
+        leases, busy = self.book.leases, self.busy
+        if busy is not None:
+            idle = [not any(host in busy for host in self.book.hosts(lease.job)) for lease in leases]
+            leases = tuple(msgspec.structs.replace(each, idle=flag) for each, flag in zip(leases, idle, strict=True))
         return LeaseObservation(
             now_s=now_s,
             have=have,
             own=own,
-            leases=self.book.leases,
+            leases=leases,
             progress=self._progress,
             looked_s=max(0.0, now_s - self._looked_s),
             node_hours=self.book.node_hours(now_s),

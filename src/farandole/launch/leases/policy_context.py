@@ -221,6 +221,11 @@ def soonest_first(lease: Lease) -> tuple[float, float, int, str]:
     return lease.ends_s or float("inf"), *newest_first(lease)
 
 
+def idle_first(lease: Lease) -> tuple[bool, float, float, int, str]:
+    """Sort key: idle leases first, and then as ``soonest_first``."""
+    return not lease.idle, *soonest_first(lease)
+
+
 def by_number(lease: Lease) -> tuple[int, str]:
     """Sort key: numeric order, 812_9 before 812_10."""
     return len(lease.job), lease.job

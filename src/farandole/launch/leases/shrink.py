@@ -1,8 +1,8 @@
 """Shrinking by the policy of leases: which leases leave now, or are cancelled, and why.
 
 First the leases that must go: their job ends, their node is drained, the hours are over, or the budget is spent;
-``min_np`` does not hold for these. Then leases beyond the target size; this step keeps ``min_np``. The lease whose job
-ends soonest leaves first, then the newest.
+``min_np`` does not hold for these. Then leases beyond the target size; this step keeps ``min_np``. An idle lease leaves
+first, then the lease whose job ends soonest, then the newest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ import math
 from collections.abc import Iterable
 
 from farandole.launch.leases.lease import Lease, LeasePhase
-from farandole.launch.leases.policy_context import PolicyContext, count, newest_first, soonest_first, workers
+from farandole.launch.leases.policy_context import (
+    PolicyContext,
+    count,
+    idle_first,
+    newest_first,
+    soonest_first,
+    workers,
+)
 
 
 def shrink(turn: PolicyContext) -> None:
@@ -76,7 +83,7 @@ def _drop_one(turn: PolicyContext, reason: str) -> bool:
         turn.cancel(min(turn.pending, key=newest_first), reason)
         return len(turn.pending) < before
     victims = [lease for lease in turn.young if lease.job not in turn.expiring] or turn.young
-    leaving = min(victims, key=newest_first) if victims else min(turn.members, key=soonest_first, default=None)
+    leaving = min(victims, key=newest_first) if victims else min(turn.members, key=idle_first, default=None)
     if leaving is not None:
         turn.end(leaving, reason)
     return leaving is not None
@@ -94,7 +101,7 @@ def _keep_budget(turn: PolicyContext) -> None:
             if not _drop_one(turn, reason):
                 return
         elif certain:
-            turn.end(min(certain, key=soonest_first), reason)
+            turn.end(min(certain, key=idle_first), reason)
         else:
             return
 
@@ -152,7 +159,7 @@ def _shed_surplus(turn: PolicyContext) -> None:
         if turn.lasting - lease.workers >= goal:
             turn.cancel(lease, _why(turn))
     if turn.lasting > goal:
-        for lease in sorted(turn.young, key=newest_first) + sorted(turn.members, key=soonest_first):
+        for lease in sorted(turn.young, key=newest_first) + sorted(turn.members, key=idle_first):
             trains = lease in turn.members
             left = turn.training - lease.workers * trains
             stays = turn.lasting - lease.workers * (lease.job not in turn.expiring)

@@ -87,8 +87,10 @@ class LeaseProvider(AgentProvider):
 
     # -- leases by the policy -----------------------------------------------------------------------------------------
 
-    def want(self, slots: int) -> None:
+    def want(self, slots: int, busy: Collection[str]) -> None:
         """See ``Provider``."""
+        if self._leases is not None:
+            self._leases.manager.busy = busy
         self._is_due |= self._leases is not None and slots != self._wanted
         self._wanted = slots
 

@@ -116,8 +116,11 @@ class Provider(ABC):
     def release(self, host: str) -> None:  # noqa: B027 (hosts of most providers do not leave)
         """Give back a host that is leaving, with all that runs there; ``HostLost`` follows. Idempotent."""
 
-    def want(self, slots: int) -> None:  # noqa: B027 (most providers offer all that they have)
-        """Note that so many slots would be used now; a provider that can get hosts offers some, or gives some back."""
+    def want(self, slots: int, busy: Collection[str]) -> None:  # noqa: B027 (most providers offer all that they have)
+        """Note that so many slots would be used now, and which hosts have work.
+
+        A provider that can get hosts offers some, or gives some back.
+        """
 
     @abstractmethod
     def events(

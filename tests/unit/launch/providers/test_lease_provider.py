@@ -70,10 +70,10 @@ class Pool:
     def jobs(self, phase: JobPhase, array: str = "1") -> list[int]:
         return [index for index, view in self.cluster.jobs(array).items() if view.phase is phase]
 
-    def joins(self, index: int, array: str = "1") -> str:
+    def joins(self, index: int, array: str = "1", ends_s: float = 3600.0) -> str:
         """Connect the agent of a job that runs, and a worker that it has started; returns the name of the host."""
         node = self.cluster.jobs(array)[index].nodes[0]
-        offer = LeaseOffer(array, index, 0, "x", node, 2, time.time() + 3600.0)
+        offer = LeaseOffer(array, index, 0, "x", node, 2, time.time() + ends_s)
         self.turn((AGENT + offer.host.encode(), AgentHello(offer.host, 1, __version__, lent=offer)))
         self.turn((b"pool-1", PoolHello(offer.host, 1, __version__)))
         return offer.host
@@ -99,16 +99,17 @@ def pool(cluster: FakeCluster, tmp_path: Path) -> Iterator[Pool]:
 
 
 def test_what_trials_can_use_is_asked_for_and_given_back(pool: Pool) -> None:
-    pool.provider.want(3)
+    pool.provider.want(3, ())
     assert pool.provider.deadline_s == -math.inf, "the loop is to turn at once"
     pool.until(lambda: pool.jobs(JobPhase.RUNNING) == [0, 1], "for two leases")
     assert pool.provider.deadline_s > time.monotonic(), "and then not again and again"
-    first, second = pool.joins(0), pool.joins(1)
+    first, second = pool.joins(0), pool.joins(1, ends_s=7200.0)
     assert [(each.host, each.slots) for each in pool.told if isinstance(each, HostOffered)] == [(first, 2), (second, 2)]
     assert [view.phase for view in pool.provider.lease_views()[0]] == ["member", "member", "held", "held"]
-    pool.provider.want(1)
+    pool.provider.want(1, {first})
     pool.until(lambda: any(isinstance(each, HostLeaving) for each in pool.told), "for one to be given back")
     [given] = [each.host for each in pool.told if isinstance(each, HostLeaving)]
+    assert given == second, "which ends later, but has nothing to do"
     pool.leaves(given)
     pool.until(lambda: any(isinstance(each, HostLost) for each in pool.told), "for its end")
     [lost] = [each for each in pool.told if isinstance(each, HostLost)]
@@ -121,7 +122,7 @@ def test_what_trials_can_use_is_asked_for_and_given_back(pool: Pool) -> None:
 
 def test_hold_and_release_are_obeyed_and_scale_says_what_to_type(pool: Pool) -> None:
     assert pool.provider.obey(RunOrder("hold")).accepted
-    pool.provider.want(2)
+    pool.provider.want(2, ())
     pool.until(lambda: any("it is on hold" in text for text in pool.said), "for the hold")
     refused = pool.provider.obey(RunOrder("scale", 4))
     assert not refused.accepted
@@ -135,7 +136,7 @@ def test_hold_and_release_are_obeyed_and_scale_says_what_to_type(pool: Pool) -> 
 def test_the_end_leaves_no_job_and_a_later_search_knows_what_was_spent(
     pool: Pool, cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    pool.provider.want(6)
+    pool.provider.want(6, ())
     pool.until(lambda: pool.jobs(JobPhase.RUNNING) == [0, 1, 2], "for three leases")
     pool.joins(0)
     pool.provider.close()
@@ -149,11 +150,11 @@ def test_the_end_leaves_no_job_and_a_later_search_knows_what_was_spent(
     assert last.seen.node_hours > 0.0
     again = Pool(tmp_path, cluster)
     with contextlib.closing(again.provider):
-        again.provider.want(2)
+        again.provider.want(2, ())
         again.until(lambda: again.jobs(JobPhase.RUNNING, "2") == [0], "for a lease of another array")
         assert cluster.find("abcx2") == "2", "its nonce was never used before"
         again.joins(0, "2")
-        again.provider.want(4)
+        again.provider.want(4, ())
         again.until(lambda: again.jobs(JobPhase.RUNNING, "2") == [0, 1], "for a second one")
     with open(tmp_path / "pool" / JOURNAL) as lines:
         *_, after = read_records(lines)
@@ -163,14 +164,14 @@ def test_the_end_leaves_no_job_and_a_later_search_knows_what_was_spent(
 def test_a_search_that_was_killed_leaves_leases_that_the_next_one_takes(
     pool: Pool, cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    pool.provider.want(2)
+    pool.provider.want(2, ())
     pool.until(lambda: pool.jobs(JobPhase.RUNNING) == [0], "for a lease")
     killed, pool.provider._leases = pool.provider._leases, None  # as by SIGKILL: nothing is cancelled
     assert killed is not None
     killed.close()
     again = Pool(tmp_path, cluster)
     with contextlib.closing(again.provider):
-        again.provider.want(4)
+        again.provider.want(4, ())
         again.until(lambda: again.jobs(JobPhase.RUNNING) == [0, 1], "for a second lease of the same array")
     cluster.advance(10.0)
     assert cluster.jobs("1") == {}
