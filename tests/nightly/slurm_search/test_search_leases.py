@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ UNTIL_GATES = """\
 VALUE = '(trial.parameters["x"] - 0.3) ** 2 + float(state.weights["w"][0])'
 GATED = SCRIPT.replace(UNTIL_GO, UNTIL_GATES).replace("trial.number + 1 / state.epoch", VALUE)
 TRIALS = ("--trials", "6", "--epochs", "3", "--min-epochs", "3", "--advisor", "random", "--seed", "7")
+LEASES = ("--lease", "1x1@10min", "--max-np", "3", "--policy", "policy.toml", "--sbatch=--exclusive")
 
 
 class Search:
@@ -31,8 +33,7 @@ class Search:
         self.slurm, self.folder = slurm, folder
         folder.chmod(0o700)
         (folder / "policy.toml").write_text(POLICY)
-        leases = ("--lease", "1x1@10min", "--max-np", "3", "--policy", "policy.toml", "--sbatch=--exclusive")
-        self.process = search(slurm.cluster, folder, *TRIALS, *leases, script=GATED)
+        self.process = search(slurm.cluster, folder, *TRIALS, *LEASES, script=GATED)
 
     @property
     def said(self) -> str:
@@ -137,3 +138,19 @@ def test_a_search_that_is_killed_has_its_leases_ended_by_stop_or_goes_on_with_th
     said = again.farandole("stop")
     assert "so its jobs are cancelled: " in said
     until(lambda: not again.queue(), "for an empty queue", tmp_path)
+
+
+def test_a_search_in_a_job_takes_its_leases_with_it(make_slurm: Callable[..., SlurmCluster], tmp_path: Path) -> None:
+    slurm = make_slurm(2)
+    tmp_path.chmod(0o700)
+    (tmp_path / "tune.py").write_text(GATED)
+    (tmp_path / "space.toml").write_text("[x]\nlow = 0.0\nhigh = 1.0\n")
+    (tmp_path / "policy.toml").write_text(POLICY)
+    words = ("search", "tune.py", "space.toml", "--folder", "run", *TRIALS, *LEASES)
+    script = f"FARANDOLE_HOST_TIMEOUT_S=5 exec {shlex.join([sys.executable, '-m', 'farandole', *words])}"
+    asked = ["sbatch", "--parsable", "--exclusive", "--no-requeue", "--output=said.txt", f"--wrap={script}"]
+    job = slurm.run(asked, cwd=tmp_path).stdout.strip()
+    until(lambda: len(epochs(tmp_path)) == 2, "for the first lease", tmp_path)
+    assert len(slurm.run(["squeue", "-h", "--array", "--format=%i"]).stdout.split()) > 2, "others are held"
+    slurm.run(["scancel", "--signal=KILL", "--full", job])
+    until(lambda: not slurm.run(["squeue", "-h", "--array"]).stdout, "for an empty queue", tmp_path)
