@@ -48,7 +48,7 @@ from farandole.runtime.coordination.downlink import CONTROL
 from farandole.search import wording
 from farandole.search.allot import Noise, Running, Time, allot, demand
 from farandole.search.rung_checkpoint import key_of, read_metrics, read_reported
-from farandole.search.study import HELD, Study
+from farandole.search.study import HELD, Study, StudyTrial
 from farandole.search.trial_job import TrialJob, job_of
 from farandole.search.watch import SearchWatch
 from farandole.search.worker import POOL, pool_worker
@@ -67,6 +67,27 @@ class SearchLimits(NamedTuple):
     folder: Path
     call: bytes
     settings: Settings
+
+    def folder_of(self, number: int) -> Path:
+        """Folder of the checkpoints of a trial."""
+        return self.folder / "checkpoints" / f"trial-{number:04d}"
+
+    def order(self, row: StudyTrial, levels: Sequence[int], worker_id: int, reaches_out: bool) -> TrialOrder:
+        """Order for a worker to join a trial; ``reaches_out``: the search has workers on several hosts."""
+        return TrialOrder(
+            worker_id,
+            row.number,
+            dict(row.parameters),
+            row.seed,
+            levels[-1],
+            # With several hosts, a lost host may end all workers of a trial: then write a checkpoint at each report.
+            # Write one at the last rung, too, because a later call may ask for more epochs.
+            list(range(1, levels[-1] + 1) if reaches_out else levels),
+            str(self.folder_of(row.number)),
+            str(self.folder / "output" / f"trial-{row.number:04d}.txt"),
+            self.workers[1],
+            self.call,
+        )
 
 
 @final
@@ -435,11 +456,15 @@ class SearchLoop:
             if is_lost or job.index not in self.jobs or job.has_ended or job.failure or job.stopping:
                 if job.index in self.jobs:
                     job.died(start.worker_id, 1, "the trial needs it no more")
-            elif (worker := self._send_order(start.host, self._order(job, start.worker_id))) is None:
+            elif (worker := self._send_order(start.host, self._order(job, start))) is None:
                 left.append((job, start))
             else:
                 job.controller.worker_started(start.worker_id, worker.pid, worker.host)
         self._starts = left
+
+    def _order(self, job: TrialJob, start: actions.Start) -> TrialOrder:
+        row, levels = self._study.rows[job.number], self._study.plan.rungs.levels
+        return self._terms.order(row, levels, start.worker_id, self._provider.reaches_out)
 
     def _send_order(self, host: str, order: TrialOrder) -> FleetWorker | None:
         """Order a free worker on ``host`` to join, and return it; a worker that cannot be reached is killed."""
@@ -476,26 +501,6 @@ class SearchLoop:
                     job.stop("its hosts are wanted back, and too few others are free")
         for host in self.fleet.vacated:
             self._provider.release(host)
-
-    def _order(self, job: TrialJob, worker_id: int) -> TrialOrder:
-        row, rungs, folder = self._study.rows[job.number], self._study.plan.rungs, self._terms.folder
-        return TrialOrder(
-            worker_id,
-            row.number,
-            dict(row.parameters),
-            row.seed,
-            rungs.levels[-1],
-            # With several hosts, a lost host may end all workers of a trial: then write a checkpoint at each report.
-            # Write one at the last rung, too, because a later call may ask for more epochs.
-            list(range(1, rungs.levels[-1] + 1) if self._provider.reaches_out else rungs.levels),
-            str(self._folder_of(row.number)),
-            str(folder / "output" / f"trial-{row.number:04d}.txt"),
-            self._terms.workers[1],
-            self._terms.call,
-        )
-
-    def _folder_of(self, number: int) -> Path:
-        return self._terms.folder / "checkpoints" / f"trial-{number:04d}"
 
     def _is_done(self, job: TrialJob) -> bool:
         """True if no worker has the trial, and none will join it again."""
@@ -549,9 +554,9 @@ class SearchLoop:
 
     def _begin(self, number: int, reason: str, now: float) -> None:
         least, row = self._terms.workers[0], self._study.rows[number]
-        kept = read_reported(self._folder_of(number), key_of(row.parameters, row.seed))
+        kept = read_reported(self._terms.folder_of(number), key_of(row.parameters, row.seed))
         if kept is not None and kept[0] > row.epoch:  # of a worker that died before it reported it
-            goes_on, why = self._study.report(number, *kept, read_metrics(self._folder_of(number)))
+            goes_on, why = self._study.report(number, *kept, read_metrics(self._terms.folder_of(number)))
             if not goes_on:
                 self._study.released(number)
                 self.on_change(wording.of_report(number, *kept, row.phase, (goes_on, why)))
