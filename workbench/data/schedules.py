@@ -69,10 +69,10 @@ class SimulatedLayout(Layout):
         self._orders: dict[tuple[int, int], list[int]] = {}
         self._last: tuple[bytes, list[list[int]]] = b"", []
 
-    def adopt(self, name: str) -> None:
+    def check(self, name: str) -> None:
         assert name == self.name
 
-    def order(self, length: int, seed: int, epoch: int) -> list[int]:
+    def order(self, length: int, seed: int, epoch: int, name: str = "") -> list[int]:
         if (seed, epoch) not in self._orders:
             window = WindowOrder(self._bounds, self._window, seed, epoch)
             self._orders[seed, epoch] = list(ExactOrder(length, seed, epoch) if epoch else window)

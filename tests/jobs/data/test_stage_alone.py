@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import signal
@@ -13,11 +14,13 @@ import pytest
 
 from farandole.cli import main
 from farandole.data import arrays
+from farandole.data.planning.order import WindowOrder
 from farandole.data.staging.cache import clean
 from farandole.data.staging.layout import StagedLayout
 from farandole.data.staging.progress import await_staged
 from farandole.data.staging.protocol import HostEntry
 from farandole.data.staging.stage import stage
+from farandole.data.storage.pieces import Pieces
 from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.errors import UsageError
 from tests.support.data.staging_source import (
@@ -105,23 +108,72 @@ def test_each_epoch_has_the_order_that_suits_the_caches_of_then(tmp_path: Path, 
     with ended(staged):
         layout = staged.layout
         assert isinstance(layout, StagedLayout)
-        orders = [layout.order(800, 0, epoch) for epoch in (0, 1)]
+        orders, name = [layout.order(800, 0, epoch) for epoch in (0, 1)], layout.name
         assert [order.name for order in orders] == ["window-1:8", "exact-1"]
         layout._plan_generation(1, [HostEntry("localhost", 16_000_000, [])], ("localhost",))
-        assert layout.name == "arrival-1:8"
-        assert list(layout.order(800, 0, 1)) == list(orders[1])
+        assert list(layout.order(800, 0, 1, name)) == list(orders[1])
         assert all(bytes(staged[index]) == staged_bytes(index, 100, 41_000) for index in orders[1][:40].tolist())
         assert statistics(staged).shared_bytes <= source.manifest.nbytes + 40 * 41_000  # rows, and not whole pieces
         assert layout.order(800, 0, 2).name == "window-1:2"
-        assert layout.name == "stream-1:2"
-        layout.adopt("arrival-1:8")
-        assert list(layout.order(800, 0, 1)) == list(orders[1])
-        layout.adopt("stream-1:8:4")
-        assert (layout.name, layout.order(800, 0, 5).name) == ("stream-1:8:4", "window-1:8")
-        assert layout.order(800, 0, 6).name == "window-1:2"
-        for name in ("stream-1", "stream-1:2:3:4", "stream-1:x", "stream-9:2"):
+        assert layout.name == f"stream-1:2:1:{store_of(staged).link.config.most_bytes}"
+        assert list(layout.order(800, 0, 1, "arrival-1:8")) == list(orders[1])
+        assert layout.order(800, 0, 5, "stream-1:8:4:4194304").name == "window-1:8"
+        for name in ("stream-1", "stream-1:2:3", "stream-1:2:3:4:5", "stream-1:x", "stream-9:2"):
             with pytest.raises(UsageError, match="saved in the order"):
-                layout.adopt(name)
+                layout.check(name)
+
+
+def test_a_rank_that_joins_between_epochs_has_the_order_of_the_others(tmp_path: Path, cache: str) -> None:
+    """It gets the state of the epoch that ends, in its order; the next epoch is ordered by the caches of then."""
+    staged = stage(made(tmp_path / "set", files=8, samples=100, nbytes=41_000), cache=cache, limit="1GB")
+    with ended(staged):
+        joining = copy.copy(staged)
+        joining.layout = StagedLayout(store_of(staged), 8, 10**9)
+        old, new = EpochSampler(staged), EpochSampler(joining)
+        old.cursor.hand_out(next(old.cursor.batches(global_batch_size=800)))
+        assert len(old.cursor.own_indices()) == 800
+        old.cursor.advance(800)
+        new.load_state_dict(old.state_dict())
+        for each in (staged, joining):
+            assert isinstance(each.layout, StagedLayout)
+            each.layout._plan_generation(1, [HostEntry("localhost", 16_000_000, [])], ("localhost",))
+        for sampler in (old, new):
+            sampler.set_epoch(1)
+        assert list(old.cursor.indices) == list(new.cursor.indices)
+
+
+def test_two_samplers_of_staged_data_have_orders_of_their_own(tmp_path: Path, cache: str) -> None:
+    staged = stage(made(tmp_path / "set", files=8, samples=100, nbytes=41_000), cache=cache, limit="1GB")
+    with ended(staged):
+        training = EpochSampler(staged)
+        training.set_epoch(1)
+        order = list(training.cursor.indices)
+        assert isinstance(staged.layout, StagedLayout)
+        staged.layout._plan_generation(1, [HostEntry("localhost", 16_000_000, [])], ("localhost",))
+        assert list(EpochSampler(staged, seed=1).cursor.indices) != order
+        resumed = EpochSampler(staged)
+        resumed.load_state_dict(training.state_dict())
+        assert list(resumed.cursor.indices) == order
+
+
+def test_an_epoch_goes_on_in_its_order_with_another_limit(tmp_path: Path, cache: str) -> None:
+    """The limit says how large pieces are, and they say which samples a window has."""
+    source = made(tmp_path / "set", files=2, samples=100, nbytes=82_000)
+    found: list[list[int]] = []
+    state: dict[str, Any] = {}
+    for limit in ("1GB", "250MB"):
+        staged = stage(source, cache=cache, limit=limit, window=1)
+        with ended(staged):
+            sampler = EpochSampler(staged)
+            if state:
+                sampler.load_state_dict(state)
+            found.append(list(sampler.cursor.indices))
+            state = sampler.state_dict()
+            assert all(bytes(staged[index]) == staged_bytes(index, 100, 82_000) for index in (0, 99, 100, 199))
+            first = WindowOrder(Pieces.of(source.manifest, 15_625_000).sample_bounds()[0], 1)  # 1 GB / 64
+            sampler.load_state_dict({**state, "order": "arrival-1:1"})  # of a version whose states did not say it
+            assert limit == "250MB" or list(sampler.cursor.indices) == list(first)
+    assert found[0] == found[1] != list(first)
 
 
 def test_a_flipped_bit_in_the_cache_is_found_and_healed(tmp_path: Path, cache: str) -> None:

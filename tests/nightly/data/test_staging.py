@@ -522,19 +522,27 @@ def test_a_state_goes_on_at_another_number_of_ranks(tmp_path: Path, cache: str) 
     until(lambda: not stagers(tmp_path), "for stagers to end with their workers")
 
 
-def test_ranks_that_stage_other_files_are_told(tmp_path: Path, cache: str) -> None:
-    made(tmp_path / "set0")
-    made(tmp_path / "set1", files=5)
+@pytest.mark.parametrize(
+    ("files", "limits", "words"),
+    [((6, 5), ("1GB", "1GB"), "stages other files than rank 0"), ((6, 6), ("1GB", "2GB"), "give one limit= to all")],
+)
+def test_ranks_that_stage_otherwise_are_told(
+    tmp_path: Path, cache: str, files: tuple[int, int], limits: tuple[str, str], words: str
+) -> None:
+    """Other files, or the same in pieces of another size: then a rank would have another order."""
+    for number, count in enumerate(files):
+        made(tmp_path / f"set{number if len({*files}) > 1 else 0}", files=count)
 
     def program(member: RankContext) -> None:
         init()
         try:
-            stage(source_of(tmp_path / f"set{member.rank}", 50, 20_000), cache=cache, limit="1GB")
+            folder = tmp_path / f"set{member.rank if len({*files}) > 1 else 0}"
+            stage(source_of(folder, 50, 20_000), cache=cache, limit=limits[member.rank])
         finally:
             shutdown()
             stage_module._say_good_bye()
 
-    with pytest.raises(RanksFailedError, match="stages other files than rank 0"):
+    with pytest.raises(RanksFailedError, match=words):
         run_job(program, 2)
     until(lambda: not stagers(tmp_path), "for stagers to end with their workers")
 

@@ -17,9 +17,9 @@ class ShuffledLayout(Layout):
     def name(self) -> str:
         return ExactOrder.name
 
-    def adopt(self, name: str) -> None:
+    def check(self, name: str) -> None:
         if name != self.name:
             raise UsageError(f"the state was saved in the order {name!r}: stage the data as it was when it was saved")
 
-    def order(self, length: int, seed: int, epoch: int) -> SampleOrder:
+    def order(self, length: int, seed: int, epoch: int, name: str = "") -> SampleOrder:
         return ExactOrder(length, seed, epoch)

@@ -123,7 +123,7 @@ class WindowOrder(SampleOrder):
             raise UsageError(f"window={window}: it must be 1 piece or more")
         super().__init__(int(edges[-1]))
         count = len(edges) - 1
-        self.window = window
+        self.bounds, self.window = edges, window
         pieces = ExactOrder(count, key_of("pieces", seed), epoch)[:]
         group = group_of(count, groups)
         self.pieces = pieces[_in_turn(group[pieces])]

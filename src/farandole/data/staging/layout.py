@@ -15,7 +15,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Sequence
-from typing import final
+from typing import TypeGuard, final
 
 import msgspec
 import numpy as np
@@ -29,12 +29,15 @@ from farandole.data.staging.host_plan import STREAM_WINDOW, pieces_in, planned
 from farandole.data.staging.plan_journal import SUFFIX, PlanRecord, note
 from farandole.data.staging.protocol import Assign, FirstUses, HostEntry, Passed
 from farandole.data.staging.staged_files import StagedFiles
+from farandole.data.storage.pieces import Pieces, most_bytes
 from farandole.elastic.worker.layout import Layout
 from farandole.errors import DataError, UsageError
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.session.init import current, is_initialized, session_number
 
 ARRIVAL, STREAM = "arrival-1", "stream-1"
+FIRST_CUT = 4 * 2**20, 64
+"""Least bytes, and number in a small cache, of the pieces of orders whose name does not say how large they are."""
 
 
 @final
@@ -43,73 +46,77 @@ class StagedLayout(Layout):
 
     def __init__(self, store: StagedFiles, window: int, limit: int) -> None:
         self._store, self._limit = store, limit
-        self._most, self._window, self._groups = window, window, 1
-        self._kind = ""
-        self._epoch: tuple[int, int] | None = None
-        """Seed and epoch of the present order; ``None`` if the next one is to be of the present kind."""
-        self._order: SampleOrder | None = None
+        self._window = window
+        self._order: Sequence[int] | None = None
+        """Order that the stager knows."""
         self._until = 0
-        """Position in the present order up to which the stager need not be told about progress."""
+        """Position in that order up to which the stager need not be told about progress."""
         self._plan: StagingPlan | None = None
         self._hosts: tuple[str, ...] = ()
         self._entries: list[HostEntry] = []
         self._agreed: tuple[int, int] | None = None
-        self._bounds: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None] | None = None
+        self._bounds: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]] = {}
 
     @property
     def name(self) -> str:
-        groups = f":{self._groups}" if self._groups > 1 else ""
-        return f"{self._kind or ARRIVAL}:{self._window}{groups}"
+        kind, window, groups = ARRIVAL, self._window, 1
+        if self._plan is not None and self._store.is_stream:
+            kind, groups = STREAM, sum(not each.leaving for each in self._entries)
+            window = min(window, STREAM_WINDOW) * groups
+        return f"{kind}:{window}:{groups}:{self._store.link.config.most_bytes}"
 
-    def adopt(self, name: str) -> None:
+    def check(self, name: str) -> None:
+        self._parsed(name)
+
+    def _parsed(self, name: str) -> tuple[str, int, int, int]:
+        """Kind, window, groups, and most bytes of the pieces, of the order with this name."""
         kind, *numbers = name.split(":")
-        if kind not in (ARRIVAL, STREAM) or not 1 <= len(numbers) <= 2 or not all(each.isdigit() for each in numbers):
+        if kind not in (ARRIVAL, STREAM) or len(numbers) not in (1, 3) or not all(each.isdigit() for each in numbers):
             raise UsageError(
                 f"the state was saved in the order {name!r}, and these data are staged: to go on in that epoch, use "
                 "them as they were used then"
             )
-        self._kind, (self._window, self._groups) = kind, (*map(int, numbers), 1)[:2]
-        self._epoch = None
+        first = most_bytes(self._store.manifest, self._limit, *FIRST_CUT)
+        window, groups, most = [*map(int, numbers), 1, first][:3]
+        return kind, window, groups, most
 
-    def order(self, length: int, seed: int, epoch: int) -> SampleOrder:
-        if self._epoch not in (None, (seed, epoch)):
-            self._choose()
-        self._epoch = seed, epoch
-        if epoch and self._kind != STREAM:
-            self._order = ExactOrder(length, seed, epoch)
+    def order(self, length: int, seed: int, epoch: int, name: str = "") -> SampleOrder:
+        kind, window, groups, most = self._parsed(name or self.name)
+        if epoch and kind != STREAM:
+            order: SampleOrder = ExactOrder(length, seed, epoch)
         else:
-            if self._bounds is None:
-                self._bounds = self._store.pieces.sample_bounds()
-            bounds, members = self._bounds
-            self._order = WindowOrder(bounds, self._window, seed, epoch, members, self._groups)
-            self._store.close()  # the next use of each piece is then reported to the stager
-        self._report_order()
-        return self._order
+            if most not in self._bounds:
+                self._bounds[most] = Pieces.of(self._store.manifest, most).sample_bounds()
+            bounds, members = self._bounds[most]
+            order = WindowOrder(bounds, window, seed, epoch, members, groups)
+        self._report(order)
+        return order
 
-    def begin(self, position: int) -> None:
-        if position < self._until or not self._store.is_stream or not isinstance(self._order, WindowOrder):
+    def begin(self, order: Sequence[int], position: int) -> None:
+        if order is not self._order:  # another sampler was at work meanwhile
+            self._report(order)
+        if position < self._until or not self._store.is_stream or not self._has_our_pieces(order):
             return
-        passed, self._until = self._order.passed(position)
+        passed, self._until = order.passed(position)
         if self._is_leader:
             with contextlib.suppress(DataError):  # the next read says what is wrong
                 self._store.link.request(Passed(passed))
 
-    def _choose(self) -> None:
-        """Choose the kind of order for an epoch, by the present plan."""
-        self._kind, self._window, self._groups = ARRIVAL, self._most, 1
-        if self._store.is_stream:
-            self._kind, self._groups = STREAM, sum(not each.leaving for each in self._entries)
-            self._window = min(self._most, STREAM_WINDOW) * self._groups
-
-    def _report_order(self) -> None:
+    def _report(self, order: Sequence[int] | None) -> None:
         """Send the stager the order in which pieces are used."""
-        self._until = 0
-        if not self._is_leader:
+        self._order, self._until = order, 0
+        self._store.close()  # the next use of each piece is then reported to the stager
+        if order is None or not self._is_leader:
             return
-        if isinstance(self._order, WindowOrder):
-            self._store.link.request(FirstUses(self._order.pieces.astype(np.int32).tobytes()))
-        elif self._order is not None and self._store.is_stream:  # hosts were lost since the epoch began
+        if self._has_our_pieces(order):
+            self._store.link.request(FirstUses(order.pieces.astype(np.int32).tobytes()))
+        elif self._store.is_stream:  # hosts were lost since the epoch began, or the state is one of another limit
             self._store.link.request(FirstUses(b"", scattered=True))
+
+    def _has_our_pieces(self, order: Sequence[int] | None) -> TypeGuard[WindowOrder]:
+        """True for an order that takes pieces of the store one after the other."""
+        ours = self._bounds.get(self._store.link.config.most_bytes)
+        return isinstance(order, WindowOrder) and ours is not None and np.array_equal(order.bounds, ours[0])
 
     def rows(self, samples: Sequence[int], counts: Sequence[int]) -> Sequence[Sequence[int]] | None:
         staging = self._plan
@@ -134,16 +141,19 @@ class StagedLayout(Layout):
         if generation == self._agreed:
             return
         mine = self._entry() if here.topology.local_rank == 0 else ""
+        most = self._store.link.config.most_bytes
         told = allgather_object(
-            (self._store.manifest.digest, mine, self._left(here.topology.hosts)), name="farandole.data.stage"
+            (self._store.manifest.digest, most, mine, self._left(here.topology.hosts)), name="farandole.data.stage"
         )
+        if len({most for _, most, *_ in told}) > 1:
+            raise DataError("ranks give stage() other limits, and pieces of data have one size: give one limit= to all")
         if len({digest for digest, *_ in told}) > 1:
             other = next(rank for rank, (digest, *_) in enumerate(told) if digest != told[0][0])
             raise DataError(
                 f"rank {other} on {here.topology.hosts[other]} stages other files than rank 0, or the same in another "
                 f"version: {self._store.manifest.root} must be one folder that all hosts see, and not change"
             )
-        found = [entry for _, entry, _ in told]
+        found = [entry for *_, entry, _ in told]
         if errors := [each for each in found if isinstance(each, str) and each]:
             raise DataError(errors[0])
         entries = [each for each in found if isinstance(each, HostEntry)]
@@ -198,8 +208,6 @@ class StagedLayout(Layout):
         sizes = self._store.pieces.sizes
         self._plan, self._hosts, self._entries = planned(entries, sizes), hosts, entries
         self._store.is_stream = bool(self._plan.streamed.any())
-        if not self._kind:
-            self._choose()
         if least := self._too_small(entries):
             raise DataError(least)
         if not is_initialized() or current().topology.rank == 0:
@@ -209,7 +217,7 @@ class StagedLayout(Layout):
             self._store.link.assign(assigned)
         else:
             self._store.link.remember(assigned)
-        self._report_order()
+        self._report(self._order)
 
     def _note(self, record: PlanRecord) -> None:
         journal = current().settings.elastic_journal if is_initialized() else ""

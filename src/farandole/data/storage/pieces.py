@@ -34,9 +34,9 @@ MOST_KNOWN = 256
 """Pieces whose blocks are kept in memory."""
 
 
-def most_bytes(manifest: Manifest, room: int) -> int:
+def most_bytes(manifest: Manifest, room: int, least: int = LEAST_CUT, pieces: int = PIECES_IN_CACHE) -> int:
     """Most bytes of a piece in caches of ``room`` bytes; an index with checksums has them for the largest pieces."""
-    return MOST_BYTES if len(manifest.sums) else max(LEAST_CUT, min(MOST_BYTES, room // PIECES_IN_CACHE))
+    return MOST_BYTES if len(manifest.sums) else max(least, min(MOST_BYTES, room // pieces))
 
 
 @final

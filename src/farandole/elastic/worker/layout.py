@@ -20,15 +20,15 @@ class Layout(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name and version of the order, which the state of a sampler keeps."""
+        """Name and version of the order of an epoch that begins now; the state of a sampler keeps it."""
 
     @abstractmethod
-    def adopt(self, name: str) -> None:
-        """Use the order with this name, from a saved state. Raises ``UsageError`` if there is no such order."""
+    def check(self, name: str) -> None:
+        """Raise ``UsageError`` if there is no order with this name, from a saved state."""
 
     @abstractmethod
-    def order(self, length: int, seed: int, epoch: int) -> Sequence[int]:
-        """All samples in the order of an epoch."""
+    def order(self, length: int, seed: int, epoch: int, name: str = "") -> Sequence[int]:
+        """All samples in the order of an epoch that has this ``name``, or begins now."""
 
     def rows(self, samples: Sequence[int], counts: Sequence[int]) -> Sequence[Sequence[int]] | None:
         """For each rank, the ``counts`` positions in ``samples`` (a global batch) that it computes.
@@ -37,8 +37,8 @@ class Layout(ABC):
         """
         return None
 
-    def begin(self, position: int) -> None:  # noqa: B027 (most need not know)
-        """Note that the training takes the batch at ``position``: no rank needs an earlier sample any more."""
+    def begin(self, order: Sequence[int], position: int) -> None:  # noqa: B027 (most need not know)
+        """Note that the training takes the batch at ``position`` of ``order``: no rank needs an earlier sample."""
 
     def agree(self) -> None:  # noqa: B027 (most have nothing to agree on)
         """Agree with the other ranks on what depends on the current ranks. Collective."""

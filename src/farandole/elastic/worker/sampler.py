@@ -128,14 +128,25 @@ class SampleCursor:
         self._order = order
         self._rows: tuple[GlobalBatch, Sequence[int]] | None = None
         self._ordered: tuple[tuple[int, int], Sequence[int]] | None = None
+        self._named: tuple[tuple[int, int], str] | None = None
+        """Seed and epoch, and the name of its order, once that is chosen: the epoch keeps it if the ranks change."""
 
     @property
     def indices(self) -> Sequence[int]:
         """All indices in the order of this epoch."""
         key = (self.seed, self.epoch)
         if self._ordered is None or self._ordered[0] != key:
-            self._ordered = key, self._order(self.length, self.seed, self.epoch)
+            if self.layout is None:
+                self._ordered = key, self._order(self.length, self.seed, self.epoch)
+            else:
+                self._named = key, self._order_name or self.layout.name
+                self._ordered = key, self.layout.order(self.length, self.seed, self.epoch, self._named[1])
         return self._ordered[1]
+
+    @property
+    def _order_name(self) -> str:
+        """Name of this epoch's order in the layout; "" if it is yet to be chosen."""
+        return self._named[1] if self._named and self._named[0] == (self.seed, self.epoch) else ""
 
     @property
     def remaining(self) -> Sequence[int]:
@@ -198,7 +209,7 @@ class SampleCursor:
     def hand_out(self, batch: GlobalBatch, trains: bool = True) -> None:
         """Hand a batch to the training loop; it is in flight until ``advance``. ``trains``: a backward pass uses it."""
         if self.layout is not None:
-            self.layout.begin(batch.start)
+            self.layout.begin(self.indices, batch.start)
         self.in_flight.append(batch)
         if trains:
             if not self.is_fresh:
@@ -286,7 +297,7 @@ class SampleCursor:
 
     def state_dict(self) -> dict[str, Any]:
         """Progress for ``load_state_dict``, with any number of ranks."""
-        more: dict[str, Any] = {} if self.layout is None else {"order": self.layout.name}
+        more: dict[str, Any] = {"order": self._order_name} if self._order_name else {}
         if self.left_out:
             more["left_out"] = self.left_out
         return {
@@ -307,11 +318,13 @@ class SampleCursor:
                 f"the state is that of a data set of {state['length']} samples, and this one has {self.length}: "
                 "the order of its samples is another one, begin the epoch anew"
             )
+        if self.layout is not None and "order" in state:
+            self.layout.check(str(state["order"]))
         self.epoch, self.position = int(state["epoch"]), int(state["processed_num"])
         self.left_out = int(state.get("left_out", 0))
         self.seed = int(state.get("seed", self.seed))
-        if self.layout is not None and "order" in state:
-            self.layout.adopt(str(state["order"]))
+        if self.layout is not None:
+            self._named = ((self.seed, self.epoch), str(state["order"])) if "order" in state else None
             self._ordered = None
         self._drop()
 
