@@ -152,6 +152,17 @@ def test_what_is_needed_last_goes_first_and_for_what_is_needed_first() -> None:
     assert made.next_fetch(0.0) is None  # 3 is needed after all of these
 
 
+def test_what_went_before_its_use_is_fetched_again_in_its_turn() -> None:
+    made = Board(SIZES, 70, (3, 2))  # from the epoch before
+    made.assign(lambda _: (SHARED,), [0, 1, 2, 3], kept=(), streamed={0: 0, 1: 1, 2: 2, 3: 3})
+    task = taken(made)
+    made.forget(3)  # for 0
+    made.finished(task)
+    made.finished(taken(made))
+    made.passed(2)
+    assert taken(made).piece == 3
+
+
 def test_opened_pieces_go_only_for_one_that_is_waited_for() -> None:
     made = streaming(limit=60)
     for piece in (0, 1, 2):

@@ -19,6 +19,7 @@ While reads of shared storage make no progress, it is tried last, and other host
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -277,10 +278,12 @@ class Board:
         return [(task, now - begun_s) for task, begun_s in self._begun_s.items()]
 
     def forget(self, piece: int) -> None:
-        """Note that a piece is no longer in the cache."""
+        """Note that a piece is no longer in the cache; if it was not used, it is to be fetched again in its turn."""
         if piece in self._held:
             self._held.remove(piece)
             self.used -= int(self._sizes[piece])
+            if piece in self._places and piece not in self._opened:
+                bisect.insort(self._wanted[piece in self._streamed], piece, key=self._places.__getitem__)
 
     def room_for(self, piece: int) -> list[int] | None:
         """Pieces to drop to make room for ``piece``; ``None`` if there cannot be enough room now."""
