@@ -14,12 +14,13 @@ import pytest
 
 from farandole.cli import main
 from farandole.data import arrays
-from farandole.data.planning.order import WindowOrder
+from farandole.data.planning.order import ExactOrder, WindowOrder
 from farandole.data.staging.cache import clean
 from farandole.data.staging.layout import StagedLayout
 from farandole.data.staging.progress import await_staged
 from farandole.data.staging.protocol import HostEntry
 from farandole.data.staging.stage import stage
+from farandole.data.staging.staged_files import StagedFiles
 from farandole.data.storage.pieces import Pieces
 from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.errors import UsageError
@@ -99,6 +100,24 @@ def test_what_stays_arrives_in_an_epoch_of_data_larger_than_the_cache(tmp_path: 
         await_staged(staged)
         found = statistics(staged)
         assert source.manifest.nbytes / 3 < found.wanted_bytes == found.held_bytes
+
+
+def test_reads_in_another_order_than_that_of_a_sampler_cost_rows_and_not_pieces(tmp_path: Path, cache: str) -> None:
+    """As those of a subset of the data, or of another worker that is far behind."""
+    source = made(tmp_path / "set", files=4, samples=100, nbytes=41_000)
+    staged = stage(source, cache=cache, limit="8MB")
+    behind = source.on(StagedFiles(store_of(staged).manifest, store_of(staged).link))
+    with ended(staged):
+        assert all(bytes(staged[index]) == staged_bytes(index, 100, 41_000) for index in ExactOrder(400, 3)[:].tolist())
+        assert statistics(staged).shared_bytes <= 2 * source.manifest.nbytes  # 6 times, if a piece is read for each row
+        for batch in (sampler := EpochSampler(staged)).cursor.batches(global_batch_size=10):
+            sampler.cursor.hand_out(batch)
+            assert len([staged[index] for index in sampler.cursor.own_indices()[::2]]) == 5
+            sampler.cursor.advance(batch.samples)
+        before = statistics(staged).shared_bytes
+        assert all(len(behind[index]) == 41_000 for index in sampler.cursor.indices[1::2].tolist())
+        behind.store.close()
+        assert statistics(staged).shared_bytes - before <= source.manifest.nbytes
 
 
 def test_each_epoch_has_the_order_that_suits_the_caches_of_then(tmp_path: Path, cache: str) -> None:

@@ -173,6 +173,23 @@ def test_opened_pieces_go_only_for_one_that_is_waited_for() -> None:
     assert made.room_for(3) == [0, 1, 2]
 
 
+def test_a_piece_that_went_after_its_use_is_read_in_rows_until_they_are_as_many_bytes() -> None:
+    made = streaming(limit=60)
+    assert not made.is_used(1)
+    made.demand(1)
+    made.finished(taken(made))
+    assert made.is_used(1)
+    made.opened(1)
+    made.forget(1)
+    made.read_rows(1, 19)
+    assert made.is_used(1)
+    made.read_rows(1, 1)
+    assert not made.is_used(1)
+    made.demand(1)
+    made.finished(taken(made))
+    assert made.is_used(1)
+
+
 def test_without_word_of_the_training_pieces_are_over_some_windows_after_their_use() -> None:
     sizes = np.full(12, 10, np.int64)
     made = Board(sizes, 120, range(12))

@@ -87,9 +87,11 @@ class Board:
         self._places: dict[int, int] = {}
         self._window = 1
         self._opened: set[int] = set()
-        """Pieces of the stream that a worker has opened in this epoch, or another host."""
+        """Pieces, not to keep, that a worker has opened in this epoch, or another host."""
         self._waited: set[int] = set()
         """Pieces that have arrived for a waiter, which has yet to open them."""
+        self._alone: dict[int, int] = {}
+        """Bytes of each piece that were read in rows since it was here."""
         self._last_opened = -1
         self._passed: int | None = None
         self._numbers = 0
@@ -112,6 +114,7 @@ class Board:
         self._streamed, self._window = dict(streamed or {}), window
         self._opened.clear()
         self._waited.clear()
+        self._alone.clear()
         self._last_opened, self._passed = -1, None
         self._places = {piece: place for place, piece in enumerate(order)}
         missing = [piece for piece in order if piece not in self._held]
@@ -170,10 +173,11 @@ class Board:
             self._demanded.setdefault(piece)
 
     def opened(self, piece: int) -> None:
-        """Note that a worker, or another host, uses a piece of the stream."""
+        """Note that a worker, or another host, uses a piece that does not stay."""
         self._waited.discard(piece)
-        if piece in self._streamed:
+        if piece not in self._kept:
             self._opened.add(piece)
+        if piece in self._streamed:
             self._last_opened = max(self._last_opened, self._streamed[piece])
 
     def passed(self, position: int) -> None:
@@ -184,6 +188,19 @@ class Board:
         """True for a piece of the stream that no worker needs in this epoch any more."""
         passed = self._last_opened - LAG * self._window if self._passed is None else self._passed
         return self._streamed.get(piece, passed) < passed
+
+    def read_rows(self, piece: int, nbytes: int) -> None:
+        """Note that rows of a piece are read without the rest of it."""
+        self._alone[piece] = self._alone.get(piece, 0) + nbytes
+
+    def is_used(self, piece: int) -> bool:
+        """True for a piece, not to keep, that was here for a worker or another host: rows of it are read one by one.
+
+        Once they amount to the whole piece, it is fetched again. So whatever the order of reads is, they cost at most
+        about twice what the better way costs, rows or pieces.
+        """
+        was_here = piece in self._opened or piece in self._waited
+        return was_here and self._alone.get(piece, 0) < int(self._sizes[piece])
 
     def next_fetch(self, now: float, is_idle: bool = True) -> Fetch | None:
         """Next attempt, if there is one; a piece without a waiter is fetched only if ``is_idle``."""
@@ -222,8 +239,8 @@ class Board:
         if task.piece in self._demanded:
             del self._demanded[task.piece]
             self._waited.add(task.piece)
-        self._tried.pop(task.piece, None)
-        self.errors.pop(task.piece, None)
+        for each in (self._tried, self.errors, self._alone):
+            each.pop(task.piece, None)
         self.crowded.discard(task.piece)
         return is_first
 

@@ -198,7 +198,7 @@ class Stager:
             while self._assignment is None and self._clock() < self._begun_s + ASSIGNED_S:
                 self._changed.wait(TICK_S)
             assignment = self._assignment
-            if assignment is not None and assignment.is_ours(need.piece) and not self._is_lone(assignment, need.piece):
+            if assignment is not None and assignment.is_ours(need.piece) and not self._by_rows(assignment, need):
                 answer = self._await(need.piece, until_s)
                 if need.piece not in self._board.crowded:
                     return answer, b""
@@ -346,7 +346,7 @@ class Stager:
             if self._board.state_of(get.piece) is not PieceState.HELD:
                 if get.stays and not self._assignment.is_ours(get.piece) and self._board.room_for(get.piece) != []:
                     return SentBlocks(bytearray(), b"", f"{host} has no room for it either")
-                if get.stays and self._is_lone(self._assignment, get.piece, is_asked=True):
+                if get.stays and self._by_rows(self._assignment, get, is_asked=True):
                     return SentBlocks(bytearray(), b"", f"{host} has no room for it now")
                 asker = SHARED if get.stays else get.asker  # with ``stays`` no host requests it from the asker
                 if error := self._board.refusal(get.piece, asker, host):
@@ -395,16 +395,20 @@ class Stager:
             self._assignment.assign_to(self._board, np.frombuffer(self._uses.pieces, np.int32).tolist())
         self._changed.notify_all()
 
-    def _is_lone(self, assignment: HostPlan, piece: int, is_asked: bool = False) -> bool:
-        """True if rows of a piece are to be read one by one, because the whole piece would be read too often.
+    def _by_rows(self, assignment: HostPlan, part: Need | Get, is_asked: bool = False) -> bool:
+        """True, and noted, if a part of a piece is to be read alone, because the piece would be read too often.
 
-        So it is if the piece does not stay, and samples of all pieces are scattered over the epoch; for another host
-        that asks also after the piece was used here, and if it has no room now.
+        So it is if the piece does not stay, and samples of all pieces are scattered over the epoch, or the piece was
+        used here and dropped; for another host that asks also if it is over, or has no room now.
         """
+        piece = part.piece
         if piece in assignment.kept or self._board.state_of(piece) in (PieceState.HELD, PieceState.FETCHING):
             return False
         is_late = is_asked and (self._board.is_over(piece) or self._board.room_for(piece) is None)
-        return self._uses.scattered or is_late
+        if is_alone := self._uses.scattered or is_late or self._board.is_used(piece):
+            bounds = self._pieces.blocks(piece)
+            self._board.read_rows(piece, int(bounds[part.last] - bounds[part.first]))
+        return is_alone
 
     def _heal(self, piece: int) -> None:
         """Fetch a piece again, because its file is missing or damaged."""
