@@ -115,7 +115,7 @@ def test_reads_in_another_order_than_that_of_a_sampler_cost_rows_and_not_pieces(
             assert len([staged[index] for index in sampler.cursor.own_indices()[::2]]) == 5
             sampler.cursor.advance(batch.samples)
         before = statistics(staged).shared_bytes
-        assert all(len(behind[index]) == 41_000 for index in sampler.cursor.indices[1::2].tolist())
+        assert all(len(behind[index]) == 41_000 for index in list(sampler.cursor.indices[1::2]))
         behind.store.close()
         assert statistics(staged).shared_bytes - before <= source.manifest.nbytes
 
@@ -173,6 +173,19 @@ def test_two_samplers_of_staged_data_have_orders_of_their_own(tmp_path: Path, ca
         resumed = EpochSampler(staged)
         resumed.load_state_dict(training.state_dict())
         assert list(resumed.cursor.indices) == order
+
+
+def test_samplers_of_staged_data_that_take_turns_read_no_piece_for_each_row(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set", files=4, samples=100, nbytes=41_000)
+    staged = stage(source, cache=cache, limit="8MB")
+    with ended(staged):
+        samplers = [EpochSampler(staged, seed=seed) for seed in (1, 2)]
+        for batch in samplers[0].cursor.batches(global_batch_size=10):
+            for sampler in samplers:
+                sampler.cursor.hand_out(batch)
+                assert all(len(staged[index]) == 41_000 for index in sampler.cursor.own_indices())
+                sampler.cursor.advance(batch.samples)
+        assert statistics(staged).shared_bytes <= 2.5 * source.manifest.nbytes
 
 
 def test_an_epoch_goes_on_in_its_order_with_another_limit(tmp_path: Path, cache: str) -> None:

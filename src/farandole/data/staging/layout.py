@@ -51,6 +51,10 @@ class StagedLayout(Layout):
         """Order that the stager knows."""
         self._until = 0
         """Position in that order up to which the stager need not be told about progress."""
+        self._turns = 0
+        """How often another sampler came next before a window of the one before had passed."""
+        self._is_mixed = False
+        """True while samplers take turns: their orders together are none."""
         self._plan: StagingPlan | None = None
         self._hosts: tuple[str, ...] = ()
         self._entries: list[HostEntry] = []
@@ -94,23 +98,29 @@ class StagedLayout(Layout):
 
     def begin(self, order: Sequence[int], position: int) -> None:
         if order is not self._order:  # another sampler was at work meanwhile
-            self._report(order)
-        if position < self._until or not self._store.is_stream or not self._has_our_pieces(order):
+            self._turns += 1
+            self._report(order, is_mixed=self._turns > 1)
+        if self._is_mixed or position < self._until or not self._store.is_stream or not self._has_our_pieces(order):
             return
+        if self._until:
+            self._turns = 0
         passed, self._until = order.passed(position)
         if self._is_leader:
             with contextlib.suppress(DataError):  # the next read says what is wrong
                 self._store.link.request(Passed(passed))
 
-    def _report(self, order: Sequence[int] | None) -> None:
+    def _report(self, order: Sequence[int] | None, is_mixed: bool = False) -> None:
         """Send the stager the order in which pieces are used."""
+        was_mixed, self._is_mixed = self._is_mixed, is_mixed
         self._order, self._until = order, 0
+        if is_mixed and was_mixed:
+            return
         self._store.close()  # the next use of each piece is then reported to the stager
         if order is None or not self._is_leader:
             return
-        if self._has_our_pieces(order):
+        if self._has_our_pieces(order) and not is_mixed:
             self._store.link.request(FirstUses(order.pieces.astype(np.int32).tobytes()))
-        elif self._store.is_stream:  # hosts were lost since the epoch began, or the state is one of another limit
+        elif self._store.is_stream:  # or hosts were lost since the epoch began, or the state is one of another limit
             self._store.link.request(FirstUses(b"", scattered=True))
 
     def _has_our_pieces(self, order: Sequence[int] | None) -> TypeGuard[WindowOrder]:
