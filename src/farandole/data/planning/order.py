@@ -158,8 +158,9 @@ class WindowOrder(SampleOrder):
             slots = self._shuffled(flat, windows)
         else:
             slots = np.empty_like(flat)
-            for window in np.unique(windows).tolist():
-                here = windows == window
+            by_window = np.argsort(windows, kind="stable")
+            found, begins = np.unique(windows[by_window], return_index=True)
+            for window, here in zip(found.tolist(), np.split(by_window, begins)[1:], strict=True):
                 slots[here] = self._in_groups(window, self._group)[flat[here] - self._starts[window]]
         pieces = np.searchsorted(self._slots, slots, side="right") - 1
         samples: Ints = self._first[pieces] + slots - self._slots[pieces]
