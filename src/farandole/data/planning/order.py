@@ -28,7 +28,7 @@ _ROUNDS: Final = 18
 _CHUNK: Final = 1024
 """Positions that are computed together if they are requested one by one."""
 _KNOWN: Final = 4
-"""Windows whose order is in memory."""
+"""Number of windows whose order stays in memory."""
 _STEPS: Final = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, None] * np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER: Final = np.uint64(0xD6E8FEB86659FD93)
 _HALF: Final = np.uint64(32)
@@ -102,9 +102,9 @@ class WindowOrder(SampleOrder):
     """Pieces in random order, and the samples of at most ``window`` pieces at a time in random order.
 
     Piece ``i`` has the samples ``bounds[i]`` to ``bounds[i + 1]``; if its samples are not consecutive, it has
-    ``members`` at these positions. ``pieces`` are the pieces in the order of their first use. With ``groups`` pieces,
-    and the samples of a window, come from each group of ``group_of`` in turn: if a window is a multiple of ``groups``,
-    each batch has about as many samples of each.
+    ``members`` at these positions. ``pieces`` are the pieces in the order of their first use. If there are several
+    ``groups``, pieces come from each group of ``group_of`` in turn, and so do the samples of a window: if a window is a
+    multiple of ``groups``, each batch has about as many samples of each group.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ def group_of(pieces: int, groups: int) -> Ints:
 
 
 def _in_turn(group: Ints) -> Ints:
-    """Places of values of these groups, of each group in turn; within a group they stay in their order."""
+    """Permutation that takes values of each ``group`` in turn; those of one group stay in their order."""
     by_group = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
     turns = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -89,7 +89,7 @@ class FirstUses(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Passed(msgspec.Struct, frozen=True, tag=True):
-    """No rank needs the first ``count`` pieces of the order of first use any more."""
+    """Progress of the training: no rank needs the first ``count`` pieces of the order of first use any more."""
 
     count: int
 

@@ -24,7 +24,7 @@ from farandole.data.storage.manifest import Manifest
 
 MOST_BYTES = 64 * 2**20
 LEAST_BYTES, LEAST_CUT = 4 * 2**20, 2**19
-"""Bytes of bundles of small files, and of parts of large ones, at least."""
+"""Least bytes of a bundle of small files, and least limit for a part of a large one."""
 PIECES_IN_CACHE = 256
 """Pieces that fit into a small cache: the room that is kept free for the next pieces is then a small part of it."""
 LEAST_BLOCK, MOST_BLOCK = 2**15, 2**18
