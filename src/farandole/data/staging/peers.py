@@ -28,6 +28,7 @@ from farandole.control.admission import Door
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.sockets import Context, client_socket, connect, new_socket
+from farandole.data.staging.cache import OpenPiece
 from farandole.data.staging.protocol import Get, Got, decode_get, decode_got, encode_get, encode_got
 from farandole.errors import ControlError, DataError
 
@@ -50,6 +51,19 @@ class SentBlocks(NamedTuple):
     data: bytearray
     sums: bytes
     error: str = ""
+
+
+def sent_blocks(piece: OpenPiece, get: Get) -> SentBlocks | None:
+    """The requested blocks of a piece in the cache; ``None`` if they are damaged."""
+    sums = piece.checksums
+    if not 0 <= get.first < get.last <= len(sums):
+        return SentBlocks(bytearray(), b"", f"it has {len(sums)} blocks, and {get.first} to {get.last} were asked for")
+    data = bytearray(sums.nbytes(get.first, get.last))
+    try:
+        piece.read_blocks(get.first, get.last, memoryview(data))
+    except (DataError, OSError):
+        return None
+    return SentBlocks(data, sums.encode()) if sums.verify(get.first, get.last, memoryview(data)) else None
 
 
 Look = Callable[[Get], SentBlocks | None]

@@ -32,7 +32,7 @@ from farandole.data.staging.cache import CacheFolder, NewPiece, OpenPiece, Piece
 from farandole.data.staging.checksums import Checksums
 from farandole.data.staging.host_plan import HostPlan
 from farandole.data.staging.mirror import MirrorFolder
-from farandole.data.staging.peers import PeerServer, SentBlocks
+from farandole.data.staging.peers import PeerServer, SentBlocks, sent_blocks
 from farandole.data.staging.protocol import (
     Answer,
     Ask,
@@ -357,25 +357,11 @@ class Stager:
             cached, self._asked_s = self._opened(get.piece), self._clock()
             if self._owed and cached is not None and get.last == len(cached.checksums):
                 self._owed.discard(get.piece)
-        content = None if cached is None else self._content(cached, get)
+        content = None if cached is None else sent_blocks(cached, get)
         if content is None:
             with self._changed:
                 self._heal(get.piece)
         return content
-
-    def _content(self, cached: OpenPiece, get: Get) -> SentBlocks | None:
-        """Blocks from the cache; ``None`` if they are damaged."""
-        sums = cached.checksums
-        if not 0 <= get.first < get.last <= len(sums):
-            return SentBlocks(
-                bytearray(), b"", f"it has {len(sums)} blocks, and {get.first} to {get.last} were asked for"
-            )
-        data = bytearray(sums.nbytes(get.first, get.last))
-        try:
-            cached.read_blocks(get.first, get.last, memoryview(data))
-        except (DataError, OSError):
-            return None
-        return SentBlocks(data, sums.encode()) if sums.verify(get.first, get.last, memoryview(data)) else None
 
     # -- with the lock -------------------------------------------------------------------------------------------------
 
