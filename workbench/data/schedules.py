@@ -272,7 +272,7 @@ class StagingSchedule:
 
     def _cursor(self, rank: int, size: int) -> SampleCursor:
         length = int(self.bounds[-1])
-        return SampleCursor(length, self.layout.order, 5, rank, size, layout=self.layout)
+        return SampleCursor(length, seed=5, rank=rank, size=size, layout=self.layout)
 
     def _load(self, host: SimulatedHost) -> int:
         return sum(self.sizes[piece] for piece in host.holds)

@@ -127,9 +127,12 @@ def plan(sizes: npt.ArrayLike, hosts: Sequence[HostSpec], reserve: int = 0) -> S
     for column, host in enumerate(ordered):
         held[np.fromiter(host.holds, dtype=np.int64), column] = True
     placement = Placement(nbytes, names, np.array(capacities, dtype=np.int64))
-    readers = _place(placement, held, replicas, replicas * data)
-    _keep_more(placement, held)
-    if (placement.counts == 0).any():
+    is_stream = sum(capacities) < data
+    if not is_stream:
+        readers = _place(placement, held, replicas, replicas * data)
+        _keep_more(placement, held)
+        is_stream = bool((placement.counts == 0).any())  # pieces can be too large for the rooms that are left
+    if is_stream:
         replicas, rooms = 1, [max(0, capacity - reserve) for capacity in capacities]
         placement = Placement(nbytes, names, np.array(rooms, dtype=np.int64))
         readers = _place_some(placement, held, [not host.leaving for host in ordered])

@@ -26,10 +26,8 @@ class EpochSampler:
         self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
         layout = getattr(dataset, "layout", None)
         self._layout: Layout | None = layout if isinstance(layout, Layout) else None
-        shuffled_order = self._shuffled if self._layout is None else self._layout.order
-        self.cursor = SampleCursor(
-            len(dataset), shuffled_order if shuffle else sequential, seed, layout=self._layout if shuffle else None
-        )
+        order, layout_of_order = (self._shuffled, self._layout) if shuffle else (sequential, None)
+        self.cursor = SampleCursor(len(dataset), order, seed, layout=layout_of_order)
         self.reset()
 
     @staticmethod

@@ -101,7 +101,10 @@ def fixed(cursor: int, length: int, global_batch_size: int) -> Iterator[GlobalBa
 
 @final
 class SampleCursor:
-    """The progress of one rank, number ``rank`` of ``size``, through the epochs of a data set of ``length`` samples."""
+    """The progress of one rank, number ``rank`` of ``size``, through the epochs of a data set of ``length`` samples.
+
+    The samples are in the order of the ``layout``, if the data set has one, or else in ``order``.
+    """
 
     def __init__(
         self,
