@@ -181,3 +181,30 @@ def test_samples_are_read_into_batch_memory_where_the_data_set_can() -> None:
         assert images[:, 0, 0].tolist() == labels.tolist() == images[:, 3, 1].tolist()
     assert Fields.calls >= 64 - 8 * 2
     assert input_log.steps[-1].samples == 8
+
+
+class Table(Fields):
+    """Batches, too, are read by one call."""
+
+    def read_batch(self, indices: Any, columns: list[Any]) -> bool:
+        images, labels = columns
+        images[...] = np.reshape(indices, (-1, 1, 1))
+        labels[...] = indices
+        return True
+
+
+def test_an_epoch_reads_whole_batches_from_the_first_on_if_the_one_before_has_shown_that_it_can() -> None:
+    batches = Batches(Table(), 8, threads=2)
+    for epoch in range(20):  # a wait of a thread may look like slow storage
+        batches.set_epoch(epoch)
+        was_fast = batches._concurrency is not None and batches._concurrency.reads_whole
+        Fields.calls = 0
+        found = []
+        for images, labels in batches:
+            assert images[:, 0, 0].tolist() == labels.tolist() == images[:, 3, 1].tolist()
+            found += labels.tolist()
+            batches.commit()
+        assert sorted(found) == list(range(64))
+        if was_fast and not Fields.calls:
+            return
+    pytest.fail("rows were read one by one in each epoch")

@@ -24,6 +24,11 @@ def caused(error: Exception, cause: BaseException) -> Exception:
     return error
 
 
+def while_handling(error: Exception, handled: BaseException) -> Exception:
+    error.__context__ = handled
+    return error
+
+
 def translated_from(error: Exception) -> DataError:
     with pytest.raises(DataError) as caught, translated("a.tif", "TIFF"):
         raise error
@@ -45,6 +50,11 @@ def translated_from(error: Exception) -> DataError:
         (ConnectionResetError("closed by the peer"), False),
         (URLError("no host"), False),
         (caused(ValueError("decode"), MemoryError()), False),
+        (while_handling(ValueError("no answer"), OSError(111, "Connection refused")), False),
+        (type("ConnectionError", (OSError,), {"__module__": "requests.exceptions"})("no answer"), False),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA"), False),  # as torch raises it
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), False),
+        (RuntimeError("the decoder has failed"), True),
         (UsageError("Crop(where='left')"), False),
         (outage(), False),
         (caused(ValueError("decode"), outage()), False),

@@ -18,8 +18,9 @@ from typing import Any, final
 from farandole.collective import ReduceOp, Reduction
 from farandole.data.loading.augment import SampleLoader, Step
 from farandole.data.loading.batch_memory import BatchMemory
+from farandole.data.loading.concurrency import Concurrency
 from farandole.data.loading.corrupt import most_of
-from farandole.data.loading.pool import InputWait, LoadedBatches, Loader, sample_name
+from farandole.data.loading.pool import InputWait, LoadedBatches, Loader, concurrency_of, sample_name
 from farandole.data.loading.processes import DecodeProcesses
 from farandole.data.loading.report import input_log
 from farandole.data.planning.order import ExactOrder
@@ -106,6 +107,7 @@ class Batches:
         self.steps: tuple[Step, ...] = (augment,) if callable(augment) else tuple(augment)
         self._indices = IndexBatches(self.sampler, batch_size or 1, global_batch_size, whole)
         self._memory, self._ahead, self._whole = BatchMemory(), ahead, whole
+        self._concurrency: Concurrency | None = None
         self._decoders: tuple[int, DecodeProcesses] | None = None
 
     def __len__(self) -> int:
@@ -149,7 +151,10 @@ class Batches:
         """Load batches of any samples, augmented for this epoch; close the iterator, or exhaust it."""
         cursor = self.sampler.cursor
         load = SampleLoader(self.dataset, self.steps, cursor.seed, self.skips)
-        return LoadedBatches(indices, self._loads(load), self._memory, self._ahead, cursor.rank)
+        loads = self._loads(load)
+        if self._concurrency is None:
+            self._concurrency = concurrency_of(loads)
+        return LoadedBatches(indices, loads, self._memory, self._ahead, cursor.rank, self._concurrency)
 
     @property
     def workers(self) -> int:

@@ -1,4 +1,4 @@
-"""``Concurrency``: how many of the threads load at once.
+"""``Concurrency``: how many of the threads load at once, and whether one of them takes whole batches.
 
     concurrency = Concurrency(threads=8, cpus=2, decodes=True)
     concurrency.number                                                    # 2
@@ -14,7 +14,7 @@ GIL, from each other and from the training: on two cores eight decode JPEG files
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 FAST_S = 3e-4
 """Samples that take less come from memory."""
@@ -33,6 +33,7 @@ class Concurrency:
     """Number of threads, of ``threads``, that load at once.
 
     All do, unless loading ``decodes``: then as many as keep ``cpus`` processors busy, until samples wait for storage.
+    An epoch begins with what the one before has shown.
     """
 
     def __init__(self, threads: int, cpus: int, decodes: bool) -> None:
@@ -42,7 +43,20 @@ class Concurrency:
         self.number = self.few if decodes else threads
         self.is_fast = False
         """True if samples come from memory, the last one, too."""
+        self.form: Any = None
+        """Form of the samples, known after one batch; None again if a batch cannot be read by one call."""
+        self.reads_batches = True
         self._sample_s = self._waits = 0.0
+
+    @property
+    def reads_whole(self) -> bool:
+        """True if one thread reads a batch by one call: not from slow storage, where several threads read its rows."""
+        return self.form is not None and self.is_fast
+
+    @property
+    def ahead(self) -> int:
+        """Batches that are loaded in advance: of whole ones, two for each thread, as none may wait for the consumer."""
+        return 2 * self.few if self.reads_whole else 2
 
     @property
     def first(self) -> int:

@@ -15,6 +15,12 @@ OF_THE_MACHINE = (
 )  # fmt: skip
 """Errors that are none of a sample; without a number of the system, too, as libraries of networks raise them."""
 
+NETWORK_PACKAGES = ("http", "urllib3", "requests", "httpx", "httpcore", "aiohttp", "botocore")
+"""Packages whose errors tell of a network, whatever they derive from."""
+
+OUT_OF_MEMORY = ("OutOfMemoryError", "can't allocate memory", "bad_alloc")
+"""What a ``RuntimeError`` says, or is called, where native code has no memory left."""
+
 
 @final
 class CorruptSampleError(Exception):
@@ -29,12 +35,22 @@ def is_corrupt(error: BaseException) -> bool:
     """
     found: BaseException | None = error
     while found is not None:
-        is_system = isinstance(found, OF_THE_MACHINE) or (isinstance(found, OSError) and bool(found.errno))
-        is_other = isinstance(found, FarandoleError) and (not isinstance(found, DataError) or found.is_outage)
-        if is_system or is_other or not isinstance(found, Exception):
+        if _is_of_the_machine(found):
             return False
-        found = found.__cause__
+        found = found.__cause__ or found.__context__  # libraries of networks raise while they handle the system's error
     return True
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    """True if an error, without what it was raised from, is none of a sample."""
+    if not isinstance(error, Exception) or isinstance(error, OF_THE_MACHINE):
+        return True
+    if isinstance(error, FarandoleError):
+        return not isinstance(error, DataError) or error.is_outage
+    if isinstance(error, OSError) and error.errno:
+        return True
+    text = f"{type(error).__name__} {error}" if isinstance(error, RuntimeError) else ""
+    return type(error).__module__.partition(".")[0] in NETWORK_PACKAGES or any(each in text for each in OUT_OF_MEMORY)
 
 
 def described(error: BaseException) -> str:

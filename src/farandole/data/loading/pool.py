@@ -121,22 +121,14 @@ class _Pending:
 class _Work:
     """State that the threads of a pool share."""
 
-    def __init__(self, threads: int, decodes: bool) -> None:
+    def __init__(self, threads: int, concurrency: Concurrency) -> None:
         self._tokens: tuple[SimpleQueue[_Pending | None], ...] = (SimpleQueue(), SimpleQueue(), SimpleQueue())
         self.has_ended = False
-        self.concurrency = Concurrency(threads, len(os.sched_getaffinity(0)), decodes)
+        self.concurrency = concurrency
         self._last = 0
         self.doing: list[tuple[_Pending, int, ThreadTimes] | None] = [None] * threads
         """Batch and sample that each thread is loading."""
         self.threads: list[threading.Thread] = []
-        self.form: Any = None
-        """Form of the samples, known after one batch; None again if a batch cannot be read by one call."""
-        self.reads_batches = True
-
-    @property
-    def reads_whole(self) -> bool:
-        """True if one thread reads a batch by one call: not from slow storage, where several threads read its rows."""
-        return self.form is not None and self.concurrency.is_fast
 
     @property
     def useful(self) -> int:
@@ -171,7 +163,7 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
     tokens = work.tokens_of(number)
     while (batch := tokens.get()) is not None:
         begin_s = time.monotonic()
-        if work.reads_whole and not work.has_ended and _whole(work, batch, load, times):
+        if work.concurrency.reads_whole and not work.has_ended and _whole(work, batch, load, times):
             continue
         while not work.has_ended and batch.error is None:
             try:
@@ -194,7 +186,8 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
             work.concurrency.note(end_s - begin_s, cpu_s, waited_for_storage(spent))
             begin_s = end_s
             if len(batch.done) == len(batch.content.indices) or batch.error is not None:
-                work.form = batch.content.form if work.reads_batches else None
+                known = work.concurrency
+                known.form = batch.content.form if known.reads_batches else None
                 batch.ready.set()
         work.doing[number] = batch = None  # a finished batch belongs to its user
 
@@ -202,24 +195,24 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
 def _whole(work: _Work, batch: _Pending, load: Loader, times: ThreadTimes) -> bool:
     """Load a batch that no thread has started, by one call; false if that is impossible, with its rows unchanged."""
     rows: list[int] = []
+    known = work.concurrency
     with contextlib.suppress(IndexError):
         while True:
             rows.append(batch.left.popleft())
     is_read, cpu_s, begin_s = False, time.thread_time(), time.monotonic()
     if len(rows) == len(batch.content.indices):
         try:
-            is_read = load.put_all(batch.content, work.form)
-            work.reads_batches = is_read
+            is_read = known.reads_batches = load.put_all(batch.content, known.form)
         except Exception:  # loading sample by sample then finds the bad sample
             is_read = False
     if not is_read:
-        work.form = None if not work.reads_batches else work.form
+        known.form = known.form if known.reads_batches else None
         batch.left.extend(rows)
         return False
     end_s, cpu_s, spent = time.monotonic(), time.thread_time() - cpu_s, times.pop_times()
     batch.done += [(end_s, spent if row == rows[-1] else {}, cpu_s / len(rows)) for row in rows]
     waited_s = waited_for_storage(spent)
-    work.concurrency.note((end_s - begin_s) / len(rows), cpu_s, waited_s)
+    known.note((end_s - begin_s) / len(rows), cpu_s, waited_s)
     batch.ready.set()
     return True
 
@@ -239,12 +232,18 @@ def sample_name(index: int, load: Any) -> str:
         return f"sample {index}"
 
 
+def concurrency_of(loads: Sequence[Loader]) -> Concurrency:
+    """How many threads load at first, one for each of ``loads``."""
+    return Concurrency(len(loads), len(os.sched_getaffinity(0)), getattr(loads[0].dataset, "decodes", False))
+
+
 @final
 class LoadedBatches(Iterator[Any]):
     """The batches of ``indices``, each a list of sample numbers; ``loads`` has one loader for each thread.
 
-    ``ahead`` batches are loaded in advance: by default two, or as many as give each thread two samples. Messages about
-    late batches name ``rank``. Raises ``DataError`` in place of a batch with a sample that cannot be loaded; its
+    ``ahead`` batches are loaded in advance: by default as many as ``concurrency`` says, or as give each thread two
+    samples; pass the same one for each epoch, and the next begins as this one ends. Messages about late batches name
+    ``rank``. Raises ``DataError`` in place of a batch with a sample that cannot be loaded; its
     ``__cause__`` has the traceback. ``last`` is the wait for the last batch. If loaders skip corrupt samples, the batch
     is smaller, or, where it would be empty, has one other sample; ``left_out`` are these samples of the last batch.
     """
@@ -256,13 +255,14 @@ class LoadedBatches(Iterator[Any]):
         memory: BatchMemory,
         ahead: int = 0,
         rank: int = 0,
+        concurrency: Concurrency | None = None,
     ) -> None:
         self.last = InputWait()
         self.left_out: dict[int, str] = {}
         self._indices, self._loads, self._memory = iter(indices), loads, memory
         self._ahead, self._rank, self._pid = ahead, rank, os.getpid()
         self._pending: deque[_Pending] = deque()
-        self._work = work = _Work(len(loads), getattr(loads[0].dataset, "decodes", False))
+        self._work = work = _Work(len(loads), concurrency or concurrency_of(loads))
         work.threads = [
             threading.Thread(target=_serve, args=(work, number, load), name=f"farandole-load-{number}", daemon=True)
             for number, load in enumerate(loads)
@@ -312,7 +312,7 @@ class LoadedBatches(Iterator[Any]):
                 return
             batch = _Pending(self._memory, indices)
             self._pending.append(batch)
-            self._work.help(batch, 1 if self._work.reads_whole else self._work.concurrency.first)
+            self._work.help(batch, 1 if self._work.concurrency.reads_whole else self._work.concurrency.first)
 
     def _without_corrupt(self, batch: _Pending, begin_s: float) -> _Pending:
         """Load a batch again without its corrupt samples: they are too rare for code that moves rows."""
@@ -335,7 +335,7 @@ class LoadedBatches(Iterator[Any]):
 
     def _enough(self) -> int:
         rows = max(1, len(self._pending[0].content.indices))
-        return self._ahead or max(2, -(-2 * len(self._loads) // rows))
+        return self._ahead or max(self._work.concurrency.ahead, -(-2 * len(self._loads) // rows))
 
     def _await(self, batch: _Pending, begin_s: float) -> None:
         if batch.ready.wait(HELP_S):

@@ -140,10 +140,14 @@ class StagedFiles(ByteStore):
         if cached is None or offset + nbytes > self._sizes[file]:
             return None
         begin, sums = place - self._bounds[piece], cached.checksums
-        if begin + nbytes > sums.places[-1]:
+        places = sums.places
+        first = bisect.bisect_right(places, begin) - 1
+        if places[first] == begin and first + 1 < len(places) and places[first + 1] == begin + nbytes:  # most rows
+            return _CachedRow(cached, begin, first, first + 1, True)
+        if begin + nbytes > places[-1]:
             return None
         first, last = sums.covering(begin, begin + nbytes)
-        is_exact = sums.places[first] == begin and sums.nbytes(first, last) == nbytes
+        is_exact = places[first] == begin and sums.nbytes(first, last) == nbytes
         return _CachedRow(cached, begin, first, last, is_exact)
 
     def _read(self, piece: int, begin: int, buffer: memoryview) -> None:
