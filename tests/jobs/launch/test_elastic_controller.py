@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from farandole.control.addresses import EVERYWHERE
-from farandole.control.agent_messages import StopWorkers
+from farandole.control.agent_messages import Leaving, StopWorkers
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys
 from farandole.elastic.membership import job_events
@@ -78,12 +78,36 @@ def test_workers_of_a_lent_host_that_was_given_up_are_lost_at_once_with_the_next
 def test_signals_stay_what_they_were_with_the_next_controller(tmp_path: Path) -> None:
     """Also after an order to stop: the second interrupt kills, and who had no signal yet is to get it."""
     output = Receipts.own()
-    handover = Handover(output, JobResult(0, ""), signals=[signal.SIGINT, signal.SIGINT], unpassed=[signal.SIGUSR1] * 2)
+    handover = Handover(
+        output,
+        JobResult(0, ""),
+        is_stopped=True,
+        signals=[signal.SIGINT, signal.SIGINT],
+        unpassed=[signal.SIGUSR1] * 2,
+    )
     with leading(tmp_path, Recorded(Policy.of(SETTINGS), lambda _: None), handover) as loop:
         assert loop._orders == StopWorkers(0.0)
         assert loop._outcome() == JobResult(0, "")
     assert handover.signals == [signal.SIGINT, signal.SIGINT]
     assert handover.unpassed == [signal.SIGUSR1, signal.SIGUSR1]
+
+
+def test_a_result_other_than_a_users_order_stays_with_the_next_controller(tmp_path: Path) -> None:
+    """The run folder no longer answered, or a scheduler took the lead's host: status 0 would end the run for good."""
+    decided = JobResult(143, "the lead was told to end, and all workers have left")
+    membership = Recorded(Policy.of(SETTINGS), lambda _: None)
+    membership.on(0.0, job_events.HostsFound({"a": 1, "b": 1}))
+    membership.decide(0.0)
+    with leading(tmp_path, membership, Handover(Receipts.own(), decided, grace_s=60.0)) as loop:
+        assert loop._orders == StopWorkers(60.0)
+        assert loop._outcome() == decided
+
+
+def test_an_agent_that_was_given_up_does_not_end_the_job_when_its_scheduler_ends_it(tmp_path: Path) -> None:
+    with leading(tmp_path, Recorded(Policy.of(SETTINGS), lambda _: None), Handover(Receipts.own())) as loop:
+        loop._open.clear()  # all that is left are hosts of leases, which connect later
+        loop._on_agent("gone", Leaving())
+        assert loop._orders is None
 
 
 def test_agents_that_have_exited_are_not_those_of_the_next_controller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,13 +55,16 @@ SAID = (actions.AbortGeneration, actions.Announce, actions.Kill, actions.Form, a
 class Handover:
     """State of a job that its controllers share: if one fails, the next one continues with it.
 
-    ``decided``: the result of the job, once a controller has decided to end it. ``gone``: leased hosts that were given
-    up and are no longer used. ``signals``: signals received that end the job. ``unpassed``: signals for workers that
-    some agents have not received yet. ``output``: the writer of the job's output.
+    ``decided``: the result of the job, once a controller has decided to end it; workers have ``grace_s`` then.
+    ``is_stopped``: a user ordered the end. ``gone``: leased hosts that were given up and are no longer used.
+    ``signals``: signals received that end the job. ``unpassed``: signals for workers that some agents have not received
+    yet. ``output``: the writer of the job's output.
     """
 
     output: Receipts
     decided: JobResult | None = None
+    grace_s: float = 0.0
+    is_stopped: bool = False
     gone: list[str] = field(default_factory=list)
     signals: list[int] = field(default_factory=list)
     unpassed: list[int] = field(default_factory=list)
@@ -80,8 +83,6 @@ class ElasticLoop(Loop):
     _found: tuple[Host, ...] = ()
     _most = 0
     """Number of workers ordered in the live view; 0: as many as there are slots."""
-    _is_stopped = False
-    """True after a user ordered the end."""
 
     def __init__(
         self,
@@ -114,6 +115,8 @@ class ElasticLoop(Loop):
 
     def take_over(self) -> None:
         """Continue a job as its next controller, from the membership, the agents and what was handed over."""
+        is_repeated = bool(self._formation.orders)  # the membership's order to finish
+        decided = None if is_repeated else self._handover.decided
         self._formation.report_event(ControllerReplaced())
         until_s = time.monotonic() + self._reconnect_s
         counts = Counter(worker.slot.host for worker in self._workers.values())
@@ -130,11 +133,14 @@ class ElasticLoop(Loop):
                 self._on_host_lost(host, f"the agent of {host} {self._why_gone(host)}")
         self._passing = [(number, set(self._inherited)) for number in self._handover.unpassed]
         self._confirm()
-        self._repeat_end()
+        self._repeat_end(decided)
 
-    def _repeat_end(self) -> None:
-        """Repeat what users have ordered before."""
-        if self._signals:
+    def _repeat_end(self, decided: JobResult | None) -> None:
+        """Repeat what the previous controllers have decided, and what users have ordered."""
+        if decided is not None:
+            self._result = decided
+            self._stop(self._handover.grace_s)
+        if self._signals:  # afterwards: a signal may leave workers less time
             self._obey_signals()
 
     @property
@@ -252,12 +258,13 @@ class ElasticLoop(Loop):
                 self._root.send_to_agent(worker.slot.host, KillWorker(action.worker_id))
         elif isinstance(action, actions.Finish):
             words = self._words(decision.reason) if action.status else ""
-            self._decide(self._handover.decided or JobResult(action.status, words))
-            self._stop(self._job.settings.grace_s)
+            self._end(self._handover.decided or JobResult(action.status, words), self._job.settings.grace_s)
 
-    def _decide(self, result: JobResult) -> None:
-        """Set the result of the job before the workers are told to end: the next controller keeps it."""
+    def _end(self, result: JobResult, grace_s: float) -> None:
+        """End the job with ``result``, which the next controller keeps, if this one fails meanwhile."""
         self._result = self._handover.decided = result
+        self._handover.grace_s = grace_s
+        self._stop(grace_s)
 
     def _start(self, start: actions.Start) -> None:
         if start.worker_id not in self._workers:
@@ -301,7 +308,7 @@ class ElasticLoop(Loop):
             self._on_unknown(host, message)
         elif isinstance(message, AgentHello) and host not in self._coming:  # it reconnects; messages were lost
             self._inherited.add(host)
-        if isinstance(message, Leaving):
+        if isinstance(message, Leaving) and host in self._open:
             self._on_leaving(host)
         super()._on_agent(host, message)
 
@@ -324,8 +331,8 @@ class ElasticLoop(Loop):
         if self._orders is None and self._told >= {each for each in self._open if not is_lent(each)}:
             # Now: the last worker may exit before the first agent, and its exit would be reported as the cause.
             self._print_text(f"{self.WHOLE} is told to end (SIGTERM): all workers leave at their next commit")
-            self._result = JobResult(128 + signal.SIGTERM, f"{self.WHOLE} was told to end, and all workers have left")
-            self._stop(UNTIL_KILLED_S)
+            words = f"{self.WHOLE} was told to end, and all workers have left"
+            self._end(JobResult(128 + signal.SIGTERM, words), UNTIL_KILLED_S)
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         super()._on_hello(host, hello)
@@ -399,7 +406,7 @@ class ElasticLoop(Loop):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _obey_signals(self) -> None:
-        if not self._is_stopped:
+        if not self._handover.is_stopped:
             self._result = ended_by(self._signals[0])
         super()._obey_signals()
 

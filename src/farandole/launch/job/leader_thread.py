@@ -92,7 +92,7 @@ class LeaderThread:
             is_asked = False
             try:
                 entry = self._entries.get(timeout=self._every_s)
-                if entry is None:
+                if entry is None or self._closed:  # the thread was stuck: its controller has gone on without it
                     return
                 is_asked = entry is _LOOK
                 waiting.extend(() if is_asked else (entry,))

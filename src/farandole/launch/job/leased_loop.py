@@ -66,16 +66,6 @@ class LeasedLoop(ElasticLoop):
 
     # -- the previous controller or leader ----------------------------------------------------------------------------
 
-    def take_over(self) -> None:
-        """See ``ElasticLoop``. A leader that adopts workers has only those of leases."""
-        self._is_stopped = self._handover.decided is not None and not self._formation.orders
-        super().take_over()
-
-    def _repeat_end(self) -> None:
-        if self._is_stopped:
-            self._end_for_people()
-        super()._repeat_end()  # after it: a signal may leave workers less time
-
     @property
     def _reconnect_s(self) -> float:
         # Agents look for the next leader after the heartbeat timeout; until then workers may train without one.
@@ -215,16 +205,14 @@ class LeasedLoop(ElasticLoop):
     def _end_for_people(self) -> None:
         """End the job with status 0, as a user ordered: with another status a batch script would requeue it."""
         self._print_text(f"farandole stop: ending {len(self._workers)} workers")
-        self._is_stopped = True
-        self._decide(JobResult(0, ""))
-        self._stop(self._job.settings.grace_s)
+        self._handover.is_stopped = True
+        self._end(JobResult(0, ""), self._job.settings.grace_s)
 
     def _give_way(self, words: str) -> None:
         """End, because another leader has taken over, or the run folder no longer answers."""
         if not self._fence.superseded:
             if self._orders is None:
-                self._decide(self._handover.decided or JobResult(1, words))
-                self._stop(self._job.settings.grace_s)
+                self._end(self._handover.decided or JobResult(1, words), self._job.settings.grace_s)
             return
         self._result = JobResult(1, words)
         self._orders = StopWorkers(0.0)
