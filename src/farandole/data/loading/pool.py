@@ -233,7 +233,7 @@ def sample_name(index: int, load: Any) -> str:
 
 
 def concurrency_of(loads: Sequence[Loader]) -> Concurrency:
-    """How many threads load at first, one for each of ``loads``."""
+    """Concurrency of threads that have loaded nothing yet, one for each of ``loads``."""
     return Concurrency(len(loads), len(os.sched_getaffinity(0)), getattr(loads[0].dataset, "decodes", False))
 
 

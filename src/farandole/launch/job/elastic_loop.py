@@ -115,8 +115,7 @@ class ElasticLoop(Loop):
 
     def take_over(self) -> None:
         """Continue a job as its next controller, from the membership, the agents and what was handed over."""
-        is_repeated = bool(self._formation.orders)  # the membership's order to finish
-        decided = None if is_repeated else self._handover.decided
+        decided = None if self._formation.orders else self._handover.decided  # else its order to finish is repeated
         self._formation.report_event(ControllerReplaced())
         until_s = time.monotonic() + self._reconnect_s
         counts = Counter(worker.slot.host for worker in self._workers.values())
