@@ -27,8 +27,9 @@ from farandole.control.monitor_messages import MonitorConfig
 from farandole.errors import UsageError
 from farandole.launch.providers.provider import Provider
 from farandole.search.advisor import Advisor
+from farandole.search.groups import SearchLimits
 from farandole.search.lease_pool import LeasePool
-from farandole.search.loop import SearchLimits, SearchLoop
+from farandole.search.loop import SearchLoop
 from farandole.search.resolve import PoolSource, advisor_of, check_limits, pool_of
 from farandole.search.run_record import RunRecord
 from farandole.search.rungs import Rungs

@@ -46,7 +46,7 @@ def at_work(folder: Path) -> Iterator[tuple[SearchLoop, Study, NoProvider, Trial
     with looped(folder, 1, 1) as (loop, study, provider):
         loop._handle_message(WORKER, PoolHello(HERE, PID, __version__, 0))
         loop._turn(0.0)
-        [job], [worker] = loop.jobs.values(), loop.fleet
+        [job], [worker] = loop.groups, loop.fleet
         assert worker.member_id in job.workers
         yield loop, study, provider, job, worker
 
@@ -59,7 +59,7 @@ def test_what_a_killed_worker_says_is_no_result(
     with at_work(tmp_path) as (loop, study, provider, job, worker):
         worker_id = worker.member_id
         if by == "membership":
-            loop._obey(job, Decision(Kill(worker_id), "it hangs"))
+            loop.groups._obey(job, Decision(Kill(worker_id), "it hangs"))
         else:
             loop.stop_trial(0, "somebody said so")
             loop.stop_trial(0, "somebody said so")
@@ -74,7 +74,7 @@ def test_what_a_killed_worker_says_is_no_result(
         assert provider.started == [0, 1]
         loop._handle_message(POOL + b"y", PoolHello(HERE, PID, __version__, 1))  # the task that is sent again
         loop._turn(0.0)
-        assert [job.number for job in loop.jobs.values()] == [0 if by == "membership" else 1]
+        assert [job.number for job in loop.groups] == [0 if by == "membership" else 1]
 
 
 @pytest.mark.parametrize("is_leaving", [True, False])
@@ -104,10 +104,10 @@ def test_a_trial_that_goes_on_while_its_workers_leave_is_there_once(
         loop._handle_message(POOL + b"y", PoolHello(HERE, PID + 1, __version__, 1))
         loop._handle_message(WORKER, TrialReport(worker_id, 1, 0.5))
         loop._turn(0.0)  # it is the best, and another worker is free
-        assert [job.number for job in loop.jobs.values()] == [0, 0]
+        assert [job.number for job in loop.groups] == [0, 0]
         loop._handle_message(WORKER, TrialLeft(worker_id, -1, "ended"))
         loop._turn(0.0)
-        assert [job.number for job in loop.jobs.values()] == [0]
+        assert [job.number for job in loop.groups] == [0]
         assert (study.rows[0].is_active, study.rows[0].losses) == (True, 0)
         assert sent
 

@@ -12,7 +12,8 @@ from farandole.control.agent_messages import WorkerSpec
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.launch.providers.provider import Provider, ProviderEvent
-from farandole.search.loop import SearchLimits, SearchLoop
+from farandole.search.groups import SearchLimits
+from farandole.search.loop import SearchLoop
 from farandole.settings import Settings
 from tests.support.patience import PATIENCE_S
 from tests.unit.search.test_study import PLAN, make

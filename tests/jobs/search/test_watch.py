@@ -19,7 +19,8 @@ from farandole.launch.providers.provider import HostOffered, Provider, ProviderE
 from farandole.monitor.comparison import trials_told
 from farandole.monitor.folder import MarkRecord, RunInfo, RunWriter, TrialRecord, read_records
 from farandole.monitor.runs import TRIALS, loaded, trial_curves
-from farandole.search.loop import SearchLimits, SearchLoop
+from farandole.search.groups import SearchLimits
+from farandole.search.loop import SearchLoop
 from farandole.search.study import Study
 from farandole.search.watch import SearchWatch
 from farandole.search.worker import POOL
@@ -216,7 +217,7 @@ def test_trials_that_are_to_rest_get_no_more_workers(tmp_path: Path) -> None:
         number, _ = study.next()
         assert number == 0
         loop._begin(0, "", 0.0)
-        [job] = loop.jobs.values()
+        [job] = loop.groups
         for pid in (1, 2, 3):
             loop._handle_message(POOL + bytes([pid]), PoolHello(HERE, pid, __version__, pid - 1))
         job.resize({HERE: 1})
