@@ -24,7 +24,7 @@ from farandole.control.agent_messages import RELAY
 from farandole.control.message import Message
 from farandole.control.messages import AskProgress, Entry, Hello, Orders, Progress, Signature, Submit
 from farandole.runtime.controller.controller import Controller
-from farandole.runtime.coordination.tree import Tree
+from farandole.runtime.controller.root import Tree
 from farandole.runtime.relay.relaying import Relaying
 from farandole.settings import Settings
 

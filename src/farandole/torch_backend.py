@@ -22,7 +22,7 @@ def register() -> None:
 
 
 def _rendezvous(url: str, **options: Any) -> Any:
-    from farandole.torch.distributed.rendezvous import farandole_rendezvous
+    from farandole.torch.distributed.starting import farandole_rendezvous
 
     return farandole_rendezvous(url, **options)
 

@@ -32,11 +32,10 @@ from types import TracebackType
 from typing import Any, BinaryIO, Literal, TypeAlias, TypeVar, final
 
 from farandole.checkpoint import folder, restoring
-from farandole.checkpoint.agreement import WriterProposal, differing_offers, differing_outlines, digest_of
 from farandole.checkpoint.codec import Codec, share_out, take_apart
 from farandole.checkpoint.folder import CheckpointManifest, ShardFile, Unrestorable
 from farandole.checkpoint.restoring import TENSORS, TREE, Restored, RestorePoint
-from farandole.checkpoint.writer import Save, Writer
+from farandole.checkpoint.writer import Save, Writer, WriterProposal, differing_offers, differing_outlines, digest_of
 from farandole.errors import AbortError, CheckpointError, UsageError
 from farandole.events import logger
 from farandole.runtime.lanes import thread_joins

@@ -28,8 +28,7 @@ from farandole.errors import MismatchError, UsageError
 from farandole.gradients.optimizer_key import OptimizerKey
 from farandole.gradients.reducer import Reducer
 from farandole.gradients.reduction_options import ReductionOptions
-from farandole.gradients.shard_sums import ShardSums, add_tensors
-from farandole.gradients.shard_tree import Shards, block, cover, halves
+from farandole.gradients.shard_sums import Shards, ShardSums, add_tensors, block, cover, halves
 from farandole.gradients.tensors import Param, T, Tensors
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import REFUSED, PlannedLane

@@ -38,12 +38,12 @@ from farandole.elastic.membership.job_events import HostLost
 from farandole.errors import ControlError
 from farandole.launch.providers.fleet import Fleet, FleetWorker, KillProcess, ProcessState
 from farandole.launch.providers.provider import Provider, ProviderEvent, words_of
-from farandole.search import wording
 from farandole.search.allot import Noise, Running, Time, allot, demand
 from farandole.search.groups import SearchLimits, TrialGroups
 from farandole.search.rung_checkpoint import key_of, read_metrics, read_reported
 from farandole.search.study import HELD, Study
 from farandole.search.trial_job import TrialJob
+from farandole.search.view import of_report
 from farandole.search.watch import SearchWatch
 from farandole.search.worker import POOL, pool_worker
 from farandole.version import __version__
@@ -267,7 +267,7 @@ class SearchLoop:
             job.has_ended, job.is_held = True, keeps
         self._router.send(worker.identity, TrialVerdict(report.worker_id, report.epoch, goes_on, reason, keeps))
         phase = self._study.rows[job.number].phase
-        self.on_change(wording.of_report(job.number, report.epoch, report.value, phase, (goes_on, reason)))
+        self.on_change(of_report(job.number, report.epoch, report.value, phase, (goes_on, reason)))
 
     def _on_left(self, worker: FleetWorker, left: TrialLeft) -> None:
         job = self.groups.with_worker(left.worker_id)
@@ -412,7 +412,7 @@ class SearchLoop:
             goes_on, why = self._study.report(number, *kept, read_metrics(self._terms.folder_of(number)))
             if not goes_on:
                 self._study.released(number)
-                self.on_change(wording.of_report(number, *kept, row.phase, (goes_on, why)))
+                self.on_change(of_report(number, *kept, row.phase, (goes_on, why)))
                 return
         job = self.groups.begin(number, self._router.reaches)
         if not row.values:

@@ -14,7 +14,7 @@ from farandole.runtime.collectives.ops import PUBLIC
 from farandole.torch import autograd as _autograd
 from farandole.torch.compression import Compression as Compression
 from farandole.torch.ops import TorchOps
-from farandole.torch.reductions import sparse_allreduce_async as sparse_allreduce_async
+from farandole.torch.parameters import sparse_allreduce_async as sparse_allreduce_async
 
 HorovodAllreduce = HorovodGroupedAllreduce = _autograd.Allreduce  # takes any number of tensors
 HorovodAllgather = HorovodGroupedAllgather = _autograd.Allgather

@@ -14,7 +14,7 @@ from farandole.collective import DType
 from farandole.engines.engine import Memory
 from farandole.gradients.agreement import Agreed
 from farandole.gradients.buckets import Bucket, Piece, lay_out
-from farandole.gradients.released_gradients import ReleasedGradients
+from farandole.gradients.parameters import ReleasedGradients
 from farandole.torch.compression import Compressor
 from farandole.torch.memory import CompressedBucket, DirectBucket, LoneGradient, TorchBucket
 

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.largebatch.rmsprop_warmup import rmsprop_share, sgd_share
 from farandole.largebatch.trust import clipped_rate, lamb_rate, lars_rate
 from farandole.torch.optim import LAMB, LARC, LARS, GradientLag, RMSpropWarmupSGD
+from farandole.torch.optim.rmsprop_warmup import rmsprop_share, sgd_share
 from tests.support.launching import Launch
 from tests.support.torch.equations import COMMON, STEPS, Layer, advance, make, rate_at
 

@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import pytest
 
-from farandole.torch.elastic.shard_recovery import ShardClaim, recovery_plan
+from farandole.torch.elastic.state import ShardClaim, recovery_plan
 from farandole.torch.state_shards import copy_holders
 
 

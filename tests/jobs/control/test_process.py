@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_S
 
 STUCK = """
 import sys
-from farandole.runtime.session.stacks import stack_dump
+from farandole.runtime.session.tracebacks import stack_dump
 def the_place_where_it_hangs():
     print(*stack_dump(), flush=True)
     {hang}

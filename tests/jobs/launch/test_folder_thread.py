@@ -19,8 +19,8 @@ from farandole.launch.leases.folder_thread import JOURNAL, FolderThread, last, s
 from farandole.launch.leases.job_arrays import POLICY, LeaseSupply, limits_in
 from farandole.launch.leases.journal import LeaseRecord, record
 from farandole.launch.leases.limits import LeaseLimits
-from farandole.launch.leases.live_plan import dry_run
 from farandole.launch.leases.observation import LeaseObservation
+from farandole.launch.leases.plan_command import dry_run
 from farandole.launch.leases.policy_state import LeasePlan
 from tests.support.patience import PATIENCE_S
 from tests.support.waiting import until

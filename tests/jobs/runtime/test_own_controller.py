@@ -45,7 +45,7 @@ M = TypeVar("M")
 DEADLINE_S = PATIENCE_S
 
 BUSY = """
-from farandole.runtime.session.stacks import stack_dump
+from farandole.runtime.session.tracebacks import stack_dump
 print(*stack_dump(), flush=True)
 def busy():
     while True: pass

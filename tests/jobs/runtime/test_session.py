@@ -137,7 +137,7 @@ def test_a_controllers_port_that_is_taken(monkeypatch: pytest.MonkeyPatch, capfd
 
 def _stack_descriptor() -> int:
     """What ``init`` keeps for the life of the process, so that this one leaves no descriptor behind."""
-    from farandole.runtime.session.stacks import stack_dump
+    from farandole.runtime.session.tracebacks import stack_dump
 
     fd, _ = stack_dump()
     stack_dump.cache_clear()

@@ -12,7 +12,7 @@ import pytest
 
 THREADED = """
 import threading
-from farandole.runtime.session.stacks import stack_dump
+from farandole.runtime.session.tracebacks import stack_dump
 
 def descend(depth):
     return depth and descend(depth - 1)
@@ -32,7 +32,7 @@ def work():
 work()
 """
 CALLED_BY_C = """
-from farandole.runtime.session.stacks import stack_dump
+from farandole.runtime.session.tracebacks import stack_dump
 
 class Session:
     @property
@@ -49,7 +49,7 @@ work()
 """
 EXITING = """
 import os
-from farandole.runtime.session.stacks import stack_dump
+from farandole.runtime.session.tracebacks import stack_dump
 
 class Last:
     def __del__(self, write=os.write, read=os.read):  # runs after Python has removed its handlers of signals

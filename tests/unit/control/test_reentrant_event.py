@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from farandole.control.reentrant_event import ReentrantEvent
-from farandole.runtime.session import abort_reason
-from farandole.runtime.session.abort_reason import await_news
+from farandole.runtime.session import session_end
+from farandole.runtime.session.session_end import await_news
 from tests.support.runtime.interruptions import DEADLINE_S, at_every_call, at_every_instruction, within_deadline
 
 SHORT_S = 0.01
@@ -68,21 +68,21 @@ def test_who_is_interrupted_by_an_exception_leaves_it_open_for_the_others() -> N
 
 
 def test_the_reason_of_an_abort_comes_on_top_of_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abort_reason, "REASON_WAIT_S", 20.0)
-    monkeypatch.setattr(abort_reason, "ASK_AGAIN_S", SHORT_S)
+    monkeypatch.setattr(session_end, "REASON_WAIT_S", 20.0)
+    monkeypatch.setattr(session_end, "ASK_AGAIN_S", SHORT_S)
 
     class Nobody:
         def send(self, _: object) -> None:
             raise AssertionError("nothing is blocked")
 
     def wait() -> None:
-        files = ("abort_reason.py", "threading.py", "reentrant_event.py")
+        files = ("session_end.py", "threading.py", "reentrant_event.py")
         for interruption in itertools.islice(at_every_instruction(set_the_last, files), 120):
             told = ReentrantEvent()
             in_turn.append(told)
             began_s = time.monotonic()
             interruption.run(partial(await_news, told, list, Nobody()))  # type: ignore[arg-type]
             assert interruption.has_come
-            assert time.monotonic() < began_s + abort_reason.REASON_WAIT_S
+            assert time.monotonic() < began_s + session_end.REASON_WAIT_S
 
     within_deadline(wait)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from farandole.collective import Array, DType
 from farandole.engines.arrays import plain_memory
-from farandole.engines.hybrid.layout import HostLayout
-from farandole.engines.hybrid.member_parts import PIECE_BYTES, MemberParts, Rounds, Shared
+from farandole.engines.hybrid.layout import PIECE_BYTES, HostLayout, MemberParts, Rounds, Shared
 from farandole.engines.hybrid.pipeline import IN_FLIGHT
 
 PLACEMENTS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)

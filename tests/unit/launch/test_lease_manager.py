@@ -24,9 +24,9 @@ from farandole.launch.leases.journal import read_records, replay
 from farandole.launch.leases.lease import LeasePhase
 from farandole.launch.leases.lease_table import PARTIAL_S
 from farandole.launch.leases.limits import LeaseLimits
-from farandole.launch.leases.live_plan import dry_run
 from farandole.launch.leases.manager import FIND_AGAIN_S, LeaseManager
 from farandole.launch.leases.observation import ScaleTo, Stop
+from farandole.launch.leases.plan_command import dry_run
 from farandole.launch.leases.rules import LeaseRule
 from farandole.launch.leases.scheduler import JobPhase, Scheduler
 from workbench.scheduler.cluster import FakeCluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from farandole.control.agent_messages import StartWorkers
+from farandole.launch.hosts.places import with_meeting
 from farandole.launch.hosts.plan import Job, workers
-from farandole.launch.hosts.torch_environment import with_meeting
 from farandole.settings import Settings
 
 HOSTS = ("box", "box", "else")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farandole.collective import DType, ReduceOp
-from farandole.gradients.shard_tree import Shards, combine
+from farandole.gradients.shard_sums import Shards, combine
 from farandole.native import core
 from farandole.testing import reference
 

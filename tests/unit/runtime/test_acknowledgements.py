@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.runtime.coordination.acknowledgements import Acknowledgements
+from farandole.runtime.coordination.generation import Acknowledgements
 
 
 @given(st.permutations(range(5)), st.sets(st.integers(0, 4)), st.sets(st.integers(0, 4)))

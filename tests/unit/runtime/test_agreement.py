@@ -9,8 +9,7 @@ import pytest
 
 from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Signature
-from farandole.runtime.coordination.agreement import Plan, malformed, settle
-from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
+from farandole.runtime.coordination.agreement import Plan, SignaturesByRank, malformed, settle
 
 F32 = int(DType.FLOAT32)
 

@@ -12,7 +12,7 @@ from farandole.control.messages import Entry, GatheredParts, Order, SharedEntry,
 from farandole.runtime.coordination.downlink import Downlink
 from farandole.runtime.coordination.rank_set import RankSet, alike
 from farandole.runtime.relay.combining import HOLD_S, Combining
-from farandole.runtime.relay.gathering import Gathering
+from farandole.runtime.relay.relaying import Gathering
 
 SIGNATURE = Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]])
 LOSS, ACCURACY = Entry(0, "loss", signature=SIGNATURE), Entry(0, "accuracy", 4)

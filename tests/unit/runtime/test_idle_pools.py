@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from farandole.native.core import call_stacks
-from farandole.runtime.lanes.idle_pools import idle_threads
+from farandole.runtime.lanes.thread_waits import idle_threads
 from tests.support.patience import PATIENCE_S
 
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.gradients.shard_tree import Shards, block, combine, cover, is_tree_of_blocks
+from farandole.gradients.shard_sums import Shards, block, combine, cover, is_tree_of_blocks
 
 
 def text(whole: Shards) -> str:

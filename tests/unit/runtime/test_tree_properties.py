@@ -15,7 +15,7 @@ from farandole.control.agent_messages import RELAY
 from farandole.control.message import Message
 from farandole.control.messages import Abort, Hello, Leave, Orders, Resend, Submit, Welcome, decode, encode
 from farandole.runtime.controller.controller import Controller
-from farandole.runtime.coordination.tree import Tree
+from farandole.runtime.controller.root import Tree
 from farandole.runtime.relay.relaying import Relaying
 from farandole.settings import Settings
 from tests.support.runtime.programs import Job, Move, Simulation, jobs, model

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar, final
 
-from farandole.data.planning.layout import ShuffledLayout
+from farandole.data.planning.order import ExactOrder, SampleOrder
 from farandole.data.storage.byte_store import ByteStore
 from farandole.data.storage.manifest import Manifest
 from farandole.data.storage.stores import store_for
@@ -23,6 +23,23 @@ from farandole.elastic.worker.layout import Layout
 from farandole.errors import DataError, UsageError
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 from farandole.runtime.session.init import current, is_initialized
+
+
+@final
+class ShuffledLayout(Layout):
+    """Every epoch in an order of its own; a batch is shared out in slices."""
+
+    @property
+    def name(self) -> str:
+        return ExactOrder.name
+
+    def check(self, name: str) -> None:
+        if name != self.name:
+            raise UsageError(f"the state was saved in the order {name!r}: stage the data as it was when it was saved")
+
+    def order(self, length: int, seed: int, epoch: int, name: str = "") -> SampleOrder:
+        return ExactOrder(length, seed, epoch)
+
 
 Self = TypeVar("Self", bound="Source")
 

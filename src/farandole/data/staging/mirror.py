@@ -22,7 +22,7 @@ from typing import final
 
 from farandole.data.staging.cache import NewPiece, OpenPiece, PieceFolder, require_own
 from farandole.data.staging.checksums import Checksums
-from farandole.data.staging.stored_pieces import readable
+from farandole.data.staging.sources import readable
 from farandole.data.storage.byte_store import read_fully
 from farandole.data.storage.fields import Integers
 from farandole.data.storage.manifest import Manifest

@@ -53,8 +53,7 @@ from farandole.data.staging.protocol import (
     receive_request,
     send,
 )
-from farandole.data.staging.sources import DIFFERS, PieceSources
-from farandole.data.staging.stored_pieces import readable
+from farandole.data.staging.sources import DIFFERS, PieceSources, readable
 from farandole.data.storage.manifest import Manifest
 from farandole.data.storage.pieces import Pieces
 from farandole.errors import DataError, UsageError

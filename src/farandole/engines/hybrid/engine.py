@@ -32,8 +32,7 @@ from farandole.engines.engine import (
     require_short,
 )
 from farandole.engines.hybrid.inter_host_alltoall import InterHostAlltoall
-from farandole.engines.hybrid.layout import HostLayout
-from farandole.engines.hybrid.member_parts import MemberParts, Rounds, Shared
+from farandole.engines.hybrid.layout import HostLayout, MemberParts, Rounds, Shared
 from farandole.engines.hybrid.pipeline import IN_FLIGHT, Phase, Pipeline
 from farandole.engines.interruption import ends_when_interrupted
 from farandole.engines.shm import ShmEngine

@@ -13,6 +13,10 @@ woken: it polls whether the operation is complete, and checks ``_reason`` and th
 call ``abort``, which acquires no lock, because it may be a signal handler on top of that thread. It writes ``_reason``
 before it aborts the process group, so that operations that fail because of the abort find the reason. The thread that
 calls collectives, and ``close``, write ``_failure`` and ``_calls``.
+
+Store for process groups of ``torch.distributed`` that needs no port: it uses one ``Exchange`` of the members.
+
+ProcessGroupGloo(ExchangeStore(exchange), rank, size, options)
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias, final
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -31,10 +36,55 @@ from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.arrays import plain_memory, shares
 from farandole.engines.engine import Engine, Exchange, Group, Memory, is_exact, require_served
 from farandole.engines.interruption import ends_when_interrupted, said_of
-from farandole.engines.nccl.exchange_store import ExchangeStore
 from farandole.engines.nccl.tensors import as_bytes, combine, exactly, finish, scale, tensor, widen
 from farandole.engines.transport import interruptible
 from farandole.errors import AbortError, CollectiveError, EngineError, StallError
+
+_Store: Any = dist.Store  # type: ignore[attr-defined,unused-ignore]
+
+
+@final
+class ExchangeStore(_Store):  # type: ignore[misc]
+    """Store with the operations that process groups need: publish values, then read those of the others.
+
+    One all-gather serves the whole start. Either all members publish before they read (Gloo), or one member ``leads``:
+    only that member publishes, and the others read (NCCL).
+    """
+
+    def __init__(self, exchange: Exchange, leads: bool = False) -> None:
+        super().__init__()
+        self.values: dict[str, bytes] = {}
+        self._exchange: Exchange | None = exchange
+        self._leads = leads
+
+    def set(self, key: str, value: bytes) -> None:
+        """Publish ``value`` under ``key``."""
+        self.values[key] = bytes(value)
+        if self._leads:
+            self.gather()
+
+    def check(self, keys: list[str]) -> bool:
+        """True if these keys are known here already."""
+        return all(key in self.values for key in keys)
+
+    def gather(self) -> None:
+        """Gather the published values of all, once; every member must call it, even if it could not make its group."""
+        exchange, self._exchange = self._exchange, None  # once: no other member would take part in a second exchange
+        for said in exchange(msgspec.msgpack.encode(self.values)) if exchange else ():
+            self.values.update(msgspec.msgpack.decode(said, type=dict[str, bytes]))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Meet, after which all values are present; the exchange has a timeout of its own."""
+        if not self.check(keys):
+            self.gather()
+        if missing := [key for key in keys if key not in self.values]:
+            raise EngineError(f"no member published {missing} before the exchange")
+
+    def get(self, key: str) -> bytes:
+        """Read the value published under ``key``."""
+        self.wait([key])
+        return self.values[key]
+
 
 MakeProcessGroup: TypeAlias = Callable[[Any, Group], Any]
 """Makes a process group of ``torch.distributed`` from the store and the group."""

@@ -4,13 +4,18 @@
 
 The launcher's loop runs in the calling thread, as for ``farandole.run``; tasks of the cluster start its agents, not
 ssh. Function, results and output are sent over the job's own authenticated connections.
+
+Agents in slots of a cluster, as seen by the loop of a job.
+
+agents = SlotAgents(slots, ("node1", "node2"))
+agents.of("node2").explain()
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import cloudpickle
@@ -26,16 +31,57 @@ from farandole.launch.agents.agent_config import DIAL_SHARE, LaunchedAgentConfig
 from farandole.launch.clusters.allocated_slots import AllocatedSlots
 from farandole.launch.clusters.elastic_slots import run_elastic_on
 from farandole.launch.clusters.slot import Ticket
-from farandole.launch.clusters.slot_agents import SlotAgents
 from farandole.launch.clusters.slot_provider import SlotProvider
 from farandole.launch.function.results import Results, values_of
 from farandole.launch.function.task import Task
 from farandole.launch.hosts.plan import Job, start_workers, variables_elsewhere
+from farandole.launch.job.elastic_agents import AbsentAgent
 from farandole.launch.job.loop import NO_SIGNALS
 from farandole.launch.job.static_loop import StaticLoop
 from farandole.runtime.controller.root import Root
 from farandole.settings import Settings
 from farandole.topology import Topology
+
+
+@final
+class SlotAgent(AbsentAgent):
+    """Agent of one host, which runs as long as the slots there; its code is 1 if one of them is lost."""
+
+    has_ended = True
+    """The loop need not wait for it: the slots are waited for when they are released."""
+    inherits = True
+    """Always true: its workers inherit the variables of the cluster's tasks, not the caller's."""
+
+    def __init__(self, agents: SlotAgents, host: str, bell: int) -> None:
+        super().__init__(host)
+        self._agents = agents
+        self.fds = (bell,)
+
+    def attend(self) -> None:
+        """Check for lost slots."""
+        self._agents.look()
+
+
+@final
+class SlotAgents:
+    """One agent for each host."""
+
+    def __init__(self, slots: AllocatedSlots, hosts: Sequence[str]) -> None:
+        self._slots = slots
+        self._by_host = {host: SlotAgent(self, host, slots.bell) for host in dict.fromkeys(hosts)}
+
+    def __iter__(self) -> Iterator[SlotAgent]:
+        return iter(self._by_host.values())
+
+    def of(self, host: str) -> SlotAgent:
+        """The agent of ``host``."""
+        return self._by_host[host]
+
+    def look(self) -> None:
+        """Mark the agents of hosts with lost slots."""
+        for host, why in self._slots.look().items():
+            agent = self._by_host[host]
+            agent.code, agent.why = 1, agent.why or why
 
 
 @final

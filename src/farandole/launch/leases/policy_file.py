@@ -22,8 +22,7 @@ from typing import Any, Final, NamedTuple, final
 import msgspec
 
 from farandole.errors import SettingsError, UsageError
-from farandole.launch.leases.hours import open_hours, windows_of
-from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.limits import LeaseLimits, open_hours, windows_of
 
 if sys.version_info >= (3, 11):
     import tomllib

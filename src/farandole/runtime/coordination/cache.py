@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from farandole.runtime.coordination.agreement import Plan
-from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
+from farandole.runtime.coordination.agreement import Plan, SignaturesByRank
 
 Key: TypeAlias = tuple[int, str]
 """Process set and name."""

@@ -5,26 +5,105 @@
     generation.remove_rank(0)                       # ranks that need rank 0 from now on get an error
 
 The controller holds the current generation and sends the messages that follow from it.
+
+Acknowledgements of a request to several ranks, until all have answered; without any I/O.
+
+    >>> answers = Acknowledgements()
+    >>> answers.begin(7, [1, 2])
+    >>> answers.answered(1, 7)
+    >>> answers.finished(), answers.gone(2), answers.finished(), answers.finished()
+    (None, None, 7, None)
+
+One request at a time: the next request replaces the previous one.
+
+Planned lanes that some ranks have closed and others still use: some ranks dropped or replaced an optimizer.
+
+    closed = ClosedLanes(hosts, groups)
+    closed.add(0, LaneClosed(1, 0, "optimizer.0", 7))
+    closed.refusal(1, Blocked(1, 0, "optimizer.0", 8, "optimizer.0: step 8", 0.1))      # why that can never end
+
+The engine of such a lane sees at most a lost connection, and some engines not even that.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import final
 
-from farandole.control.messages import Abort, Exchanged
-from farandole.runtime.coordination.acknowledgements import Acknowledgements
+from farandole.control.messages import Abort, Blocked, Exchanged, LaneClosed
 from farandole.runtime.coordination.blocked_reports import BlockedReports
-from farandole.runtime.coordination.closed_lanes import ClosedLanes
 from farandole.runtime.coordination.deadlock import DeadlockDetector
 from farandole.runtime.coordination.formation import Formed, Roster
 from farandole.runtime.coordination.negotiation import Negotiation
-from farandole.runtime.coordination.rank_names import list_some, name_rank
+from farandole.runtime.coordination.process_groups import ProcessGroups
+from farandole.runtime.coordination.rank_names import list_some, name_rank, name_ranks
 from farandole.runtime.coordination.rank_set import RankSet
 from farandole.runtime.coordination.stall import Limits, StallInspector, Waiting
 from farandole.settings import Settings
+
+
+@final
+class ClosedLanes:
+    """Lanes of one generation that some, but not all, members of their process set have closed."""
+
+    def __init__(self, hosts: Sequence[str], groups: ProcessGroups) -> None:
+        self._hosts, self._groups = hosts, groups
+        self._closed: dict[tuple[int, str], dict[int, int]] = {}
+
+    def add(self, rank: int, closed: LaneClosed) -> bool:
+        """Record that ``rank`` has closed a lane; False if the message is invalid."""
+        members = self._groups.get(closed.process_set)
+        if members is None or rank not in members:
+            return False
+        ranks = self._closed.setdefault((closed.process_set, closed.lane), {})
+        ranks[rank] = closed.sequence
+        if len(ranks) == len(members):
+            del self._closed[closed.process_set, closed.lane]
+        return True
+
+    def refusal(self, rank: int, blocked: Blocked) -> str:
+        """Reason why the collective in which ``rank`` is blocked can never complete; "" if none is known."""
+        closed = self._closed.get((blocked.process_set, blocked.lane), {})
+        absent = [other for other, sequence in closed.items() if other != rank and sequence < blocked.sequence]
+        if not absent:
+            return ""
+        who, them = name_rank(rank, self._hosts), name_ranks(absent, self._hosts)
+        return (
+            f"{who} is in {blocked.what}, but the script of {them} has dropped that optimizer, or made another one in "
+            "its place: make, replace and drop optimizers at the same line on every rank"
+        )
+
+
+@final
+class Acknowledgements:
+    """Ranks acknowledge by the number of the request; ranks that have left are not waited for."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._missing: set[int] = set()
+
+    def begin(self, number: int, ranks: Iterable[int]) -> None:
+        """Wait for ``ranks`` to acknowledge the request ``number``, and for no earlier request."""
+        self._number, self._missing = number, set(ranks)
+
+    def answered(self, rank: int, number: int) -> None:
+        """Record that ``rank`` has done request ``number``; ignored if that is an earlier request."""
+        if number == self._number:
+            self._missing.discard(rank)
+
+    def gone(self, rank: int) -> None:
+        """Stop waiting for ``rank``, which has left or exited."""
+        self._missing.discard(rank)
+
+    def finished(self) -> int | None:
+        """Return the number of the request, once, when all ranks have acknowledged it; otherwise ``None``."""
+        if self._number is None or self._missing:
+            return None
+        number, self._number = self._number, None
+        return number
+
 
 RENEWALS_PER_WARNING = 2
 """Number of times that a blocked rank repeats its report within the warning time, at least."""

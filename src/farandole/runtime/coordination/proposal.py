@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import final
 
 from farandole.control.messages import Signature
-from farandole.runtime.coordination.agreement import title
+from farandole.runtime.coordination.agreement import SignaturesByRank, title
 from farandole.runtime.coordination.cache import CachedSignature, Key
 from farandole.runtime.coordination.rank_set import NOBODY, RankSet
-from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
 
 
 @final

@@ -23,23 +23,55 @@ Frames of other threads are read in native code, and no frame is ever kept here:
 that the script has dropped meanwhile.
 
 The survey does not see threads that the interpreter does not know: see ``native_threads``.
+
+Idle threads of ``concurrent.futures``, which get no task while all other threads wait.
+
+>>> idle_threads({})        # of these call stacks, by thread
+set()
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
 
 from farandole.control.messages import ThreadWait, Waits
 from farandole.native.core import call_stacks
 from farandole.runtime.coordination.agreement import title
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
-from farandole.runtime.lanes.idle_pools import idle_threads
 from farandole.runtime.lanes.lane import Lane, PendingCollectives
 from farandole.runtime.lanes.native_threads import are_native_threads_expected
 from farandole.runtime.lanes.thread_joins import joined
+
+_WAITS = ("concurrent.futures.thread", "_worker")
+
+
+def idle_threads(stacks: Mapping[int, Sequence[tuple[str | None, str]]]) -> set[int]:
+    """Identifiers of the threads of pools without any task; ``stacks`` are calls by thread, innermost first."""
+    there: defaultdict[ThreadPoolExecutor, set[int]] = defaultdict(set)
+    for thread in threading.enumerate():
+        calls = stacks.get(thread.ident or 0)
+        if calls and calls[0] == _WAITS and (pool := _pool_of(thread)) is not None:
+            there[pool].add(thread.ident or 0)
+    found: set[int] = set()
+    for pool, threads in there.items():
+        idle: Any = getattr(pool, "_idle_semaphore", None)
+        # ``_value`` above the number of threads: before Python 3.12 the count is too high after tasks had to wait.
+        if idle is not None and len(pool._threads) >= idle._value >= len(threads) and pool._work_queue.empty():
+            found |= threads
+    return found
+
+
+def _pool_of(thread: threading.Thread) -> ThreadPoolExecutor | None:
+    """Pool that the thread belongs to, if that still exists."""
+    arguments = getattr(thread, "_args", ())
+    pool = arguments[0]() if arguments and callable(arguments[0]) else None
+    return pool if isinstance(pool, ThreadPoolExecutor) else None
+
 
 Functions: TypeAlias = frozenset[tuple[str, str]]
 """Functions by module and name."""
@@ -68,7 +100,7 @@ _JOIN: Functions = frozenset({("farandole.runtime.lanes.thread_joins", "join")})
 
 _MEANS = (
     "contextlib.", "farandole.control.", "farandole.engines.", "farandole.runtime.collectives.divergence.",
-    "farandole.runtime.lanes.", "farandole.runtime.session.abort_reason.", "farandole.runtime.session.control_thread.",
+    "farandole.runtime.lanes.", "farandole.runtime.session.session_end.", "farandole.runtime.session.control_thread.",
     "farandole.runtime.session.engine_pool.", "farandole.runtime.session.planned_lanes.",
     "farandole.runtime.session.session.", "mpi4py.", "threading.",
     "torch.distributed.", "zmq.",

@@ -43,7 +43,7 @@ from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.thread_joins import join
 from farandole.runtime.lanes.weak_objects import WeakObjects
 from farandole.runtime.session import tracebacks
-from farandole.runtime.session.cancelled_join import CancelledJoin
+from farandole.runtime.session.link import CancelledJoin
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set, require_registered
 from farandole.runtime.session.session import Session
 from farandole.runtime.session.start import PreviousSession, start

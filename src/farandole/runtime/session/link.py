@@ -7,13 +7,22 @@
 
 Three sockets, each with its own reader: ``up`` only sends (any thread), ``control`` belongs to the control thread, and
 ``orders`` to the thread that leads the negotiated lane.
+
+Cancellation of a wait to join a job, by a signal handler of the waiting process.
+
+    withdrawal = CancelledJoin()
+    link = Link(..., withdrawal=withdrawal)      # in the main thread, where it waits for the other ranks
+    withdrawal.end_wait()                        # in a handler on top of it: the wait raises ``StartError``
+
+Threads. Everything runs in one thread: the handler runs on top of the wait, between any two lines. An exception raised
+by the handler could leave sockets open and locks held. So it interrupts the wait and returns.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import msgspec
 
@@ -25,8 +34,36 @@ from farandole.control.messages import ControllerLost, Hello, Notice, Refuse, We
 from farandole.control.sockets import Context
 from farandole.errors import ControlError, FarandoleError, StartError
 from farandole.events import logger
-from farandole.runtime.session.cancelled_join import CancelledJoin
 from farandole.runtime.session.control_thread import show
+
+
+class Wait(Protocol):
+    """Wait that can be interrupted."""
+
+    def interrupt(self) -> None:
+        """End the wait at once, or prevent it. A signal handler calls this, on top of any line."""
+
+
+@final
+class CancelledJoin:
+    """Cancellation of joining a job. ``end_wait`` is called once, before the wait begins or during it."""
+
+    def __init__(self, given: bool = False) -> None:
+        self.given = given
+        self._wait: Wait | None = None
+
+    def end_wait(self) -> None:
+        """End the wait, now and later."""
+        self.given = True
+        if self._wait is not None:
+            self._wait.interrupt()
+
+    def applies_to(self, wait: Wait | None) -> None:
+        """Set the wait to interrupt, at once if ``end_wait`` was called; ``None``: the wait is over."""
+        self._wait = wait
+        if self.given and wait is not None:  # after the assignment: a handler that ran before it found no wait
+            wait.interrupt()
+
 
 CONTROLLER_GRACE_S = 5.0
 """Extra time that a worker waits after its controller's deadline: the controller's error names the missing ranks."""

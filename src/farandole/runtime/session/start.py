@@ -24,7 +24,6 @@ from farandole.engines.factory import load
 from farandole.errors import StartError, UsageError
 from farandole.runtime.coordination import forked_children
 from farandole.runtime.coordination.process_groups import fitting
-from farandole.runtime.session.cancelled_join import CancelledJoin
 from farandole.runtime.session.init_arguments import (
     ANY,
     configure_logging,
@@ -33,11 +32,11 @@ from farandole.runtime.session.init_arguments import (
     settings_of,
     static_sets,
 )
-from farandole.runtime.session.link import Assignment, ControllerLostError, Link
+from farandole.runtime.session.link import Assignment, CancelledJoin, ControllerLostError, Link
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike
 from farandole.runtime.session.rendezvous import find_controller
 from farandole.runtime.session.session import Session
-from farandole.runtime.session.stacks import stack_dump
+from farandole.runtime.session.tracebacks import stack_dump
 from farandole.settings import Settings
 from farandole.topology import Topology
 

@@ -14,8 +14,7 @@ import torch
 
 from farandole.adapters.torch_tensors import HALF
 from farandole.errors import UnsupportedError
-from farandole.largebatch.exemption import Group, split
-from farandole.largebatch.settings import at_least
+from farandole.largebatch.trust import Group, at_least, split
 
 Params: TypeAlias = Iterable[torch.Tensor] | Iterable[Group] | Iterable[tuple[str, torch.Tensor]]
 State: TypeAlias = dict[str, Any]

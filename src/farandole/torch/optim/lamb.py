@@ -7,9 +7,7 @@ from typing import final
 import torch
 
 from farandole.adapters.torch_tensors import norms
-from farandole.largebatch.exemption import Group
-from farandole.largebatch.settings import at_least, between
-from farandole.largebatch.trust import lamb_rate
+from farandole.largebatch.trust import Group, at_least, between, lamb_rate
 from farandole.torch.optim.base import LargeBatchOptimizer, Params, State, buffers
 
 

@@ -10,9 +10,7 @@ import torch
 
 from farandole.adapters.torch_tensors import norms
 from farandole.errors import UnsupportedError, UsageError
-from farandole.largebatch.exemption import Group, split
-from farandole.largebatch.settings import at_least
-from farandole.largebatch.trust import clipped_rate, lars_rate
+from farandole.largebatch.trust import Group, at_least, clipped_rate, lars_rate, split
 from farandole.torch.reducing_optimizer import ReducingOptimizer
 from farandole.torch.subclass import FrontOptimizer, put_before
 

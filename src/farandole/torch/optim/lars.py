@@ -8,9 +8,7 @@ import torch
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from farandole.adapters.torch_tensors import norms
-from farandole.largebatch.exemption import Group
-from farandole.largebatch.settings import at_least, between
-from farandole.largebatch.trust import lars_rate
+from farandole.largebatch.trust import Group, at_least, between, lars_rate
 from farandole.torch.optim.base import LargeBatchOptimizer, Params, State, buffers
 
 FUSED_DEVICES = tuple(_get_fused_kernels_supported_devices()) if hasattr(torch, "_fused_sgd_") else ()

@@ -16,7 +16,7 @@ import torch
 import farandole.torch as hvd
 from farandole.adapters.torch_tensors import tensors
 from farandole.gradients import shard_sums
-from farandole.gradients.shard_tree import Shards
+from farandole.gradients.shard_sums import Shards
 
 WORKERS = max(4, hvd.size() if hvd.is_initialized() else 0)  # not where the names of checks are listed
 ROWS, STEPS = 3 * (WORKERS + 3), 3

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.control.agent_messages import LeaseOffer
-from farandole.launch.leases.demand import Demand
 from farandole.launch.leases.job_arrays import LeaseSupply
 from farandole.launch.leases.lease import LeasePhase
 from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.manager import LeaseManager
 from farandole.launch.leases.scheduler import JobPhase
+from farandole.launch.providers.leases import Demand
 from farandole.search.allot import Noise, Running, Time, demand
 from workbench.scheduler.cluster import FakeCluster
 from workbench.scheduler.fake import FakeScheduler

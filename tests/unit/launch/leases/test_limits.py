@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import SettingsError
-from farandole.launch.leases.hours import closes_s, open_hours, windows_of
-from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.limits import LeaseLimits, closes_s, open_hours, windows_of
 from farandole.launch.leases.policy_file import KEYS, OF_THE_USER, STRICTER, PolicyFile, bounded, read_policy
 from farandole.launch.leases.rules import LeaseRule
 
