@@ -279,7 +279,7 @@ def test_jobs_with_other_pieces_do_not_mix_them_up(tmp_path: Path, cache: str) -
 def test_a_full_disk_is_no_matter_of_the_user(tmp_path: Path, cache: str) -> None:
     source = made(tmp_path / "set", files=4, samples=100, nbytes=41_000)
     with full_disk():
-        staged = stage(source, cache=cache, limit="1GB")
+        staged = stage(source, cache=cache, limit="4GB")
     with ended(staged):
         assert same(staged, source)
         assert statistics(staged).held_bytes == 0
