@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from farandole.engines.engine import Rendezvous
+from farandole.errors import FarandoleError
+from farandole.runtime.session.init import current, init, shutdown
+from workbench.jobs import run_job
+
 if TYPE_CHECKING:
+    from farandole.testing.rank import RankContext
     from tests.support.launching import Launch
 
 PRELUDE = """
@@ -132,3 +139,40 @@ def test_who_waits_elsewhere_reads_why_the_ranks_differ(launch: Launch) -> None:
     for line in lines:
         assert line.startswith("MismatchError allreduce 'differs' in process set 1: the ranks differ in the shape")
     assert any(re.search(r"\(raised on rank [12] on \S+, whose script has ended\)", line) for line in lines)
+
+
+def _leave_while_an_engine_is_made(member: RankContext) -> str:
+    """Rank 0 has said that it has mapped all memory, and is interrupted before rank 1 has mapped that of rank 0."""
+    init()
+    settle, rounds, said = Rendezvous.__call__, [0], ""
+    settling: list[threading.Thread] = []
+
+    def interrupted(self: Rendezvous, payload: bytes) -> list[bytes]:
+        rounds[0] += 1
+        if member.rank == 0 and rounds[0] == 2:
+            settling.append(threading.Thread(target=settle, args=(self, payload)))
+            settling[0].start()
+            raise KeyboardInterrupt
+        found = settle(self, payload)
+        if member.rank and rounds[0] == 1:
+            member.exchange(b"")  # until rank 0 has dropped its memory
+        return found
+
+    Rendezvous.__call__ = interrupted  # type: ignore[method-assign]  # this process ends with the test
+    try:
+        current().planned.engine(0, "p")
+    except KeyboardInterrupt:
+        member.exchange(b"")
+        settling[0].join()
+        shutdown()
+    except FarandoleError as error:
+        said = f"{type(error).__name__} {error}"
+    member.exchange(b"")
+    shutdown()
+    return said
+
+
+def test_a_rank_that_leaves_while_an_engine_is_made_is_named() -> None:
+    """And not memory that "could not be shared", which is all that the engine of the other rank knows."""
+    said = run_job(_leave_while_an_engine_is_made, 2)
+    assert re.match(r"AbortError rank 0 on \S+ has called shutdown\(\)", said[1]), said

@@ -75,7 +75,13 @@ class EnginePool:
         """The executor of a process set; the first call is collective. Only the thread that leads the lane calls it."""
         found = self._executors.get(process_set)
         if found is None:
-            engine = self.engine(ranks, f"process set {process_set}")
+            try:
+                engine = self.engine(ranks, f"process set {process_set}")
+            except EngineError as error:
+                # A member that left meanwhile unlinked its memory, which looks like memory that cannot be shared.
+                if self._over.wait(ENDED_S):
+                    raise AbortError(self._reason or "the generation has ended") from error
+                raise
             found = self._executors[process_set] = Executor(engine, ranks)
         return found
 
@@ -86,13 +92,7 @@ class EnginePool:
         """
         group, rendezvous = self._gather(ranks, label)
         group = dataclasses.replace(group, deadline_s=deadline_s) if deadline_s else group
-        try:
-            engine = make(name or self._engine, group, rendezvous)
-        except EngineError as error:
-            # A member that left meanwhile unlinked its memory, which looks like memory that cannot be shared.
-            if self._over.wait(ENDED_S):
-                raise AbortError(self._reason or "the generation has ended") from error
-            raise
+        engine = make(name or self._engine, group, rendezvous)
         with self._lock:
             self._engines.add(engine)
             reason = self._reason

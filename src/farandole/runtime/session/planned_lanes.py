@@ -25,6 +25,10 @@ from farandole.runtime.session.planned_collective import PlannedCollectives
 from farandole.runtime.session.process_sets import Registry
 
 
+ENGINE = "engine"
+"""Name of the lane, after that of the collectives, in which all members make their engine."""
+
+
 @final
 class PlannedLanes:
     """Planned lanes of one session; ``tell`` sends a message to the controller, if there is one."""
@@ -50,7 +54,10 @@ class PlannedLanes:
         ``name``: another engine than the job's; ``deadline_s``: time limit of a collective.
         """
         ranks = self._sets.members(process_set, label)
-        with self._reentry:
+        # A member that leaves meanwhile fails the others, which then ask the controller why: it answers ranks that wait.
+        ungated = CellState(self._active)
+        waits = PlannedCollectives(self._active, self._reentry, self._explain, ungated, process_set, f"{label} {ENGINE}")
+        with waits.next(f"{label}: {ENGINE}", needs_all=True):
             return self._engines.engine(ranks, f"{label} of process set {process_set}", name, deadline_s)
 
     def exchange(self, process_set: int, key: str, payload: bytes) -> list[bytes]:
