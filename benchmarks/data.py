@@ -15,6 +15,8 @@ from benchmarks import data_staging
 from benchmarks.data_loaders import LOADERS, DataSet
 from benchmarks.fleet import Fleet
 from benchmarks.measure import Row, Sample, Table, Verdict
+from workbench.cluster import UnavailableError
+from workbench.cluster.shared_folder import SharedFolder
 
 LEAST = {("100 KB", "torch"): 5.0, ("100 KB", "streaming"): 10.0, ("JPEG of 256 x 256", "torch"): 1.0}
 """How many times the samples of the other one come out of our cache."""
@@ -45,7 +47,7 @@ print(json.dumps([taken, peak_mb() - before]))
 
 def run(quick: bool) -> list[Table]:
     """All tables of this section."""
-    return [_loading(quick), *_orders(quick), _ready_batches(quick), *data_staging.run(quick)]
+    return [_loading(quick), *_orders(quick), _ready_batches(quick), _blamed(quick), *data_staging.run(quick)]
 
 
 def _loading(quick: bool) -> Table:
@@ -131,3 +133,43 @@ def _ready_batches(quick: bool) -> Table:
     cost = Sample.of(taken_us)
     share = Verdict(cost.median / 20e3, "of a step of 20 ms", most=0.01)
     return Table("Handing out a batch that is ready", "us", rows=[Row("fake=True", {"farandole": cost}, (share,))])
+
+
+def _blamed(quick: bool) -> Table:
+    """What the report says was lost to input, of what a training from slow storage lost by the clock."""
+    from farandole.data import report
+    from farandole.data.loading.report import input_log
+
+    table = Table("Wait for input: the report beside the clock", "s")
+    try:
+        with _written("100 KB", quick=True) as data, SharedFolder(data.folder) as storage:
+            files = storage.mount("here") / "files"
+            for latency_ms in (5, 20) if quick else (5, 10, 20, 40):
+                storage.lag(latency_ms / 1e3)
+                input_log.steps.clear()
+                took_s, found = _trained_s(files, fake=False), report()
+                lost_s = took_s - _trained_s(files, fake=True)
+                samples = {"clock": Sample.of([lost_s]), "report": Sample.of([found.exposed_s])}
+                off = Verdict(abs(found.exposed_s / lost_s - 1), "off the clock", most=0.05)
+                causes = Verdict(
+                    float(len({each.cause for each in found.blamed} - {"shared storage"})), "wrong causes", most=0
+                )
+                table.rows.append(Row(f"{latency_ms} ms for each read", samples, (off, causes)))
+    except UnavailableError as error:
+        table.title += f": skipped. {error}"
+    return table
+
+
+def _trained_s(files: Path, fake: bool) -> float:
+    """Seconds from the first batch of an epoch to its end, with steps of 20 ms."""
+    from farandole.data import arrays
+    from farandole.data.loading.batches import Batches
+
+    loader = Batches(arrays(files), batch_size=16, threads=2, fake=fake)
+    batches = iter(loader)
+    next(batches)
+    begin = time.perf_counter()
+    for _batch in batches:
+        time.sleep(0.02)
+        loader.commit()
+    return time.perf_counter() - begin
