@@ -16,7 +16,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -38,6 +38,7 @@ from farandole.elastic.membership.job_events import HostLost
 from farandole.errors import ControlError
 from farandole.launch.providers.fleet import Fleet, FleetWorker, KillProcess, ProcessState
 from farandole.launch.providers.provider import Provider, ProviderEvent, words_of
+from farandole.runtime.controller.event_loop import EventLoop
 from farandole.search.allot import Noise, Running, Time, allot, demand
 from farandole.search.groups import SearchLimits, TrialGroups
 from farandole.search.rung_checkpoint import key_of, read_metrics, read_reported
@@ -70,38 +71,35 @@ class _Measured:
 
 
 @final
-class SearchLoop:
+class SearchLoop(EventLoop):
     """Loop over the trials of ``study``. Calls ``on_change`` when a trial begins, reports, or gives workers back.
 
     The argument of ``on_change`` describes the change.
     """
 
     def __init__(self, router: Router, study: Study, provider: Provider, terms: SearchLimits) -> None:
+        super().__init__(router)
         self.on_change: Callable[[str], object] = lambda _: None
         self.watch: SearchWatch | None = None
         """Record and orders of watchers, if the search is recorded."""
         self.fleet = Fleet(provider.slots, provider.heed_s)
         self.groups = TrialGroups(self.fleet, study, terms, router.send, self._kill, reaches_out=provider.reaches_out)
         self.size = self.groups.size
-        self._router, self._study, self._provider, self._terms = router, study, provider, terms
+        self._study, self._provider, self._terms = study, provider, terms
         self._contact = Contact([], "")
-        self._watched: set[int] = set()
+        self._mail: list[tuple[bytes, Any]] = []
+        """Messages for the provider that have arrived in this turn."""
         self._page = -1  # pidfd of the live page's process
         self._size = self.fleet.size
         self._measured = _Measured()
         self._ends_s = time.monotonic() + terms.deadline_s
         self._stops_s = math.inf  # end of the time to leave after the search's deadline
 
-    def __enter__(self) -> SearchLoop:
-        return self
-
     def __exit__(self, *_: object) -> None:
         for worker in self.fleet:
             if worker.identity:
                 self._router.send(worker.identity, PoolRetire())
-        for fd in self._watched:
-            self._router.unwatch(fd)
-        self._watched = set()
+        super().__exit__()
 
     def open(self, contact: Contact) -> None:
         """Start the workers, which find this search by ``contact``."""
@@ -117,24 +115,7 @@ class SearchLoop:
     def run(self) -> None:
         """Run until no trial is left that could go on, or the time is over."""
         self._turn(time.monotonic())  # the provider may wait for what is wanted of it
-        while not self._is_over():
-            self._watch()
-            ready = self._router.wait(self._patience_s())
-            messages = list(iter(self._router.recv, None))
-            mail = [each for each in messages if each[0].startswith(AGENT) or isinstance(each[1], PoolHello)]
-            for identity, message in messages:
-                if not identity.startswith(AGENT):  # first: a worker's last message may arrive after its exit's report
-                    self._handle_message(identity, message)
-            if self._page in ready:
-                self._lose_page()
-            for fd in (ended := ready & self._watched):  # which the provider may close
-                self._router.unwatch(fd)
-            self._watched -= ended
-            self._on_events(self._provider.events(time.monotonic(), ended, mail))
-            self._turn(time.monotonic())
-            if self.watch is not None and self.watch.turn(self):
-                self.on_change("")
-                self._turn(time.monotonic())
+        self.serve()
 
     @contextlib.contextmanager
     def follow(self, watch: SearchWatch, show: Callable[[str], object], page: int = -1) -> Iterator[None]:
@@ -153,7 +134,6 @@ class SearchLoop:
         watch.changed("", self.size)  # trials that are known from the log
         if page >= 0:
             self._page = os.pidfd_open(page)
-            self._router.watch(self._page)
         try:
             yield
         finally:
@@ -178,14 +158,31 @@ class SearchLoop:
         is_left = not self._study.is_over and math.isinf(self._stops_s)
         return (not is_left and not self.groups) or time.monotonic() >= self._stops_s
 
-    def _watch(self) -> None:
-        fds = set(self._provider.fds)
-        for fd in self._watched - fds:
-            with contextlib.suppress(OSError):  # it is closed
-                self._router.unwatch(fd)
-        for fd in fds - self._watched:
-            self._router.watch(fd)
-        self._watched = fds
+    @property
+    def _fds(self) -> Collection[int]:
+        return {*self._provider.fds, *([self._page] if self._page >= 0 else [])}
+
+    def _receive(self, until_s: float | None) -> set[int]:
+        ready = self._router.wait(None if until_s is None else max(0.0, until_s - time.monotonic()))
+        messages = list(iter(self._router.recv, None))
+        self._mail = [each for each in messages if each[0].startswith(AGENT) or isinstance(each[1], PoolHello)]
+        for identity, message in messages:
+            if not identity.startswith(AGENT):  # first: a worker's last message may arrive after its exit's report
+                self._handle_message(identity, message)
+        return ready
+
+    def _on_descriptors(self, ready: set[int]) -> None:
+        if self._page in ready:
+            self._lose_page()
+        ended = ready & self._watched
+        self._unwatch(ended)  # the provider may close them
+        self._on_events(self._provider.events(time.monotonic(), ended, self._mail))
+
+    def _on_turn(self, now: float) -> None:
+        self._turn(now)
+        if self.watch is not None and self.watch.turn(self):
+            self.on_change("")
+            self._turn(now)
 
     def _lose_page(self) -> None:
         self._close_page()
@@ -196,14 +193,14 @@ class SearchLoop:
     def _close_page(self) -> None:
         page, self._page = self._page, -1
         if page >= 0:
-            self._router.unwatch(page)
+            self._unwatch({page} & self._watched)
             os.close(page)
 
-    def _patience_s(self) -> float | None:
+    def _until_s(self) -> float | None:
         moments = [self._provider.deadline_s, self.fleet.deadline_s, *(job.deadline_s for job in self.groups)]
         moments.append(self._ends_s if math.isinf(self._stops_s) else self._stops_s)
         until_s = min(moments)
-        return None if until_s == math.inf else max(0.0, until_s - time.monotonic())
+        return None if until_s == math.inf else until_s
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class OwnController(ControllerHost):
         settings = Settings.resolve().as_static()
         super().__init__(Root(router, settings, config.expected))
         self._claimed = claimed
-        self._router, self._config, self._start_timeout_s = router, config, settings.start_timeout_s
+        self._config, self._start_timeout_s = config, settings.start_timeout_s
         self._dump_elsewhere = self._controller.watchdog.request_stack
         self._controller.watchdog.request_stack = self._request_stack
         self._controller.on_hello = self._on_worker_hello

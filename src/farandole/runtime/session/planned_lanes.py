@@ -24,7 +24,6 @@ from farandole.runtime.session.engine_pool import EnginePool
 from farandole.runtime.session.planned_collective import PlannedCollectives
 from farandole.runtime.session.process_sets import Registry
 
-
 ENGINE = "engine"
 """Name of the lane, after that of the collectives, in which all members make their engine."""
 
@@ -54,9 +53,9 @@ class PlannedLanes:
         ``name``: another engine than the job's; ``deadline_s``: time limit of a collective.
         """
         ranks = self._sets.members(process_set, label)
-        # A member that leaves meanwhile fails the others, which then ask the controller why: it answers ranks that wait.
-        ungated = CellState(self._active)
-        waits = PlannedCollectives(self._active, self._reentry, self._explain, ungated, process_set, f"{label} {ENGINE}")
+        # A member that leaves meanwhile fails the others; they ask the controller why, which answers ranks that wait.
+        lane, cells = f"{label} {ENGINE}", CellState(self._active)
+        waits = PlannedCollectives(self._active, self._reentry, self._explain, cells, process_set, lane)
         with waits.next(f"{label}: {ENGINE}", needs_all=True):
             return self._engines.engine(ranks, f"{label} of process set {process_set}", name, deadline_s)
 
