@@ -29,7 +29,8 @@ from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.local import Local
 from farandole.launch.hosts.placement import read_hosts
-from farandole.launch.hosts.plan import Host, by_own_name, for_other_hosts
+from farandole.launch.hosts.plan import Host, by_own_name
+from farandole.launch.hosts.remote_environment import for_other_hosts
 from farandole.launch.hosts.starters import Means, choose_starter, own_allocation
 from farandole.notebook.engine_process import EngineConfig, EngineSignal, encode_line
 from farandole.settings import Settings

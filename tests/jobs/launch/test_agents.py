@@ -23,7 +23,8 @@ from farandole.launch.agents.agents import Agents, AgentStarter, StarterGroup
 from farandole.launch.agents.local import Local
 from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
-from farandole.launch.hosts.plan import HOST_SPECIFIC, Job, for_other_hosts
+from farandole.launch.hosts.plan import Job
+from farandole.launch.hosts.remote_environment import HOST_SPECIFIC, for_other_hosts
 from farandole.launch.job.launcher import Launcher
 from farandole.launch.job.loop import JobResult
 from farandole.settings import Settings

@@ -45,7 +45,7 @@ from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import Agents
 from farandole.launch.agents.local import Local
 from farandole.launch.hosts.placement import read_hosts, where
-from farandole.launch.hosts.plan import for_other_hosts
+from farandole.launch.hosts.remote_environment import for_other_hosts
 from farandole.launch.hosts.starters import Means
 from farandole.launch.providers.provider import (
     HostOffered,
