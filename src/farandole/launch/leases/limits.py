@@ -1,8 +1,8 @@
 """Limits of the policy of leases: all thresholds and bounds.
 
 >>> limits = LeaseLimits(max_np=16, budget_node_hours=200.0)
->>> limits.growth_at, limits.most_pending, limits.open_at(0.0, 0.0)
-(1.25, 2, True)
+>>> limits.growth_at, limits.most_pending
+(1.25, 2)
 
 A policy file has the same names with hyphens; ``policy_file.py`` reads it.
 
@@ -188,10 +188,6 @@ class LeaseLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     def closes_s(self, now_s: float, utc_offset_s: float) -> float:
         """Time at which the allowed hours end; at most ``now_s`` outside of them."""
         return closes_s(open_hours(self.hours), now_s, utc_offset_s) if self.hours else math.inf
-
-    def open_at(self, now_s: float, utc_offset_s: float) -> bool:
-        """Whether leases may run now."""
-        return self.closes_s(now_s, utc_offset_s) > now_s
 
 
 def _mistakes(limits: LeaseLimits) -> list[str]:
