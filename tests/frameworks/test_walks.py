@@ -65,10 +65,25 @@ def train(state):
 train(state)
 """
 
+TRIAL = """
+import os, pathlib
+import farandole
+
+def train(trial):
+    if trial.number == 1:
+        pathlib.Path(os.environ["WALK_FOLDER"], "begin").touch()
+    trial.report(float(trial.parameters["x"]), 1)
+
+if __name__ == "__main__":
+    folder = os.environ["WALK_FOLDER"] + "/search"
+    farandole.search(train, {"x": (0.0, 1.0)}, trials=3, workers=1, advisor="random", folder=folder, progress=False)
+"""
+
 JOBS = {
     "gradient": (STEP, ()),
     "all-reduce": (NAMED, ()),
     "launch": ("import farandole.numpy as hvd; hvd.init()", ()),
+    "trial": (TRIAL, ()),
     "death": (DEATH, ("--min-np", "1", "--blacklist-cooldown-range", "60", "60")),
 }
 """By the first word of a walk: a script, and options of ``farandole run``. A launch is recorded from the beginning."""
@@ -93,12 +108,12 @@ def follow(walk: str, launch: Launch, tmp_path: Path) -> None:
     if walk == "launch":
         (folder / "begin").touch()
     environment = {"WALK_FOLDER": str(folder), "PYTHONPATH": str(SUPPORT / "walks")}
-    launch(2, script, options=options, environment=environment).ok()
+    launch(1 if walk == "trial" else 2, script, options=options, environment=environment).ok()
     recorded = [path.read_text().splitlines() for path in folder.glob("calls-*")]
     told = {process: files for (name, process), files in walks().items() if name == walk}
     assert told, f"tests/walks.toml has no walk {walk!r}"
     for process, (files, passed) in told.items():
-        runs = [lines for lines in recorded if _process(lines[0]) == process]
+        runs = [lines for lines in recorded if _process(lines[0], walk) == process]
         longest: list[str] = max(runs, key=len)
         calls = [name for name in longest if not name.startswith("command: ")]
         assert files[0] in calls, f"{walk}, {process}: {sorted(set(calls))}"
@@ -113,8 +128,10 @@ def _in_order(files: list[str], calls: list[str]) -> list[str]:
     return [each for each in calls if each in files]
 
 
-def _process(line: str) -> str:
+def _process(line: str, walk: str) -> str:
     """The kind of a process by the first line of its file."""
     if "farandole run" in line:
         return "launcher"
+    if walk == "trial":
+        return "worker" if "search.worker" in line else "search" if "script.py" in line else "agent"
     return "worker" if "script.py" in line else "agent"
