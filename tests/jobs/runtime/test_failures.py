@@ -141,6 +141,36 @@ def test_who_waits_elsewhere_reads_why_the_ranks_differ(launch: Launch) -> None:
     assert any(re.search(r"\(raised on rank [12] on \S+, whose script has ended\)", line) for line in lines)
 
 
+CROSSED_LANES = """
+from farandole.errors import MismatchError
+from farandole.runtime.collectives.planned import PlannedLane
+from farandole.runtime.session.init import current, init
+from farandole.runtime.session.process_sets import global_process_set
+
+init()
+session = current()
+
+def lane(label):
+    PlannedLane(session, global_process_set, label)
+
+def engine(label):
+    session.planned.engine(0, label)
+
+first, second = [lane, engine][:: 1 if session.topology.rank else -1]
+try:
+    first(first.__name__)
+except MismatchError as error:
+    print(error)
+"""
+
+
+def test_ranks_that_make_engines_in_another_order_are_found_at_once(launch: Launch) -> None:
+    """One for a lane, another for itself: each rank waits with one thread, in one collective."""
+    lines = launch(2, CROSSED_LANES).ok().lines()
+    assert len(lines) == 2
+    assert re.search(r"rank 0 on \S+ in engine: connecting, for rank 1 on \S+; rank 1 on \S+ in lane: ", lines[0])
+
+
 def _leave_while_an_engine_is_made(member: RankContext) -> str:
     """Rank 0 has said that it has mapped all memory, and is interrupted before rank 1 has mapped that of rank 0."""
     init()

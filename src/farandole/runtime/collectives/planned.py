@@ -53,8 +53,7 @@ class PlannedLane:
         self._is_stopping = False  # some member was interrupted; all members know it from the same meeting
         self._process_set = number_of(process_set)
         self._collectives = session.planned.lane(self._process_set, label, f"{label}: ")
-        with self._collectives.next("connecting", needs_all=True):
-            self._engine = session.planned.engine(self._process_set, label)
+        self._engine = session.planned.engine(self._process_set, label, waits=self._collectives)
         self._group = self._engine.group
         self._comparison = Comparison(label, [self._group.name(i) for i in range(self._group.size)])
 

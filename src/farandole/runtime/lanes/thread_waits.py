@@ -87,9 +87,9 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _PLANNED: Functions = frozenset(
     {
         ("farandole.runtime.collectives.pairing", "_exchange"),
-        ("farandole.runtime.collectives.planned", "__init__"),
         ("farandole.runtime.collectives.planned", "allreduce"),
         ("farandole.runtime.collectives.planned", "meet"),
+        ("farandole.runtime.session.planned_lanes", "engine"),
         ("farandole.runtime.session.planned_lanes", "meet_in_cell"),
     }
 )

@@ -47,16 +47,24 @@ class PlannedLanes:
         self._generation, self._sets, self._engines, self._share, self._tell = generation, sets, engines, share, tell
         self._active, self._reentry, self._explain, self._cells = active, reentry, explain, cells
 
-    def engine(self, process_set: int, label: str, name: str = "", deadline_s: float = 0.0) -> Engine:
+    def engine(
+        self,
+        process_set: int,
+        label: str,
+        name: str = "",
+        deadline_s: float = 0.0,
+        waits: PlannedCollectives | None = None,
+    ) -> Engine:
         """Make an engine for collectives in an order that every member knows. Collective; ``shutdown`` closes it.
 
-        ``name``: another engine than the job's; ``deadline_s``: time limit of a collective.
+        ``name``: another engine than the job's; ``deadline_s``: time limit of a collective. ``waits``: context of the
+        lane that gets the engine, in which connecting is the next collective; default: a lane of its own.
         """
         ranks = self._sets.members(process_set, label)
-        # A member that leaves meanwhile fails the others; they ask the controller why, which answers ranks that wait.
-        lane, cells = f"{label} {ENGINE}", CellState(self._active)
-        waits = PlannedCollectives(self._active, self._reentry, self._explain, cells, process_set, lane)
-        with waits.next(f"{label}: {ENGINE}", needs_all=True):
+        # If a member leaves meanwhile, the others fail and ask the controller why, which answers ranks that wait.
+        parts = self._active, self._reentry, self._explain, CellState(self._active)  # without a gate
+        waits = waits or PlannedCollectives(*parts, process_set, f"{label} {ENGINE}", f"{label}: ")
+        with waits.next("connecting", needs_all=True):
             return self._engines.engine(ranks, f"{label} of process set {process_set}", name, deadline_s)
 
     def exchange(self, process_set: int, key: str, payload: bytes) -> list[bytes]:
