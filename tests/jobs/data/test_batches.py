@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,3 +209,44 @@ def test_an_epoch_reads_whole_batches_from_the_first_on_if_the_one_before_has_sh
         if was_fast and not Fields.calls:
             return
     pytest.fail("rows were read one by one in each epoch")
+
+
+class Changing(Table):
+    """Samples have as many values as ``width_of`` says for them."""
+
+    width_of: Callable[[int], int] = staticmethod(lambda index: 1 + index % 5)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(self.width_of(index), index, np.int16), index
+
+    def read_into(self, index: int, arrays: list[Any]) -> bool:
+        arrays[0][...], arrays[1][...] = index, index
+        return bool(arrays[0].shape == (self.width_of(index),))
+
+    def read_batch(self, indices: Any, columns: list[Any]) -> bool:
+        columns[0][...], columns[1][...] = np.reshape(indices, (-1, 1)), indices
+        return all(columns[0].shape[1:] == (self.width_of(index),) for index in indices)
+
+
+def _right(batches: Batches, width_of: Callable[[int], int], epochs: range) -> None:
+    for epoch in epochs:
+        batches.set_epoch(epoch)
+        labels = []
+        for values, numbers in batches:
+            labels += numbers.tolist()
+            assert values.shape == (len(numbers), width_of(labels[-1]))
+            assert values[:, 0].tolist() == values[:, -1].tolist() == numbers.tolist()
+            batches.commit()
+        assert sorted(labels) == list(range(64))
+
+
+def test_a_batch_has_the_form_of_its_samples_and_not_of_those_before() -> None:
+    """Within an epoch, and from one to the next."""
+    data = Changing()
+    _right(Batches(data, 1, threads=2), data.width_of, range(5))
+    _right(Batches([data[index] for index in range(64)], 1, threads=2), data.width_of, range(5))
+    batches = Batches(data, 8, threads=2)
+    for epoch in range(10):
+        width = 2 + epoch % 2
+        data.width_of = lambda _, width=width: width  # type: ignore[misc]
+        _right(batches, data.width_of, range(epoch, epoch + 1))

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,10 @@ import pytest
 
 from farandole import events
 from farandole.data.loading import pool
+from farandole.data.loading.augment import SampleLoader
+from farandole.data.loading.batch_memory import BatchMemory, part_of
 from farandole.data.loading.batches import Batches
+from farandole.data.loading.concurrency import Concurrency
 from farandole.data.storage.waits import during
 from farandole.errors import DataError, UsageError
 from tests.support.launching import run_to_end
@@ -138,6 +143,33 @@ def test_a_batch_that_is_late_is_told_of_with_sample_file_and_cause(monkeypatch:
         cancel()
     assert notes[0] == ("rank 0 has waited 0.01 s for its next batch: sample 2 (shared storage, /lustre/a.h5, piece 3)")
     assert {("input", "starve"), ("input", "read"), ("input", "decode")} <= {*phases}
+
+
+class StalledTable(Stalled):
+    """A batch is read by one call, which may last."""
+
+    def read_batch(self, indices: Sequence[int], columns: list[Any]) -> bool:
+        columns[0][...] = indices
+        return self[indices[0]] == indices[0]
+
+
+def test_a_late_batch_that_is_read_by_one_call_has_a_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "LATE_S", 0.01)
+    dataset, notes = StalledTable(), []
+    known = Concurrency(1, 1, decodes=False)
+    known.form, known.is_fast = part_of(0), True
+    load = pool.Loader(SampleLoader(dataset), 0)
+
+    def hear(event: events.Event) -> None:
+        if isinstance(event, events.Note):
+            notes.append(event.text)
+            dataset.release.set()
+
+    cancel = events.subscribe(hear)
+    with closing(pool.LoadedBatches([[2, 3]], [load], BatchMemory(), concurrency=known)) as batches:
+        assert next(batches).tolist() == [2, 3]
+    cancel()
+    assert notes[0] == "rank 0 has waited 0.01 s for its next batch: sample 2 (shared storage, /lustre/a.h5, piece 3)"
 
 
 def test_an_iteration_is_refused_in_a_fork() -> None:

@@ -79,3 +79,11 @@ def test_the_example_of_the_module() -> None:
     assert concurrency.number == 2
     concurrency.note(sample_s=0.021, cpu_s=0.001, waited_s=0.02)
     assert concurrency.number == 8
+
+
+def test_whole_batches_ahead_are_as_many_as_the_threads_that_read_them_need() -> None:
+    """Whatever the number of processors: each batch more takes memory."""
+    whole = after(*[(0.01 * MS, 0.01 * MS, 0.0)] * 5, cpus=64, decodes=False)
+    assert (whole.ahead, whole.first) == (2, FEW)
+    whole.form = object()
+    assert whole.ahead == 2 * FEW

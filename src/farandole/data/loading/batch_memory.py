@@ -252,6 +252,10 @@ class SampleRows:
                 self._lay_out(0, form)
         return self._part.arrays(self._column, slice(None)) if self._part is form else None
 
+    def forget_form(self) -> None:
+        """Undo ``lay_out_as``, before any row is put: the samples may have another form."""
+        self._part = self._column = None
+
     def collated(self) -> Any:
         """The batch, when all rows are loaded; this object then drops its reference."""
         part, column, self._column = self._part, self._column, None

@@ -56,7 +56,7 @@ class Concurrency:
     @property
     def ahead(self) -> int:
         """Batches that are loaded in advance: of whole ones, two for each thread, as none may wait for the consumer."""
-        return 2 * self.few if self.reads_whole else 2
+        return 2 * min(FEW, self.few) if self.reads_whole else 2
 
     @property
     def first(self) -> int:

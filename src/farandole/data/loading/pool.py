@@ -163,7 +163,9 @@ def _serve(work: _Work, number: int, load: Loader) -> None:
     tokens = work.tokens_of(number)
     while (batch := tokens.get()) is not None:
         begin_s = time.monotonic()
+        work.doing[number] = batch, batch.content.indices[0], times  # a late batch that is read whole has a thread, too
         if work.concurrency.reads_whole and not work.has_ended and _whole(work, batch, load, times):
+            work.doing[number] = batch = None
             continue
         while not work.has_ended and batch.error is None:
             try:
@@ -205,6 +207,8 @@ def _whole(work: _Work, batch: _Pending, load: Loader, times: ThreadTimes) -> bo
             is_read = known.reads_batches = load.put_all(batch.content, known.form)
         except Exception:  # loading sample by sample then finds the bad sample
             is_read = False
+        if not is_read:
+            batch.content.forget_form()  # no other thread has a row of this batch
     if not is_read:
         known.form = known.form if known.reads_batches else None
         batch.left.extend(rows)
