@@ -29,6 +29,17 @@ def while_handling(error: Exception, handled: BaseException) -> Exception:
     return error
 
 
+def from_none(error: Exception, handled: BaseException) -> Exception:
+    error.__suppress_context__ = True
+    return while_handling(error, handled)
+
+
+def circle() -> Exception:
+    """As of a reader that falls back on another one, which fails, too, and raises the first error."""
+    first = ValueError("no header")
+    return caused(first, while_handling(KeyError("no table"), first))
+
+
 def translated_from(error: Exception) -> DataError:
     with pytest.raises(DataError) as caught, translated("a.tif", "TIFF"):
         raise error
@@ -51,6 +62,8 @@ def translated_from(error: Exception) -> DataError:
         (URLError("no host"), False),
         (caused(ValueError("decode"), MemoryError()), False),
         (while_handling(ValueError("no answer"), OSError(111, "Connection refused")), False),
+        (from_none(ValueError("no header"), ImportError("no fast decoder")), True),
+        (circle(), True),
         (type("ConnectionError", (OSError,), {"__module__": "requests.exceptions"})("no answer"), False),
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA"), False),  # as torch raises it
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), False),

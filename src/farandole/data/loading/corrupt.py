@@ -34,10 +34,13 @@ def is_corrupt(error: BaseException) -> bool:
     (True, False)
     """
     found: BaseException | None = error
-    while found is not None:
+    seen: list[BaseException] = []  # ``raise first from second``, where the second arose from the first, is a circle
+    while found is not None and found not in seen:
         if _is_of_the_machine(found):
             return False
-        found = found.__cause__ or found.__context__  # libraries of networks raise while they handle the system's error
+        seen.append(found)
+        # Libraries of networks raise while they handle the system's error; ``from None`` says that it is none of it.
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
     return True
 
 
