@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import msgspec
 import pytest
@@ -243,6 +244,26 @@ def test_a_look_that_is_asked_for_is_later_than_that_and_rings(
     thread.look()
     assert select.select([thread.fd], [], [], DEADLINE_S)[0]
     assert thread.sure_s >= asked_s
+
+
+def test_a_thread_that_was_stuck_claims_nothing_once_its_controller_has_been_replaced(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LeaderLog(folder.path).begin_epoch(goes_on=False)
+    thread, stuck, answers = LeaderThread(folder, contact_of(1), every_s=DEADLINE_S), Event(), Event()
+    until(thread, lambda: published(folder) == contact_of(1))
+
+    def check(epoch: int) -> None:
+        stuck.set()
+        assert answers.wait(DEADLINE_S)
+
+    monkeypatch.setattr(thread._log, "check", check)
+    thread.claim(LeaderEntry(1, 7))
+    assert stuck.wait(DEADLINE_S)
+    thread.close(0.0)
+    answers.set()
+    thread._thread.join(DEADLINE_S)
+    assert LeaderLog(folder.path).last().generation == 0
 
 
 def test_no_lead_is_sure_before_its_first_look(folder: RunFolder) -> None:

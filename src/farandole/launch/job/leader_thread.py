@@ -92,7 +92,7 @@ class LeaderThread:
             is_asked = False
             try:
                 entry = self._entries.get(timeout=self._every_s)
-                if entry is None or self._closed:  # the thread was stuck: its controller has gone on without it
+                if entry is None or self._closed:
                     return
                 is_asked = entry is _LOOK
                 waiting.extend(() if is_asked else (entry,))
@@ -104,7 +104,7 @@ class LeaderThread:
         """Check for another leader, append waiting claims, publish the contact. The next call retries failures."""
         try:
             self._look(is_asked=is_asked)
-            while waiting:
+            while waiting and not self._closed:  # if it was stuck, its controller may have been replaced meanwhile
                 self._log.append(waiting[0])
                 self._claimed.append(waiting.popleft().generation)
                 self._ring()
