@@ -26,7 +26,6 @@ FILES = tuple(
         "runtime/session/init",
         "runtime/session/start",
         "runtime/session/link",
-        "runtime/session/cancelled_join",
         "runtime/session/session",
         "runtime/session/control_thread",
         "runtime/session/engine_pool",
