@@ -332,7 +332,7 @@ def refusal(command: Sequence[str], error: OSError) -> tuple[int, str]:
 
 
 def dump_stack(pid: int, number: int, fd: int, deadline_s: float = 2.0, quiet_s: float = 0.1) -> str:
-    """Get the stack that a process writes to its descriptor ``fd`` on signal ``number`` (``runtime/session/tracebacks``).
+    """Get the stack that a process writes to its descriptor ``fd`` on signal ``number`` (``session/tracebacks``).
 
     Works while the process computes, waits or holds the GIL: if its main thread stays in C code, signal ``number - 1``
     is sent, too. Raises ``ControlError`` if the process writes nothing in time.
