@@ -63,6 +63,8 @@ def translated_from(error: Exception) -> DataError:
         (caused(ValueError("decode"), MemoryError()), False),
         (while_handling(ValueError("no answer"), OSError(111, "Connection refused")), False),
         (from_none(ValueError("no header"), ImportError("no fast decoder")), True),
+        (while_handling(ValueError("no header"), FileNotFoundError(2, "not in the cache of decoded samples")), True),
+        (caused(ValueError("no file"), FileNotFoundError(2, "No such file or directory")), False),
         (circle(), True),
         (type("ConnectionError", (OSError,), {"__module__": "requests.exceptions"})("no answer"), False),
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA"), False),  # as torch raises it

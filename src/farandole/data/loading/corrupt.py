@@ -22,6 +22,10 @@ OUT_OF_MEMORY = ("OutOfMemoryError", "can't allocate memory", "bad_alloc")
 """What a ``RuntimeError`` says, or is called, where native code has no memory left."""
 
 
+FALLBACKS = (ImportError, FileNotFoundError)
+"""Errors after which a reader takes another package or file: one that it raises in their handler is another error."""
+
+
 @final
 class CorruptSampleError(Exception):
     """A sample cannot be read or decoded, and is to be left out; the cause is the error of its reader."""
@@ -39,9 +43,14 @@ def is_corrupt(error: BaseException) -> bool:
         if _is_of_the_machine(found):
             return False
         seen.append(found)
-        # Libraries of networks raise while they handle the system's error; ``from None`` says that it is none of it.
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+        found = found.__cause__ or _handled(found)
     return True
+
+
+def _handled(error: BaseException) -> BaseException | None:
+    """Error of the system that a library of networks handled as it raised ``error``; not one that a reader expects."""
+    is_expected = error.__suppress_context__ or isinstance(error.__context__, FALLBACKS)
+    return None if is_expected else error.__context__
 
 
 def _is_of_the_machine(error: BaseException) -> bool:
