@@ -154,6 +154,7 @@ class Batches:
         loads = self._loads(load)
         if self._concurrency is None:
             self._concurrency = concurrency_of(loads)
+        self._concurrency.reads_batches = True  # one batch that was not like the others costs an epoch of single rows
         return LoadedBatches(indices, loads, self._memory, self._ahead, cursor.rank, self._concurrency)
 
     @property
