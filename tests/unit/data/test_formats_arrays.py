@@ -35,6 +35,12 @@ def test_npy_of_every_version_order_and_axis(case: Case, version: tuple[int, int
         assert not source.holds_lock
 
 
+def test_a_wrong_key_is_answered_with_the_right_ones_for_a_script_or_a_command(tmp_path: Path) -> None:
+    np.savez(tmp_path / "made.npz", x=np.zeros(3), y=np.ones(3))
+    with pytest.raises(DataError, match=r"\('x', 'y'\): name one by keys='...', .*; in a command: --keys A,B"):
+        arrays(tmp_path / "made.npz", keys="z")
+
+
 def test_structured_dtypes_and_names_beyond_ascii(tmp_path: Path) -> None:
     dtype = np.dtype([("µ", "<f4"), ("box", [("low", ">i2"), ("high", ">i2", (2,))]), ("name", "S3")], align=True)
     made = np.zeros(3, dtype)

@@ -75,7 +75,7 @@ def arrays(
 
 
 def _arrays_of(store: ByteStore, entry: FileEntry, number: int, keys: Keys) -> Mapping[str, StoredArray]:
-    path, asked = entry.path, (keys,) if isinstance(keys, str) else keys
+    path = entry.path
     magic = bytes(store.read(path, 0, min(6, entry.size)))
     if magic == MAGIC:
         return {"": _npy(lambda count: bytes(store.read(path, 0, min(count, entry.size))), path, entry.size)}
@@ -83,13 +83,15 @@ def _arrays_of(store: ByteStore, entry: FileEntry, number: int, keys: Keys) -> M
         members = {
             name.removesuffix(".npy"): member
             for name, member in zip_members(store, path).items()
-            if name.endswith(".npy") and (asked is None or name.removesuffix(".npy") in asked)
+            if name.endswith(".npy")
         }
-        return {name: _zipped(store, path, name, member, number) for name, member in members.items()}
+        asked = tuple(members) if keys is None else chosen_keys(keys, list(members), path)
+        return {name: _zipped(store, path, name, members[name], number) for name in asked}
     if is_hdf5(store, path):
         with translated(path, "MATLAB 7.3"), h5_file(store, path) as file:
-            names = [name for name in names_of(file) if not name.startswith("#") and (asked is None or name in asked)]
-            found = {name: stored_array(file, name, path, number) for name in names}
+            names = [name for name in names_of(file) if not name.startswith("#")]
+            asked = tuple(names) if keys is None else chosen_keys(keys, names, path)
+            found = {name: stored_array(file, name, path, number) for name in asked}
         if empty := [name for name, each in found.items() if "MATLAB_empty" in each.attributes]:
             raise DataError(f"{path}: {empty[0]} is an empty array of MATLAB, which is not read: leave it out of keys=")
         return {name: each.turned() for name, each in found.items()}

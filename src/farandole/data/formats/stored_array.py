@@ -310,7 +310,9 @@ def chosen_keys(keys: Keys, names: Sequence[str], path: str, word: str = "keys")
     if unknown or not asked:
         listed = ", ".join(repr(name) for name in list(names)[:20]) or "it is empty"
         wanted = f"no array {unknown[0]!r}" if unknown else "several arrays" if names else "no array"
-        raise DataError(f"{path} has {wanted} ({listed}): name one by {word}='...', or several by a list")
+        raise DataError(
+            f"{path} has {wanted} ({listed}): name one by {word}='...', or several by a list; in a command: --keys A,B"
+        )
     return asked
 
 
