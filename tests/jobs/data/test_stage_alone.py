@@ -91,6 +91,16 @@ def test_the_plans_of_jobs_are_computed_again(tmp_path: Path, cache: str, capsys
     assert not Path(path).exists()
 
 
+def test_a_misspelt_folder_is_not_cleaned_and_a_list_is_not_staged(
+    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "clean", cache]) != 0
+    assert f"{cache} does not exist: give cache= of a job" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"a list cannot be staged, .* give what a reader returns"):
+        stage([1, 2, 3], cache=cache)  # type: ignore[type-var]
+    assert not os.path.exists(cache)
+
+
 def test_what_stays_arrives_in_an_epoch_of_data_larger_than_the_cache(tmp_path: Path, cache: str) -> None:
     source = made(tmp_path / "set", files=8, samples=100, nbytes=41_000)
     staged = stage(source, cache=cache, limit="16MB")

@@ -64,8 +64,14 @@ def stage(
     With ``mirror`` every host gets copies of the files in that folder, and no cache, for programs that open paths
     (``farandole run --stage``).
 
-    Raises ``UsageError`` for an invalid limit, ``DataError`` if the cache cannot be used or is too small.
+    Raises ``UsageError`` for an invalid limit or what is no source, ``DataError`` if the cache cannot be used or is too
+    small.
     """
+    if not isinstance(source, Source):
+        raise UsageError(
+            f"a {type(source).__name__} cannot be staged, as its files are unknown: give what a reader returns, as in "
+            'stage(data.hdf5("/lustre/set", keys="x")), or train on it unstaged'
+        )
     room, store, failure = parse_bytes(limit), None, ""
     try:
         store = _store(source.manifest, cache_folder(os.fspath(cache)), room, mirror, (patience_s, give_up_s))

@@ -103,6 +103,8 @@ def replay_plans(args: argparse.Namespace) -> int:
 def clean_cache(args: argparse.Namespace) -> int:
     """Delete caches that no job uses."""
     base = cache_folder(args.cache)
+    if not os.path.isdir(base):
+        raise UsageError(f"{base} does not exist: give cache= of a job")
     print(f"{readable(clean(base))} freed in {base}")
     return 0
 
