@@ -23,7 +23,7 @@ from farandole.data.staging.stage import stage
 from farandole.data.staging.staged_files import StagedFiles
 from farandole.data.storage.pieces import Pieces
 from farandole.elastic.worker.epoch_sampler import EpochSampler
-from farandole.errors import UsageError
+from farandole.errors import DataError, UsageError
 from tests.support.data.staging_source import (
     ended,
     flip,
@@ -99,6 +99,23 @@ def test_a_misspelt_folder_is_not_cleaned_and_a_list_is_not_staged(
     with pytest.raises(UsageError, match=r"a list cannot be staged, .* give what a reader returns"):
         stage([1, 2, 3], cache=cache)  # type: ignore[type-var]
     assert not os.path.exists(cache)
+
+
+def test_the_least_limit_is_named_by_a_job_and_by_a_plan_and_is_enough(
+    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = made(tmp_path / "set", files=1, samples=10, nbytes=1000)
+    least = source.manifest.nbytes  # one piece, so not twice its size
+    with pytest.raises(DataError, match=f"room for 1000 bytes .*: give limit={least} or more"):
+        stage(source, cache=cache, limit=1000)
+    assert main(["data", "plan", source.manifest.root, "--hosts", "1", "--limit", "1000"]) == 0
+    assert (
+        f"a job refuses this limit, as a cache needs room for two pieces: give {least} or more"
+        in capsys.readouterr().out
+    )
+    staged = stage(source, cache=cache, limit=least)
+    with ended(staged):
+        assert same(staged, source)
 
 
 def test_what_stays_arrives_in_an_epoch_of_data_larger_than_the_cache(tmp_path: Path, cache: str) -> None:

@@ -239,12 +239,11 @@ class StagedLayout(Layout):
                 note(path, record)
 
     def _too_small(self, entries: list[HostEntry]) -> str:
-        largest = int(self._store.pieces.sizes.max(initial=0))
-        least = min(2 * largest, int(self._store.pieces.sizes.sum()))
+        least = self._store.pieces.least_room
         small = [entry for entry in entries if entry.capacity < least and not entry.leaving]
         if not small:
             return ""
         return (
-            f"{small[0].name} has room for {small[0].capacity} bytes in its cache, and two pieces of the data have "
-            f"{2 * largest}: give limit={2 * largest} or more, a cache= with more space, or train on the data unstaged"
+            f"{small[0].name} has room for {small[0].capacity} bytes in its cache, and two pieces of the data need "
+            f"{least}: give limit={least} or more, a cache= with more space, or train on the data unstaged"
         )

@@ -80,6 +80,11 @@ class Pieces:
         """Bytes of each piece."""
         return np.diff(self.bounds)
 
+    @property
+    def least_room(self) -> int:
+        """Bytes of the smallest cache with which a job starts: two pieces, or all of the data."""
+        return int(min(2 * self.sizes.max(initial=0), self.sizes.sum()))
+
     def __len__(self) -> int:
         return len(self.bounds) - 1
 

@@ -56,6 +56,8 @@ def show_plan(args: argparse.Namespace) -> int:
     rates = StagingRates(float(parse_bytes(args.rate)), float(parse_bytes(args.link)))
     foretold = foretell(staging, rates, args.epochs, args.window, args.rows)
     print("\n".join(table(staging, foretold)))
+    if limit < pieces.least_room:
+        print(f"a job refuses this limit, as a cache needs room for two pieces: give {pieces.least_room} or more")
     if args.picture:
         picture(staging, foretold, args.picture)
         print(f"drawn in {args.picture}")
