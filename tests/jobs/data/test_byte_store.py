@@ -15,6 +15,10 @@ import h5py
 import numpy as np
 import pytest
 
+from farandole.data.formats.arrays import arrays
+from farandole.data.formats.hdf5 import hdf5
+from farandole.data.formats.source import Source
+from farandole.data.loading.batches import Batches
 from farandole.data.staging.stage import stage
 from farandole.data.storage import byte_store, url_files
 from farandole.data.storage.byte_store import Rows, SharedFiles
@@ -252,3 +256,37 @@ def test_servers_of_one_protocol_are_told_apart(monkeypatch: pytest.MonkeyPatch)
 def test_what_fsspec_does_not_know_is_named() -> None:
     with pytest.raises(DataError, match="no-such-protocol"):
         UrlFiles().size("no-such-protocol://a/b")
+
+
+def test_a_file_that_has_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:
+    """Offsets of the old file are those of other values in the new one."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    np.save(folder / "a.npy", np.arange(40, dtype=np.float32).reshape(10, 4))
+    np.save(folder / "b.npy", np.arange(40, dtype=np.float32).reshape(10, 4))
+    source = arrays(folder)
+    source.manifest.save(tmp_path / "index")
+    assert source[13].tolist() == [12, 13, 14, 15]
+    np.save(folder / "a.npy", np.arange(40, dtype=np.float64).reshape(10, 4))
+    copied: Source = pickle.loads(pickle.dumps(source))
+    for changed in (arrays(folder, index=tmp_path / "index"), copied):
+        assert changed[13].tolist() == [12, 13, 14, 15]
+        with pytest.raises(
+            DataError, match=r"a.npy has changed since it was listed: from 288 bytes of 20.* to 448 "
+        ):
+            changed[3]
+        with pytest.raises(DataError, match="has changed since it was listed"):
+            list(Batches(changed, 4, shuffle=False))
+    assert arrays(folder)[3].tolist() == [12, 13, 14, 15]
+
+
+def test_a_library_gets_no_file_that_has_changed_since_it_was_listed(tmp_path: Path) -> None:
+    path = tmp_path / "set" / "a.h5"
+    path.parent.mkdir()
+    for dtype in ("f4", "f8"):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=np.arange(40, dtype=dtype).reshape(10, 4), chunks=(3, 4), compression="gzip")
+        if dtype == "f4":
+            source = hdf5(path.parent, keys="x")
+    with pytest.raises(DataError, match="has changed since it was listed"):
+        source[3]

@@ -60,8 +60,8 @@ class Source(ABC):
 
     def __init__(self, manifest: Manifest, decode: Decode | None = None, store: ByteStore | None = None) -> None:
         self.manifest, self.decode = manifest, decode
-        self.store = store if store is not None else store_for(manifest.paths[0] if len(manifest.paths) else "")
-
+        first = manifest.paths[0] if len(manifest.paths) else ""
+        self.store = store if store is not None else store_for(first, manifest.version_of)
         self.layout: Layout = ShuffledLayout()
         """Order of the samples, for samplers."""
 

@@ -29,7 +29,7 @@ from farandole.data.staging.board import SHARED
 from farandole.data.staging.checksums import Checksums
 from farandole.data.staging.peers import PeerReader
 from farandole.data.staging.protocol import CHUNK_BYTES, StagerConfig
-from farandole.data.storage.byte_store import ByteStore
+from farandole.data.storage.byte_store import ByteStore, require_unchanged
 from farandole.data.storage.fields import Integers
 from farandole.data.storage.manifest import Manifest
 from farandole.data.storage.pieces import Pieces
@@ -68,11 +68,8 @@ class StoredPieces:
     def _require_unchanged(self, file: int) -> None:
         found = self._store.version(self._manifest.paths[file])
         listed = int(self._manifest.sizes[file]), int(self._manifest.mtimes_ns[file])
-        if found is not None and found != (listed[0], listed[1] or found[1]):
-            raise DataError(
-                f"{readable(self._manifest.paths[file])} has changed since it was listed: from {listed[0]} bytes of "
-                f"{listed[1]} ns to {found[0]} bytes of {found[1]} ns; list it again, and leave it as it is"
-            )
+        if found is not None:
+            require_unchanged(readable(self._manifest.paths[file]), listed, found)
 
 
 def readable(path: str) -> str:

@@ -11,16 +11,18 @@ before: otherwise its number could be reused for another file in the middle of a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import io
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 
 from farandole.data.storage.waits import during
 from farandole.errors import DataError
@@ -33,6 +35,9 @@ MOST_OPEN = 64
 """Descriptors that a store keeps open."""
 
 T = TypeVar("T")
+
+Listed: TypeAlias = Callable[[str], "tuple[int, int] | None"]
+"""Size and time of change (ns; 0: unknown) of a file as it was listed; ``None`` for a file that is not known."""
 
 
 @final
@@ -128,15 +133,20 @@ class StoredFile(io.RawIOBase):
 
 @final
 class SharedFiles(ByteStore):
-    """Files in place. After ``ESTALE``, a stale handle of a file server, the file is opened once more."""
+    """Files in place. After ``ESTALE``, a stale handle of a file server, the file is opened once more.
 
-    def __init__(self) -> None:
+    ``listed`` returns the size of a file and the time of its last change as they were listed. A file that has others
+    when it is opened is refused: offsets in it may lead to bytes of another meaning.
+    """
+
+    def __init__(self, listed: Listed | None = None) -> None:
+        self._listed = listed
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SharedFiles, ()
+        return SharedFiles, (self._listed,)
 
     def size(self, path: str) -> int:
         return self._twice(path, 0, lambda fd: os.fstat(fd).st_size)
@@ -165,7 +175,15 @@ class SharedFiles(ByteStore):
         return found.st_size, found.st_mtime_ns
 
     def local_path(self, path: str) -> str | None:
+        if self._listed is not None:
+            with contextlib.suppress(OSError):  # whoever opens it says why
+                self._require_listed(path, os.stat(path))
         return path
+
+    def _require_listed(self, path: str, found: os.stat_result) -> None:
+        listed = None if self._listed is None else self._listed(path)
+        if listed is not None:
+            require_unchanged(path, listed, (found.st_size, found.st_mtime_ns))
 
     def close(self) -> None:
         with self._lock:
@@ -191,6 +209,8 @@ class SharedFiles(ByteStore):
                 self._open.move_to_end(path)
                 return file
         file = _OpenFile(path)
+        if self._listed is not None:
+            self._require_listed(path, os.fstat(file.fd))
         with self._lock:
             self._open[path] = file
             if len(self._open) > MOST_OPEN:
@@ -228,6 +248,21 @@ def read_fully(fd: int, path: str, offset: int, buffer: memoryview) -> None:
                 "or has changed since it was listed; copy it again, or list the folder anew"
             )
         done += count
+
+
+def require_unchanged(path: str, listed: tuple[int, int], found: tuple[int, int]) -> None:
+    """Raise ``DataError`` if a file has another size, or time of change in ns, than it was listed with (0: unknown)."""
+    if found != (listed[0], listed[1] or found[1]):
+        raise DataError(
+            f"{path} has changed since it was listed: from {listed[0]} bytes of {_moment(listed[1])} to "
+            f"{found[0]} bytes of {_moment(found[1])}; list it again (farandole data index), and leave it as it is"
+        )
+
+
+def _moment(time_ns: int) -> str:
+    if not time_ns:
+        return "an unknown time"
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(time_ns // 10**9))}.{time_ns % 10**9:09}"
 
 
 def unreadable(path: str, offset: int, error: OSError) -> DataError:

@@ -57,6 +57,7 @@ class Paths(Sequence[str]):
     def __init__(self, root: str, names: npt.NDArray[np.uint8], ends: Integers) -> None:
         self._root, self._names, self._ends = root, names, ends
         self._known: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Paths, (self._root, self._names, self._ends)
@@ -81,7 +82,14 @@ class Paths(Sequence[str]):
         path = name if name.startswith("/") or "://" in name else f"{self._root.rstrip('/')}/{name}"
         if len(self._known) < REMEMBERED:
             self._known[index] = path
+        if len(self._numbers) >= 2 * REMEMBERED:
+            self._numbers = {known: number for number, known in self._known.items()}
+        self._numbers[path] = at
         return path
+
+    def number_of(self, path: str) -> int | None:
+        """Number of a path that was decoded lately; ``None`` for any other, as a table of millions takes too much."""
+        return self._numbers.get(path)
 
     def __iter__(self) -> Iterator[str]:
         return (self[each] for each in range(len(self)))
@@ -133,6 +141,11 @@ class Manifest:
         for number, field in enumerate(fields):
             columns |= {f"{number}.{name}": column for name, column in field.columns().items()}
         return cls(format_name, root, columns, len(fields), dict(details or {}))
+
+    def version_of(self, path: str) -> tuple[int, int] | None:
+        """Size of a file and time of its last change in ns, as they were listed; ``path`` is one of ``paths``."""
+        file = self.paths.number_of(path)
+        return None if file is None else (int(self.sizes[file]), int(self.mtimes_ns[file]))
 
     def with_sums(self, sums: npt.NDArray[np.uint64]) -> Manifest:
         """The same manifest with checksums of its pieces."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from farandole.data.storage.byte_store import ByteStore, SharedFiles
+from farandole.data.storage.byte_store import ByteStore, Listed, SharedFiles
 from farandole.data.storage.url_files import UrlFiles
 
 
-def store_for(path: str) -> ByteStore:
-    """The store for paths like this one: ``SharedFiles``, or ``UrlFiles`` for a URL."""
-    return UrlFiles() if "://" in path else SharedFiles()
+def store_for(path: str, listed: Listed | None = None) -> ByteStore:
+    """The store for paths like this one: ``SharedFiles`` that are as ``listed``, or ``UrlFiles`` for a URL."""
+    return UrlFiles() if "://" in path else SharedFiles(listed)
