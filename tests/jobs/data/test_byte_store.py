@@ -271,9 +271,7 @@ def test_a_file_that_has_changed_since_it_was_listed_is_refused(tmp_path: Path) 
     copied: Source = pickle.loads(pickle.dumps(source))
     for changed in (arrays(folder, index=tmp_path / "index"), copied):
         assert changed[13].tolist() == [12, 13, 14, 15]
-        with pytest.raises(
-            DataError, match=r"a.npy has changed since it was listed: from 288 bytes of 20.* to 448 "
-        ):
+        with pytest.raises(DataError, match=r"a.npy has changed since it was listed: from 288 bytes of 20.* to 448 "):
             changed[3]
         with pytest.raises(DataError, match="has changed since it was listed"):
             list(Batches(changed, 4, shuffle=False))
