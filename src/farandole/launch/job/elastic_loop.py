@@ -137,8 +137,8 @@ class ElasticLoop(Loop):
     def _repeat_end(self, decided: JobResult | None) -> None:
         """Repeat what the previous controllers have decided, and what users have ordered."""
         if decided is not None:
-            self._result = decided
-            self._stop(self._handover.grace_s)
+            self._print_text(f"{'farandole stop: ' * self._handover.is_stopped}ending {len(self._workers)} workers")
+            self._end(decided, self._handover.grace_s)
         if self._signals:  # afterwards: a signal may leave workers less time
             self._obey_signals()
 
