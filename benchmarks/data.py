@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks import data_staging
+from benchmarks import data_mixing, data_staging
 from benchmarks.data_loaders import LOADERS, DataSet
 from benchmarks.fleet import Fleet
 from benchmarks.measure import Row, Sample, Table, Verdict
@@ -47,7 +47,14 @@ print(json.dumps([taken, peak_mb() - before]))
 
 def run(quick: bool) -> list[Table]:
     """All tables of this section."""
-    return [_loading(quick), *_orders(quick), _ready_batches(quick), _blamed(quick), *data_staging.run(quick)]
+    return [
+        _loading(quick),
+        *_orders(quick),
+        _ready_batches(quick),
+        _blamed(quick),
+        data_mixing.run(quick),
+        *data_staging.run(quick),
+    ]
 
 
 def _loading(quick: bool) -> Table:
