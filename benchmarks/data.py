@@ -21,6 +21,9 @@ from workbench.cluster.shared_folder import SharedFolder
 LEAST = {("100 KB", "torch"): 5.0, ("100 KB", "streaming"): 10.0, ("JPEG of 256 x 256", "torch"): 1.0}
 """How many times the samples of the other one come out of our cache."""
 
+STEP_S = 0.02
+"""Seconds that a training computes between two batches, where the wait for input is compared with the clock."""
+
 LIST = "random.shuffle of a list"
 ORDERS = """
 import json, random, re, sys, time
@@ -168,7 +171,7 @@ def _blamed(quick: bool) -> Table:
 
 
 def _trained_s(files: Path, fake: bool) -> float:
-    """Seconds from the first batch of an epoch to its end, with steps of 20 ms."""
+    """Seconds from the first batch of an epoch to its end, with steps of ``STEP_S``."""
     from farandole.data import arrays
     from farandole.data.loading.batches import Batches
 
@@ -177,6 +180,6 @@ def _trained_s(files: Path, fake: bool) -> float:
     next(batches)
     begin = time.perf_counter()
     for _batch in batches:
-        time.sleep(0.02)
+        time.sleep(STEP_S)
         loader.commit()
     return time.perf_counter() - begin

@@ -21,7 +21,6 @@ NETWORK_PACKAGES = ("http", "urllib3", "requests", "httpx", "httpcore", "aiohttp
 OUT_OF_MEMORY = ("OutOfMemoryError", "can't allocate memory", "bad_alloc")
 """What a ``RuntimeError`` says, or is called, where native code has no memory left."""
 
-
 FALLBACKS = (ImportError, FileNotFoundError)
 """Errors after which a reader takes another package or file: one that it raises in their handler is another error."""
 
