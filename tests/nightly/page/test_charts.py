@@ -223,7 +223,8 @@ def test_an_axis_has_whole_steps_and_seconds(page: Any, tmp_path: Path) -> None:
         drawn(page, 3)
         for axis in ("step", "time"):
             page.locator(f"[data-name=loss] .plot[aria-label^='loss by {axis}']").wait_for()
-            ticks = page.locator("#view").evaluate("e => e.farandole.charts.get('loss').uplot.axes[0]._splits")
-            assert ticks
+            splits = "document.querySelector('#view').farandole.charts.get('loss').uplot.axes[0]._splits"
+            page.wait_for_function(f"({splits} ?? []).length > 0")  # a chart is drawn in a later frame than its label
+            ticks = page.evaluate(splits)
             assert ticks == [round(each) for each in ticks]
             page.get_by_role("button", name="by time").click()
