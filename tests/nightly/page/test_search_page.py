@@ -257,7 +257,7 @@ def test_the_page_tells_why_a_search_has_ended(page: Any, tmp_path: Path) -> Non
         page.goto(search.link)
         row(page, 0, "running")
         search.process.send_signal(signal.SIGINT)
-        page.locator(".banner[data-kind=bad]", has_text="with status 1. KeyboardInterrupt").wait_for()
+        page.locator(".banner[data-kind=bad]", has_text="with status 130. KeyboardInterrupt").wait_for()
     finally:
         search.close()
     assert loaded(search.record).words == "KeyboardInterrupt"
