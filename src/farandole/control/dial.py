@@ -7,15 +7,13 @@ does not have the key.
 
 Threads. The sockets, the monitors and ``_poll`` belong to the thread that calls ``first_answering``. Each name is
 resolved in a thread of its own, because ``getaddrinfo`` may wait for a name server for minutes and cannot be
-interrupted: the caller abandons such threads. They append results to ``_Names._found``, a deque, and ring an eventfd
-that is polled with everything else. ``_Names._lock`` guards ``_closed`` and with it the eventfd: a late thread must not
-write to its descriptor number when it is closed, because the number may belong to another file then.
+interrupted: the caller abandons such threads. They append results to ``_Names._found``, a deque, and signal its
+``Wakeup``, also after it is closed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import threading
@@ -30,6 +28,7 @@ from farandole.control.addresses import endpoints
 from farandole.control.admission import HANDSHAKE_FAILED, Monitor
 from farandole.control.keys import JobKeys
 from farandole.control.sockets import Context, client_socket, connect
+from farandole.control.wakeup import Wakeup
 from farandole.errors import ControlError
 
 
@@ -123,10 +122,13 @@ class _Names:
     """Name resolution in threads of its own, because the wait for a name server cannot be interrupted."""
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Wakeup()
         self._found: deque[str] = deque()
-        self._lock = threading.Lock()
-        self._closed = False
+
+    @property
+    def fd(self) -> int:
+        """Descriptor that is readable when there are new addresses."""
+        return self._wakeup.fd
 
     def look_up(self, name: str, port: int) -> None:
         """Resolve ``name``; ``fd`` becomes readable when its addresses are known."""
@@ -135,25 +137,21 @@ class _Names:
 
     def found(self) -> Iterator[str]:
         """Yield the new addresses."""
-        os.eventfd_read(self.fd)  # before the deque is emptied: a later result rings again
+        self._wakeup.clear()  # before the deque is emptied: a later result signals again
         while self._found:
             yield self._found.popleft()
 
     def close(self) -> None:
         """Close the descriptor; threads that still resolve a name end by themselves."""
-        with self._lock:
-            self._closed = True
-            os.close(self.fd)
+        self._wakeup.close()
 
     def _resolve(self, name: str, port: int) -> None:
         try:
             answers = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             return
-        with self._lock:  # held until the bell has rung: otherwise `close` could close the descriptor in between
-            if not self._closed:
-                self._found.extend(endpoints(port, [str(answer[4][0]) for answer in answers]))
-                os.eventfd_write(self.fd, 1)
+        self._found.extend(endpoints(port, [str(answer[4][0]) for answer in answers]))
+        self._wakeup.signal()
 
 
 def _is_literal(host: str) -> bool:

@@ -16,10 +16,10 @@ host), are written as their latest state every few seconds, as a line of its own
 between are dropped, so that a bar takes a few hundred bytes here, however long it is drawn.
 
 Threads. Sinks, sources and ``_sources`` belong to the pump's thread alone, and have no locks. Other threads send it
-requests: ``_request`` appends a function to ``_requests``, a deque, and rings ``_bell``, an eventfd in the pump's
-epoll. Requests run in order, so ``finish`` runs after all earlier requests. After the thread has ended no request runs.
-Other threads read only ``OutputSource.tail``: of a process that has exited, after ``settle``. If a child of that
-process still writes, a line that ends at that moment may be in the tail twice.
+requests: ``_request`` appends a function to ``_requests``, a deque, and wakes the pump. Requests run in order, so
+``finish`` runs after all earlier requests. After the thread has ended no request runs. Other threads read only
+``OutputSource.tail``: of a process that has exited, after ``settle``. If a child of that process still writes, a line
+that ends at that moment may be in the tail twice.
 
 The pump may sleep in ``os.write`` while the reader of a sink does not read, and with it every thread that waits for the
 pump. A thread that must not wait without limit therefore uses the calls that return at once (``queue_lines``,
@@ -39,6 +39,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias, final
+
+from farandole.control.wakeup import Wakeup
 
 Tag: TypeAlias = Callable[[], bytes]
 """Returns the prefix of each line; called once per chunk (the prefix may hold the time), in the pump's thread."""
@@ -243,8 +245,8 @@ class Pump(threading.Thread):
         super().__init__(name="farandole-output", daemon=True)
         self._sources: dict[int, OutputSource] = {}
         self._epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._bell, select.EPOLLIN)
+        self._wakeup = Wakeup()
+        self._epoll.register(self._wakeup.fd, select.EPOLLIN)
         self.ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._requests: deque[Callable[[], object]] = deque()
         self._finishing = False
@@ -294,7 +296,7 @@ class Pump(threading.Thread):
         if self.is_alive():  # the thread may still use the descriptors; they stay open until the process exits
             return False
         self._epoll.close()
-        os.close(self._bell)
+        self._wakeup.close()
         os.close(self.ended)
         return True
 
@@ -302,8 +304,8 @@ class Pump(threading.Thread):
         """Move output until ``finish``."""
         while not self._finishing:
             for fd, _ in self._epoll.poll(self._patience_s()):
-                if fd == self._bell:
-                    os.eventfd_read(self._bell)  # before the deque is emptied: a later request rings again
+                if fd == self._wakeup.fd:
+                    self._wakeup.clear()  # before the deque is emptied: a later request signals again
                     while self._requests:
                         self._requests.popleft()()
                 elif source := self._sources.get(fd):  # None if a request of this turn has closed the source
@@ -316,8 +318,8 @@ class Pump(threading.Thread):
         os.eventfd_write(self.ended, 1)  # last: waiting threads assume that everything is written
 
     def _request(self, action: Callable[[], object]) -> None:
-        self._requests.append(action)  # first: the pump empties the deque after the bell has woken it
-        os.eventfd_write(self._bell, 1)
+        self._requests.append(action)  # first: the pump empties the deque after it wakes
+        self._wakeup.signal()
 
     def _register(self, source: OutputSource) -> None:
         self._sources[source.fd] = source

@@ -7,18 +7,15 @@ dead engine is not started again, and its slot is taken away. If a cell runs, th
 when the search ends, because an interrupt would hit the cell.
 """
 
-# Threads. The search's thread calls everything except ``_ring``, which the client's own thread calls when a task is
-# done. ``_lock`` guards ``_bell``: after it is closed, another file may have its descriptor number.
+# Threads. The search's thread calls everything; the client's own thread only wakes it up when a task is done.
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import select
 import signal
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -31,6 +28,7 @@ from farandole.cluster.contact import Contact
 from farandole.control.agent_messages import Started, WorkerSpec
 from farandole.control.exits import WorkerExited
 from farandole.control.search_messages import PoolHello
+from farandole.control.wakeup import Wakeup
 from farandole.errors import UsageError
 from farandole.events import logger
 from farandole.launch.providers.provider import END_S, LEAVE_S, HostOffered, Provider, ProviderEvent, own_path
@@ -89,12 +87,11 @@ class EngineProvider(Provider):
             )
         self._contact = b""
         self._tasks: dict[int, _EngineTask] = {}
-        self._lock = threading.Lock()
-        self._bell = -1
+        self._wakeup: Wakeup | None = None
 
     def open(self, contact: Contact, send: Send) -> None:
         """See ``Provider``."""
-        self._contact, self._bell = contact.encode(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._contact, self._wakeup = contact.encode(), Wakeup()
         self._news += [HostOffered(host, slots) for host, slots in self.slots.items()]
 
     def start(self, host: str, workers: Sequence[WorkerSpec]) -> None:
@@ -121,7 +118,7 @@ class EngineProvider(Provider):
     @property
     def fds(self) -> Collection[int]:
         """See ``Provider``."""
-        return () if self._bell < 0 else (self._bell,)
+        return () if self._wakeup is None else (self._wakeup.fd,)
 
     @property
     def deadline_s(self) -> float:
@@ -135,8 +132,8 @@ class EngineProvider(Provider):
         for _, message in mail:
             if isinstance(message, PoolHello) and message.worker_id in self._tasks:
                 self._tasks[message.worker_id].has_connected = True
-        if self._bell in ready:
-            os.eventfd_read(self._bell)  # before the tasks are checked: a task that ends later rings again
+        if self._wakeup is not None:
+            self._wakeup.clear()  # before the tasks are checked: a task that ends later signals again
         for worker_id in [worker_id for worker_id, task in self._tasks.items() if task.result.done()]:
             self._on_ended(worker_id, self._tasks.pop(worker_id))
         self._warn_of_late(now)
@@ -148,7 +145,7 @@ class EngineProvider(Provider):
 
     def close(self) -> None:
         """See ``Provider``. Engines that ignore an interrupt go on, with a warning: their variables may be of value."""
-        if self._bell < 0:
+        if self._wakeup is None:
             return
         for task in self._tasks.values():
             if not task.is_serving:
@@ -158,9 +155,8 @@ class EngineProvider(Provider):
             if not is_told and time.monotonic() >= begun_s + LEAVE_S:
                 is_told = True
                 self._signal(signal.SIGINT, self._serving)
-            select.select([self._bell], [], [], LEAVE_S)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+            select.select([self._wakeup.fd], [], [], LEAVE_S)
+            self._wakeup.clear()
         if left := self._serving:
             logger.warning(
                 "engines %s still run a trial of the search that has ended: interrupt them by "
@@ -168,9 +164,8 @@ class EngineProvider(Provider):
                 left,
                 left,
             )
-        with self._lock:
-            bell, self._bell = self._bell, -1
-            os.close(bell)
+        self._wakeup.close()
+        self._wakeup = None
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -187,7 +182,9 @@ class EngineProvider(Provider):
             return
         self._tasks[worker_id] = _EngineTask(engine, result, time.monotonic() + COME_S)
         self._news.append(Started(worker_id, self._engines[engine].pid))
-        result.add_done_callback(self._ring)
+        assert self._wakeup is not None
+        wakeup = self._wakeup
+        result.add_done_callback(lambda _: wakeup.signal())
 
     def _on_ended(self, worker_id: int, task: _EngineTask) -> None:
         """Handle the end of a task, which the death of its engine may have caused."""
@@ -230,8 +227,3 @@ class EngineProvider(Provider):
         for engine in engines:
             with contextlib.suppress(*NO_ENGINE):
                 self._client.send_signal(int(number), targets=[engine], block=False)
-
-    def _ring(self, _task: object = None) -> None:
-        with self._lock:
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)

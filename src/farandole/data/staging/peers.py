@@ -6,15 +6,14 @@
 
 Pull, not push: a reader has a few requests of a megabyte each under way, so it never gets more than it can take.
 
-Threads. The server has one thread, and only this thread uses its sockets; ``close`` and ``wake`` reach it through an
-eventfd. A request for a piece that is not here yet waits in a list, and is answered after ``wake``. Until then the
+Threads. The server has one thread, and only this thread uses its sockets; ``close`` and ``wake`` reach it through a
+``Wakeup``. A request for a piece that is not here yet waits in a list, and is answered after ``wake``. Until then the
 server sends the reader a keep-alive every ``COMING_S``, so the reader detects early that a host has failed. Only the
 thread that made a reader may use it, because ZeroMQ's sockets must not be shared between threads.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from farandole.control.admission import Door
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.sockets import Context, client_socket, connect, new_socket
+from farandole.control.wakeup import Wakeup
 from farandole.data.staging.cache import OpenPiece
 from farandole.data.staging.protocol import Get, Got, decode_get, decode_got, encode_get, encode_got
 from farandole.errors import ControlError, DataError
@@ -83,7 +83,7 @@ class PeerServer:
         self._socket.maxmsgsize = LARGEST_FRAME
         self._socket.curve_server = True
         self._socket.curve_secretkey = keys.server.secret
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Wakeup()
         self._is_over = False
         self.sent_bytes = 0
         try:
@@ -98,7 +98,7 @@ class PeerServer:
 
     def wake(self) -> None:
         """Check again the requests that wait for a piece."""
-        os.eventfd_write(self._bell, 1)
+        self._wakeup.signal()
 
     def close(self) -> None:
         """End the thread and free the port."""
@@ -108,11 +108,11 @@ class PeerServer:
         self._socket.close(0)
         self._door.close()
         self._context.term()
-        os.close(self._bell)
+        self._wakeup.close()
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for each in (self._socket, self._door.fd, self._bell):
+        for each in (self._socket, self._door.fd, self._wakeup.fd):
             poller.register(each, zmq.POLLIN)
         said_s = 0.0
         while not self._is_over:
@@ -123,8 +123,7 @@ class PeerServer:
                     self._send(identity, Got(get.piece, get.first, b"", is_coming=True), b"")
             if self._door.fd in ready:
                 self._door.serve()
-            if self._bell in ready:
-                os.eventfd_read(self._bell)
+            if self._wakeup.clear():
                 self._waiting = [each for each in self._waiting if not self._answer(*each)]
             if self._socket in ready:
                 self._receive()

@@ -21,6 +21,7 @@ import msgspec
 from farandole.control import process
 from farandole.control.local_peer import is_own
 from farandole.control.sockets import MOST_DESCRIPTORS
+from farandole.control.wakeup import Wakeup
 from farandole.data.staging.protocol import StagerConfig
 from farandole.data.staging.stager import TICK_S, Stager
 from farandole.data.storage.manifest import Manifest
@@ -48,7 +49,7 @@ class Entrance:
 
     def __init__(self, stager: Stager, listening: socket.socket, linger_s: float) -> None:
         self._stager, self._listening, self._linger_s = stager, listening, linger_s
-        self._lock, self._bell = threading.Lock(), os.eventfd(0, os.EFD_CLOEXEC)
+        self._lock, self._wakeup = threading.Lock(), Wakeup()
         self._connections, self._alone_since, self._is_over = 0, time.monotonic(), False
         self._leaves = False
 
@@ -62,9 +63,8 @@ class Entrance:
     def serve(self) -> None:
         """Accept connections until no worker is connected any more."""
         while not self._is_done():
-            ready, _, _ = select.select([self._listening.fileno(), self._bell], [], [], TICK_S)
-            if self._bell in ready:
-                os.eventfd_read(self._bell)
+            ready, _, _ = select.select([self._listening.fileno(), self._wakeup.fd], [], [], TICK_S)
+            self._wakeup.clear()
             if self._listening.fileno() in ready:
                 with contextlib.suppress(OSError):  # it has disconnected again, or no descriptor is left
                     self._accept()
@@ -89,7 +89,7 @@ class Entrance:
                 self._connections -= 1
                 self._alone_since = time.monotonic()
                 self._is_over = is_bye and not self._connections
-            os.eventfd_write(self._bell, 1)  # wakes the main thread
+            self._wakeup.signal()  # wakes the main thread
 
     def _is_done(self) -> bool:
         with self._lock:

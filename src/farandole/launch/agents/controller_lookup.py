@@ -11,13 +11,12 @@ Only a leader with a higher epoch than all earlier ones is found, so a leader th
 followed again.
 
 Threads. The search runs in a thread, because the folder's file system may not answer: it owns ``_epoch``, and puts
-addresses in ``_found``, or the reason to give up in ``over``. ``_seeks`` enables it; it signals ``fd`` under ``_lock``,
-which guards ``_closed`` and the number of that descriptor. It is a daemon: stuck in the kernel it cannot be joined.
+addresses in ``_found``, or the reason to give up in ``over``. ``_seeks`` enables it; then it signals ``fd``. It
+is a daemon: stuck in the kernel it cannot be joined.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +26,7 @@ import msgspec
 
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
+from farandole.control.wakeup import Wakeup
 from farandole.engines.reach import LOOPBACK, source_towards
 from farandole.errors import ControlError, FarandoleError
 from farandole.launch.agents.forwarder import Forwarder
@@ -66,10 +66,8 @@ class ControllerLookup:
         self._found: deque[str] = deque()
         self._seeks = threading.Event()
         self._pause = threading.Event()
-        self._lock = threading.Lock()
         self._closed = False
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when ``found`` or ``over`` has something."""
+        self._wakeup = Wakeup()
         threading.Thread(target=self._search, name="farandole-next-lead", daemon=True).start()
 
     def follow(self, address: str) -> None:
@@ -82,18 +80,18 @@ class ControllerLookup:
 
     def found(self) -> str:
         """Address of a leader found since the last call; "" for none."""
-        try:
-            os.eventfd_read(self.fd)
-        except BlockingIOError:
-            return ""
-        return self._found.pop() if self._found else ""
+        return self._found.pop() if self._wakeup.clear() and self._found else ""
+
+    @property
+    def fd(self) -> int:
+        """Descriptor that is readable when ``found`` or ``over`` has something."""
+        return self._wakeup.fd
 
     def close(self) -> None:
         """End the search, and close all connections of the workers."""
         self._forwarder.close()
-        with self._lock:
-            self._closed = True
-            os.close(self.fd)
+        self._closed = True
+        self._wakeup.close()
         # After ``_closed``: the search, if not stuck in a read, wakes and ends without another read.
         self._seeks.set()
         self._pause.set()
@@ -117,7 +115,5 @@ class ControllerLookup:
                 self._epoch = contact.epoch
         except (FarandoleError, ControlError, OSError):  # not there yet, or unreadable now
             return False
-        with self._lock:
-            if not self._closed:
-                os.eventfd_write(self.fd, 1)
+        self._wakeup.signal()
         return True

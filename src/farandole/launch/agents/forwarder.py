@@ -10,18 +10,19 @@ So only the agent decides which leader its host follows. Bytes are forwarded unc
 authenticate each other with the job's key, and the forwarder cannot read their messages.
 
 Threads. One thread runs the loop and owns every socket and ``_ends``. ``follow`` and ``close`` set ``_target`` and
-``_closing`` and signal ``_bell``, which the thread closes when it ends; ``_lock`` guards the three.
+``_closing``, which ``_lock`` guards, and wake the thread up.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import selectors
 import socket
 import threading
 from typing import final
+
+from farandole.control.wakeup import Wakeup
 
 CHUNK_BYTES = 2**16
 MOST_WAITING_BYTES = 2**20
@@ -58,9 +59,9 @@ class Forwarder:
         self._leads_to = self._target = ""
         self._closing = False
         self._lock = threading.Lock()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._selector.register(self._wakeup.fd, selectors.EVENT_READ)
         self._ends: set[_End] = set()
         self._thread = threading.Thread(target=self._serve, name="farandole-forward", daemon=True)
         self._thread.start()
@@ -70,14 +71,14 @@ class Forwarder:
         with self._lock:
             if address != self._target and not self._closing:
                 self._target = address
-                os.eventfd_write(self._bell, 1)
+                self._wakeup.signal()
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
         with self._lock:
             if not self._closing:
                 self._closing = True
-                os.eventfd_write(self._bell, 1)
+                self._wakeup.signal()
         self._thread.join(CLOSE_S)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ class Forwarder:
     def _serve(self) -> None:
         while True:
             for key, mask in self._selector.select():
-                if key.fd == self._bell:
+                if key.fd == self._wakeup.fd:
                     if self._heed():
                         return
                 elif key.data is None:
@@ -96,7 +97,7 @@ class Forwarder:
     def _heed(self) -> bool:
         """Apply ``_target`` and ``_closing``; True at the end."""
         with self._lock:
-            os.eventfd_read(self._bell)  # under the lock, so that no change is missed between read and copy
+            self._wakeup.clear()  # under the lock, so that no change is missed between read and copy
             target, closing = self._target, self._closing
         if target != self._leads_to or closing:
             for end in tuple(self._ends):
@@ -104,11 +105,9 @@ class Forwarder:
             self._leads_to = target
             self._listen(bool(target) and not closing)
         if closing:
-            # ``follow`` signals only while ``_closing`` is false, so the closed descriptor is never written to.
             self._selector.close()
             self._keeper.close()
-            with self._lock:
-                os.close(self._bell)
+            self._wakeup.close()
         return closing
 
     def _listen(self, wanted: bool) -> None:

@@ -31,6 +31,7 @@ from typing import final
 from farandole.control.agent_messages import Output, Written
 from farandole.control.message import Message
 from farandole.control.output import OutputSource, Pump, Sink, Tag
+from farandole.control.wakeup import Wakeup
 from farandole.errors import ControlError
 
 STDOUT, STDERR = 0, 1
@@ -175,9 +176,14 @@ class Receipts:
     """
 
     def __init__(self, output: JobOutput) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Wakeup()
         self.output = output
         self._done: deque[tuple[str, Written]] = deque()
+
+    @property
+    def fd(self) -> int:
+        """See the class."""
+        return self._wakeup.fd
 
     @classmethod
     def own(cls) -> Receipts:
@@ -193,17 +199,17 @@ class Receipts:
 
     def collect(self) -> list[tuple[str, Written]]:
         """Receipts since the last call, each with its host."""
-        os.eventfd_read(self.fd)  # before the receipts: a later one signals again
+        self._wakeup.clear()  # before the receipts: a later one signals again
         return [self._done.popleft() for _ in range(len(self._done))]
 
     def close(self, timeout_s: float) -> None:
-        """Finish the output, and free everything, unless a pump still writes after ``timeout_s``."""
-        if self.output.close(timeout_s):  # else the pump would use the closed descriptor
-            os.close(self.fd)
+        """Finish the output, and free everything but what a pump needs that still writes after ``timeout_s``."""
+        self.output.close(timeout_s)
+        self._wakeup.close()
 
     def _note(self, host: str, receipt: Written) -> None:
         self._done.append((host, receipt))  # before the signal, after which it is read
-        os.eventfd_write(self.fd, 1)
+        self._wakeup.signal()
 
 
 def _same_file(one: int, other: int) -> bool:

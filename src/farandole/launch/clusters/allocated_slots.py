@@ -6,15 +6,13 @@
         slots.run_agent("node1", config)
         slots.look()                                # {"node2": "slot 3 on node2 is gone: the worker died"}
 
-The loop's thread calls everything, because only it may use the router. Only ``_ring`` runs in its own thread, a clock:
-a lost connection is noticed only by sending, so each slot is sent a message every ``LOOK_S``. The clock only writes to
-the eventfd, which is closed after the clock has ended.
+The loop's thread calls everything, because only it may use the router. Only ``_tick`` runs in its own thread, a clock:
+a lost connection is noticed only by sending, so each slot is sent a message every ``LOOK_S``. The clock only wakes the
+loop up.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import threading
 import time
@@ -26,6 +24,7 @@ import msgspec
 
 from farandole.control.os_text import pack
 from farandole.control.slot_messages import HostAgent, SlotHello, SlotOver
+from farandole.control.wakeup import Wakeup
 from farandole.errors import ControlError
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.clusters.slot import DEVICES, Ticket
@@ -58,9 +57,13 @@ class AllocatedSlots:
         """Names of the hosts, by the cluster's names of their nodes."""
         self._missing: set[int] = set()
         self._closing = threading.Event()
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Wakeup()
+        self._clock = threading.Thread(target=self._tick, name="farandole-slots", daemon=True)
+
+    @property
+    def fd(self) -> int:
         """Descriptor that is readable when ``look`` is due."""
-        self._clock = threading.Thread(target=self._ring, name="farandole-slots", daemon=True)
+        return self._wakeup.fd
 
     def __enter__(self) -> AllocatedSlots:
         self._clock.start()
@@ -168,8 +171,7 @@ class AllocatedSlots:
 
     def lost(self) -> Mapping[int, str]:
         """Slots that are lost or have failed, and why. Never blocks."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.bell)
+        self._wakeup.clear()
         failures = dict(self._failures())
         gone = {slot for slot, (identity, _) in self._held.items() if not self._router.reaches(identity)}
         # Not at the first look: the cluster may learn the reason a moment later than this process.
@@ -218,11 +220,11 @@ class AllocatedSlots:
             finally:
                 if self._clock.is_alive():
                     self._clock.join()
-                os.close(self.bell)
+                self._wakeup.close()
 
-    def _ring(self) -> None:
+    def _tick(self) -> None:
         while not self._closing.wait(LOOK_S):
-            os.eventfd_write(self.bell, 1)
+            self._wakeup.signal()
 
 
 def hosts_of(slots: Mapping[int, SlotHello], names: dict[str, str] | None = None) -> dict[int, str]:

@@ -80,7 +80,7 @@ class ElasticSlots:
     @property
     def fd(self) -> int:
         """Descriptor that is readable when ``turn`` has something to do."""
-        return self._slots.bell
+        return self._slots.fd
 
     def handle_slot_message(self, identity: bytes, message: Any) -> None:
         """Handle a message of a slot, or of the command that starts an agent."""

@@ -68,7 +68,7 @@ class SlotAgents:
 
     def __init__(self, slots: AllocatedSlots, hosts: Sequence[str]) -> None:
         self._slots = slots
-        self._by_host = {host: SlotAgent(self, host, slots.bell) for host in dict.fromkeys(hosts)}
+        self._by_host = {host: SlotAgent(self, host, slots.fd) for host in dict.fromkeys(hosts)}
 
     def __iter__(self) -> Iterator[SlotAgent]:
         return iter(self._by_host.values())

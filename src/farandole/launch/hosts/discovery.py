@@ -8,16 +8,14 @@ No call blocks. A failed read is reported once, and the hosts stay unchanged (in
 
 All of it runs in the thread of the controller's loop, except ``Watched._read``: a read of a file system that does not
 answer never times out, and a controller that waited for it would stop the job. The reading thread sets ``_found`` and
-signals ``_bell``; the loop reads and clears ``_found``. Only the loop uses ``_is_reading``, which lets one thread run
+signals ``_wakeup``; the loop reads and clears ``_found``. Only the loop uses ``_is_reading``, which lets one thread run
 at a time, so each field has one writer, and no lock is needed. A ``Discovery`` is copied for each controller
 (``elastic_launcher``); hence it opens nothing before ``look``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import shlex
 import shutil
 import statistics
@@ -29,6 +27,7 @@ from typing import final
 from farandole.cluster.hostlist import expand
 from farandole.control import process
 from farandole.control.program_run import ProgramRun
+from farandole.control.wakeup import Wakeup
 from farandole.errors import UsageError
 from farandole.launch.hosts.plan import Host, parse_host_lines
 from farandole.launch.sbatch.environment import client_environment
@@ -136,7 +135,7 @@ class Watched(Discovery):
         super().__init__(f"the host file {path}")
         self._path, self._slots_each = path, slots_each
         self._next_s = 0.0
-        self._bell = -1  # opened at the first look, in the controller
+        self._wakeup: Wakeup | None = None  # opened at the first look, in the controller
         self._is_reading = False
         self._found: bytes | OSError | None = None
 
@@ -147,14 +146,12 @@ class Watched(Discovery):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The eventfd that the reading thread signals."""
-        return (self._bell,) if self._bell >= 0 else ()
+        """The descriptor that the reading thread signals."""
+        return (self._wakeup.fd,) if self._wakeup is not None else ()
 
     def _find(self, now: float) -> tuple[Host, ...] | None:
-        if self._bell < 0:
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)  # before ``_found``: a later read signals again
+        self._wakeup = self._wakeup or Wakeup()
+        self._wakeup.clear()  # before ``_found``: a later read signals again
         if self._found is not None:
             return self._parse_found(self._found, now)
         if now < self._next_s:
@@ -164,7 +161,7 @@ class Watched(Discovery):
             raise UsageError(f"{self._source} has not been read for {SCRIPT_S:g} s: its file system does not answer")
         self._is_reading = True
         # A daemon: stuck in the kernel it cannot be joined, and must not keep this process alive.
-        threading.Thread(target=self._read, name="farandole-hosts", daemon=True).start()
+        threading.Thread(target=self._read, args=(self._wakeup,), name="farandole-hosts", daemon=True).start()
         return None
 
     def _parse_found(self, found: bytes | OSError, now: float) -> tuple[Host, ...]:
@@ -173,19 +170,19 @@ class Watched(Discovery):
             raise UsageError(f"{self._source} cannot be read: {found.strerror}") from found
         return parse_host_lines(found.decode(errors="replace"), self._slots_each, self._source)
 
-    def _read(self) -> None:
+    def _read(self, wakeup: Wakeup) -> None:
         try:
             with open(self._path, "rb") as file:
                 self._found = file.read()
         except OSError as error:
             self._found = error
-        os.eventfd_write(self._bell, 1)  # last: the loop reads ``_found`` after this signal
+        wakeup.signal()  # last: the loop reads ``_found`` after this signal
 
     def close(self) -> None:
-        """Free the descriptor, unless a read is in progress: then the thread still signals it."""
-        if self._bell >= 0 and not self._is_reading:
-            os.close(self._bell)
-            self._bell = -1
+        """Free the descriptor; a read in progress ends by itself."""
+        if self._wakeup is not None:
+            self._wakeup.close()
+            self._wakeup = None
 
 
 class PrintedHosts(Discovery):

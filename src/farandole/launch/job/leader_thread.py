@@ -9,8 +9,7 @@
 A controller that waited for a file server would serve no worker, and would not react to Ctrl-C, so a thread waits. It
 takes entries from the queue ``_entries``, and sets the numbers in ``_claimed``, the sentence in ``superseded`` and the
 time in ``sure_s``, which only the thread writes; after a change it signals ``fd``. The thread is a daemon: stuck in the
-kernel it cannot be joined. ``_lock`` guards ``_closed`` and, with it, the number of ``fd``, which may belong to another
-file after ``close``.
+kernel it cannot be joined.
 
 A folder that does not answer does not end the job: the current generation trains on, and no other one is formed
 meanwhile. The contact file is written last, so that a delay there delays no claim.
@@ -19,13 +18,13 @@ meanwhile. The contact file is written last, so that a delay there delays no cla
 from __future__ import annotations
 
 import math
-import os
 import queue
 import threading
 import time
 from collections import deque
 from typing import Final, final
 
+from farandole.control.wakeup import Wakeup
 from farandole.events import logger
 from farandole.launch.hosts.leader_log import LeaderEntry, LeaderLog, SupersededError
 from farandole.launch.hosts.run_folder import RunContact, RunFolder
@@ -55,11 +54,14 @@ class LeaderThread:
         self._told: set[str] = set()
         """Parts of the folder about which a warning was logged."""
         self._closed = False
-        self._lock = threading.Lock()
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable after a change."""
+        self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._serve, name="farandole-lead", daemon=True)
         self._thread.start()
+
+    @property
+    def fd(self) -> int:
+        """Descriptor that is readable after a change."""
+        return self._wakeup.fd
 
     def claim(self, entry: LeaderEntry) -> None:
         """Append an entry, without waiting."""
@@ -67,10 +69,7 @@ class LeaderThread:
 
     def claimed(self) -> list[int]:
         """Numbers of the generations that were added to the log since the last call."""
-        try:
-            os.eventfd_read(self.fd)  # before the queue is read: a later entry signals again
-        except BlockingIOError:
-            return []
+        self._wakeup.clear()  # before the queue is read: a later entry signals again
         return [self._claimed.popleft() for _ in range(len(self._claimed))]
 
     def look(self) -> None:
@@ -80,10 +79,9 @@ class LeaderThread:
     def close(self, patience_s: float) -> None:
         """End the thread; wait at most ``patience_s`` for it."""
         self._entries.put(None)
-        self._thread.join(patience_s)  # it may be stuck in the kernel: then ``_closed`` keeps it off ``fd``
-        with self._lock:
-            self._closed = True
-            os.close(self.fd)
+        self._thread.join(patience_s)  # it may be stuck in the kernel
+        self._closed = True
+        self._wakeup.close()
 
     def _serve(self) -> None:
         waiting: deque[LeaderEntry] = deque()
@@ -107,10 +105,10 @@ class LeaderThread:
             while waiting and not self._closed:  # if it was stuck, its controller may have been replaced meanwhile
                 self._log.append(waiting[0])
                 self._claimed.append(waiting.popleft().generation)
-                self._ring()
+                self._wakeup.signal()
         except SupersededError as error:
             self.superseded = str(error)
-            self._ring()
+            self._wakeup.signal()
             return
         except Exception as error:
             after = "training goes on, but the next generation waits until it can be used"
@@ -130,15 +128,10 @@ class LeaderThread:
         self._log.check(self._contact.epoch)
         self.sure_s = began_s
         if is_asked or began_s - last_s > UNSURE_S:
-            self._ring()
+            self._wakeup.signal()
 
     def _complain(self, what: str, text: str) -> None:
         """Warn that a part of the folder cannot be used; once until it can be used again."""
         if what not in self._told:
             self._told.add(what)
             logger.warning("%s", text)
-
-    def _ring(self) -> None:
-        with self._lock:
-            if not self._closed:
-                os.eventfd_write(self.fd, 1)

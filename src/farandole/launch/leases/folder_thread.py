@@ -10,8 +10,8 @@
 
 A controller that waited for a file server would stop the job. The thread takes lines from the queue ``_lines``, puts
 what it has read in ``_found`` and ``_begun``, and the tags of written lines in ``_written``; the loop's thread takes
-them. Each is written at one end only. For ``_begun`` and ``_written`` the thread signals ``fd``, under ``_lock``, which
-guards ``_closed`` and the number of that descriptor. The thread is a daemon: stuck in the kernel it cannot be joined.
+them. Each is written at one end only. For ``_begun`` and ``_written`` the thread signals ``fd``. The thread is a
+daemon: stuck in the kernel it cannot be joined.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar, final
 
+from farandole.control.wakeup import Wakeup
 from farandole.errors import FarandoleError
 from farandole.events import logger
 from farandole.launch.hosts.run_folder import RunFolder
@@ -60,12 +61,14 @@ class FolderThread:
         self._found: list[LeaseLimits | str] = []
         self._begun: deque[LeaseRecord | None] = deque()
         self._written: deque[tuple[bytes, str]] = deque()
-        self._lock = threading.Lock()
-        self._closed = False
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when ``begun`` or ``written`` has something."""
+        self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._serve, name="farandole-folder", daemon=True)
         self._thread.start()
+
+    @property
+    def fd(self) -> int:
+        """Descriptor that is readable when ``begun`` or ``written`` has something."""
+        return self._wakeup.fd
 
     def write(self, line: str, tag: bytes = b"") -> bool:
         """Queue a line for the journal; False if the queue is full. ``written`` confirms a line with a ``tag``."""
@@ -85,9 +88,7 @@ class FolderThread:
 
     def heard(self) -> None:
         """Reset ``fd``. Call it before ``begun`` and ``written``, so that a later result signals ``fd`` again."""
-        with self._lock, contextlib.suppress(BlockingIOError):
-            if not self._closed:
-                os.eventfd_read(self.fd)
+        self._wakeup.clear()
 
     def limits(self) -> LeaseLimits | str | None:
         """New limits, or why they cannot be read; ``None`` if unchanged."""
@@ -98,10 +99,7 @@ class FolderThread:
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
         self._thread.join(patience_s)
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                os.close(self.fd)
+        self._wakeup.close()
 
     def _serve(self) -> None:
         if not self._begin():
@@ -131,7 +129,7 @@ class FolderThread:
         while not is_closed:
             try:
                 self._begun.append(last(self._folder))
-                self._ring()
+                self._wakeup.signal()
                 break
             except Exception as error:  # retried below
                 if not is_told:
@@ -150,12 +148,7 @@ class FolderThread:
         why = append_line(self._folder, line, is_synced=bool(tag))  # told only if there is a tag; the training goes on
         if tag:
             self._written.append((tag, why))
-            self._ring()
-
-    def _ring(self) -> None:
-        with self._lock:
-            if not self._closed:
-                os.eventfd_write(self.fd, 1)
+            self._wakeup.signal()
 
     def _look(self) -> LeaseLimits | str:
         try:

@@ -12,14 +12,11 @@ A thin loop around ``Relaying``, driven by the loop of the host's agent. No call
 
 That loop calls everything, in one thread, which alone may touch the ZeroMQ sockets. Finding the parent takes up to
 ``DIAL_S``, during which workers and children must be served, so each ``attach`` runs ``_dial`` in its own thread. It
-puts its result in the queue ``_answers`` and signals the eventfd ``_bell`` to wake the loop; the loop makes the socket.
-``_lock`` guards ``_closed`` and ``_bell``: a ``_dial`` that ends after ``close`` could otherwise write to another file
-with the same descriptor number.
+puts its result in the queue ``_answers`` and wakes the loop, which makes the socket; it may end after ``close``.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 import select
 import threading
@@ -36,6 +33,7 @@ from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.control.messages import LIMIT_BYTES
+from farandole.control.wakeup import Wakeup
 from farandole.errors import ControlError
 from farandole.runtime.relay.combining import HOLD_S
 from farandole.runtime.relay.relaying import Relaying
@@ -69,11 +67,9 @@ class Relay:
         self._kept: list[Message] = []
         self._kept_bytes = 0
         self._answers: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()
-        self._closed = False
+        self._wakeup = Wakeup()
         self._epoll = select.epoll()
-        for fd in (self._router.fd, self._bell):
+        for fd in (self._router.fd, self._wakeup.fd):
             self._epoll.register(fd, select.EPOLLIN)
 
     @property
@@ -94,9 +90,7 @@ class Relay:
 
     def serve(self) -> None:
         """Handle all messages that have arrived, and pass them on."""
-        ready = {fd for fd, _ in self._epoll.poll(0)}
-        if self._bell in ready:
-            os.eventfd_read(self._bell)  # before the queue is read: a later answer signals again
+        self._wakeup.clear()  # before the queue is read: a later answer signals again
         while not self._answers.empty():
             self._connect(*self._answers.get())
         self._router.wait(0.0)
@@ -108,7 +102,7 @@ class Relay:
     def abort(self, reason: str) -> None:
         """Tell all workers and relays below that the controller is lost."""
         self._relaying.abort(reason)
-        os.eventfd_write(self._bell, 1)  # wakes ``serve``: a send may have consumed ZeroMQ's signal
+        self._wakeup.signal()  # wakes ``serve``: a send may have consumed ZeroMQ's signal
 
     def statistics(self) -> dict[str, int]:
         """Counters of messages by source and destination."""
@@ -120,9 +114,7 @@ class Relay:
             self._parent.close()
         self._epoll.close()
         self._router.close()
-        with self._lock:  # a ``_dial`` may still run
-            self._closed = True
-            os.close(self._bell)
+        self._wakeup.close()
 
     # -- upwards ------------------------------------------------------------------------------------------------------
 
@@ -141,13 +133,11 @@ class Relay:
 
     def _dial(self, addresses: Sequence[str]) -> None:
         try:
-            # First the answer, then the bell: in the other order the loop could wake and find the queue empty.
+            # First the answer, then the signal: in the other order the loop could wake and find the queue empty.
             self._answers.put((first_answering(addresses, self._keys, DIAL_S), ""))
         except ControlError as error:
             self._answers.put(("", str(error)))
-        with self._lock:
-            if not self._closed:
-                os.eventfd_write(self._bell, 1)
+        self._wakeup.signal()
 
     def _connect(self, address: str, error: str) -> None:
         if error:

@@ -10,14 +10,13 @@ authenticated by the job's keys. PyTorch's store holds the address, which is not
 
 # Threads. The mailbox's thread owns ``_inbox`` and the ``Door``. Any thread of the program sends messages and posts
 # receives. ``_lock`` guards ``_outboxes`` (one thread at a time may use a socket), ``_arrived`` and ``_posted``. Works
-# are finished without the lock, because their futures call back into the program. ``_ringing`` guards the descriptor
-# ``_bell`` and is held for two system calls; it is an ``RLock``, because the session may ring in a signal handler.
+# are finished without the lock, because their futures call back into the program. The
+# session wakes the thread up when it ends, perhaps in a signal handler.
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import os
 import struct
 import threading
 import time
@@ -33,6 +32,7 @@ from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.local_peer import admit_own
 from farandole.control.sockets import Context, client_socket, connect, new_socket
+from farandole.control.wakeup import Wakeup
 from farandole.errors import AbortError, FarandoleError, MismatchError, StallError
 from farandole.torch.distributed.work import QueuedWork
 
@@ -102,14 +102,13 @@ class Mailbox:
         self._outboxes: dict[int, zmq.Socket[bytes]] = {}
         self._arrived: dict[MessageLabel, deque[zmq.Frame]] = {}
         self._posted: list[_Posted] = []
-        self._is_closed, self._bell = False, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._ringing = threading.RLock()
+        self._is_closed, self._wakeup = False, Wakeup()
         address = self._inbox.get_string(zmq.LAST_ENDPOINT)
         told = [address] if is_alone else own_endpoints(address, session.settings.network_interface)
         store.set(f"mailbox.{session.topology.rank}", ",".join(told))
         self._thread = threading.Thread(target=self._serve, name="farandole-mailbox", daemon=True)
         self._thread.start()
-        session.end.subscribe(self._ring)
+        session.end.subscribe(self._wakeup.signal)
         session.at_close(self.close)
 
     def send(self, label: MessageLabel, to: int, tensor: torch.Tensor) -> None:
@@ -156,13 +155,7 @@ class Mailbox:
     def close(self) -> None:
         """Fail all pending receives, and end the thread."""
         self._is_closed = True
-        self._ring()
-
-    def _ring(self) -> None:
-        """Wake the thread up, because the session has ended."""
-        with self._ringing:
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+        self._wakeup.signal()
 
     def _pop_arrived(self, wanted: MessageLabel) -> tuple[MessageLabel, zmq.Frame] | None:
         """Remove and return the oldest arrived message of a label. The caller holds the lock."""
@@ -192,11 +185,10 @@ class Mailbox:
         poller = zmq.Poller()
         poller.register(self._inbox, zmq.POLLIN)
         poller.register(self._door.fd, zmq.POLLIN)
-        poller.register(self._bell, zmq.POLLIN)
+        poller.register(self._wakeup.fd, zmq.POLLIN)
         while not self._is_closed:
             ready = dict(poller.poll(LOOK_MS))
-            if self._bell in ready:
-                os.eventfd_read(self._bell)
+            self._wakeup.clear()
             if self._door.fd in ready:
                 self._door.serve()
             with contextlib.suppress(zmq.Again):
@@ -208,9 +200,7 @@ class Mailbox:
         for socket in (self._inbox, *self._outboxes.values()):
             socket.close()
         self._door.close()
-        with self._ringing:
-            os.close(self._bell)
-            self._bell = -1
+        self._wakeup.close()
 
     def _arrive(self, label: MessageLabel, frame: zmq.Frame) -> None:
         with self._lock:
