@@ -45,15 +45,14 @@ AGENT_PROGRAM = """
 import select, sys, time
 import msgspec
 from farandole.control.keys import JobKeys
-from farandole.runtime.relay.agent_link import AgentLink
 from farandole.runtime.relay import relay as relays
-from farandole.runtime.relay.relay import Relay
+from farandole.runtime.relay.relay import Relay, RelayedAgentLink
 
 address, secret, host, hold_s = sys.stdin.readline().split()
 keys = JobKeys.from_secret(secret)
 relay = Relay(keys, host, silence_s=0.0, hold_s=float(hold_s))
 print(relay.address, flush=True)
-link = AgentLink(address, keys, host, silence_s=0.0, relay=relay)
+link = RelayedAgentLink(relay, address, keys, host, silence_s=0.0)
 poll = select.poll()
 for fd in (0, *link.fds):
     poll.register(fd, select.POLLIN)

@@ -126,11 +126,11 @@ class Agent:
 
 
 def connected(config: AgentConfig, address: str) -> AgentLink:
-    """Make a link to the controller at ``address``, with a relay if the job needs one. Does not block."""
-    keys, relay = JobKeys.from_secret(config.secret), None
+    """Link to the controller at ``address``, with a relay if the job needs one. Does not block."""
+    keys, free = JobKeys.from_secret(config.secret), free_ports(config.free_ports, config.ports)
     if config.relay:
-        from farandole.runtime.relay.relay import Relay  # small jobs need none
+        from farandole.runtime.relay.relay import Relay, RelayedAgentLink  # small jobs need none
 
         relay = Relay(keys, config.host, config.silence_s, config.interface, config.ports)
-    free = free_ports(config.free_ports, config.ports)
-    return AgentLink(address, keys, config.host, config.silence_s, relay, config.name, config.lent, free)
+        return RelayedAgentLink(relay, address, keys, config.host, config.silence_s, free)
+    return AgentLink(address, keys, config.host, config.silence_s, config.name, config.lent, free)

@@ -23,7 +23,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any
 
 from farandole.control import process
 from farandole.control.agent_messages import (
@@ -32,8 +32,6 @@ from farandole.control.agent_messages import (
     Alive,
     DumpStack,
     LeaseOffer,
-    RelayParentLost,
-    SetRelayParent,
     Stack,
     Started,
 )
@@ -45,16 +43,12 @@ from farandole.errors import ControlError
 from farandole.runtime.coordination.host_liveness import HEARTBEATS
 from farandole.version import __version__
 
-if TYPE_CHECKING:
-    from farandole.runtime.relay.relay import Relay
 
-
-@final
 class AgentLink:
     """Link that connects without blocking. ``silence_s=0``: no heartbeats, for the controller's own host.
 
-    The ``relay`` of the host, in a job that needs a tree, is served and closed together with the link. ``name``: for a
-    host that may have several agents in succession, see ``Root.name``; ``lent``: the offer of the agent of a lease.
+    ``name``: for a host that may have several agents in succession, see ``Root.name``; ``lent``: the offer of the agent
+    of a lease; ``relays``: addresses of the host's relay, in a job that needs a tree (``RelayedAgentLink``).
     """
 
     def __init__(
@@ -63,37 +57,34 @@ class AgentLink:
         keys: JobKeys,
         host: str,
         silence_s: float,
-        relay: Relay | None = None,
         name: str = "",
         lent: LeaseOffer | None = None,
         ports: tuple[int, ...] = (),
+        relays: tuple[str, ...] = (),
     ) -> None:
         self._dealer = Dealer(address, AGENT + (name or host).encode(), keys, timeout_s=None, silence_s=silence_s)
         self._silence_s, self._pause_s = silence_s, silence_s / HEARTBEATS
         self._next_s = time.monotonic() + self._pause_s
-        self._relay, self._severed = relay, False
         self._is_closed = False
-        self.worker_address = relay.address if relay else address
+        self.worker_address = address
         """Address at which workers of this host reach the controller."""
         self._host, self._lent = host, lent
         self._lost_s: float | None = None
         """Time at which the controller was lost; ``None`` while there is one."""
         self._patience_s, self._elsewhere = 0.0, False
-        relays = tuple(relay.addresses) if relay else ()
         self.send(AgentHello(host, os.getpid(), __version__, relays, lent=lent, ports=ports))
 
     @property
     def fds(self) -> tuple[int, ...]:
         """Descriptors to poll: if one is readable, or at ``deadline_s``, call ``receive``, then ``beat``."""
-        return () if self._is_closed else self._dealer.fds + (self._relay.fds if self._relay else ())
+        return () if self._is_closed else self._dealer.fds
 
     @property
     def deadline_s(self) -> float | None:
         """Time at which ``receive`` or ``beat`` has something to do."""
         if self._is_closed:
             return None
-        relay_s = self._relay.deadline_s if self._relay else None
-        moments = (self._next_s if self._pause_s else None, relay_s, self._given_up_s)
+        moments = (self._next_s if self._pause_s else None, self._given_up_s)
         return min((moment for moment in moments if moment is not None), default=None)
 
     @property
@@ -108,16 +99,10 @@ class AgentLink:
 
     def receive(self) -> Iterator[Any]:
         """Yield the messages that have arrived, except those handled here. Never blocks."""
-        if self._is_closed:
-            return
-        self._serve_relay()
         while not self._is_closed and (message := self._next()) is not None:
             if isinstance(message, DumpStack):
                 # A daemon: an agent that must exit does not wait for the stack of a stopped process.
                 threading.Thread(target=self._dump, args=(message,), daemon=True).start()
-            elif isinstance(message, SetRelayParent) and self._relay:
-                self._relay.attach(message.addresses or (self._dealer.address,), message.host)
-                self._severed = False  # report the loss of the new parent, too
             else:
                 yield message
 
@@ -156,9 +141,6 @@ class AgentLink:
     def close(self, *, deliver: bool = True) -> None:
         """Disconnect; first ``deliver`` queued messages. Idempotent."""
         self._is_closed = True
-        if self._relay:
-            self._relay.close()
-            self._relay = None
         self._dealer.close(deliver=deliver)
 
     @property
@@ -170,24 +152,12 @@ class AgentLink:
         return self._lost_s + (self._silence_s if is_cut_off else self._patience_s)
 
     def _next(self) -> Any:
-        try:
-            message = self._dealer.recv(0.0)
-        except ControlError as error:
-            if self._relay:
-                self._relay.abort(str(error))  # now: workers below wait for orders
-            raise
+        message = self._dealer.recv(0.0)
         if self._dealer.peer.connected:
             self._lost_s = None
         if not self.may_come_back:
             raise ControlError(f"the controller at {self._dealer.address} is gone, and no other came in time")
         return message
-
-    def _serve_relay(self) -> None:
-        if self._relay:
-            self._relay.serve()
-            if self._relay.lost and not self._severed:
-                self._severed = True
-                self.send(RelayParentLost(self._relay.lost))
 
     def _dump(self, message: DumpStack) -> None:
         try:

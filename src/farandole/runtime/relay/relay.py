@@ -21,13 +21,13 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Iterator, Sequence
+from typing import Any, final
 
 import msgspec
 
 from farandole.control.addresses import everywhere, own_endpoints
-from farandole.control.agent_messages import RELAY
+from farandole.control.agent_messages import RELAY, RelayParentLost, SetRelayParent
 from farandole.control.channel import Dealer, Router
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
@@ -35,6 +35,7 @@ from farandole.control.message import Message
 from farandole.control.messages import LIMIT_BYTES
 from farandole.control.wakeup import Wakeup
 from farandole.errors import ControlError
+from farandole.runtime.relay.agent_link import AgentLink
 from farandole.runtime.relay.combining import HOLD_S
 from farandole.runtime.relay.relaying import Relaying
 
@@ -183,3 +184,54 @@ class Relay:
 
     def _forget_kept(self) -> None:
         self._kept, self._kept_bytes = [], 0
+
+
+@final
+class RelayedAgentLink(AgentLink):
+    """``AgentLink`` with a ``relay``, to which the workers of the host connect. It closes the relay, too."""
+
+    def __init__(
+        self, relay: Relay, address: str, keys: JobKeys, host: str, silence_s: float, ports: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(address, keys, host, silence_s, ports=ports, relays=tuple(relay.addresses))
+        self.worker_address = relay.address
+        self._relay, self._is_loss_told = relay, False
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """See ``AgentLink``."""
+        return () if self._is_closed else super().fds + self._relay.fds
+
+    @property
+    def deadline_s(self) -> float | None:
+        """See ``AgentLink``."""
+        moments = [] if self._is_closed else [super().deadline_s, self._relay.deadline_s]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def receive(self) -> Iterator[Any]:
+        """See ``AgentLink``."""
+        if self._is_closed:
+            return
+        self._relay.serve()
+        if self._relay.lost and not self._is_loss_told:
+            self._is_loss_told = True
+            self.send(RelayParentLost(self._relay.lost))
+        for message in super().receive():
+            if isinstance(message, SetRelayParent):
+                self._relay.attach(message.addresses or (self._dealer.address,), message.host)
+                self._is_loss_told = False  # the loss of the new parent is reported, too
+            else:
+                yield message
+
+    def close(self, *, deliver: bool = True) -> None:
+        """See ``AgentLink``."""
+        if not self._is_closed:
+            self._relay.close()
+        super().close(deliver=deliver)
+
+    def _next(self) -> Any:
+        try:
+            return super()._next()
+        except ControlError as error:
+            self._relay.abort(str(error))  # now: workers below wait for orders
+            raise
