@@ -29,10 +29,9 @@ from farandole.cluster.contact import Contact
 from farandole.control.addresses import own_host_only
 from farandole.control.agent_messages import AGENT, Started, WorkerSpec
 from farandole.control.channel import Router
-from farandole.control.exits import WorkerExited
+from farandole.control.exits import HostLost, WorkerExited
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.search_messages import PoolHello, PoolRetire
-from farandole.elastic.membership.job_events import HostLost
 from farandole.launch.providers.provider import HostLeaving, HostOffered, Provider, ProviderEvent, words_of
 from farandole.testing.leaks import ResourceSnapshot
 

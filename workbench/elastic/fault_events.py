@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.control.exits import GenerationEnded
+from farandole.control.exits import GenerationEnded, HostLost
 from farandole.elastic.membership import job_events, vote
 from workbench.elastic import protocol
 from workbench.elastic.worker import At, Content, Life
@@ -71,7 +71,7 @@ def _lose(world: JobWorld, host: str, cut: bool) -> None:
         world.down.pop(worker.worker_id, None)
         world.news.pop(worker.worker_id, None)
     world.gone |= {host}
-    world.host_news = (*world.host_news, job_events.HostLost(host, f"host {host} is silent"))
+    world.host_news = (*world.host_news, HostLost(host, f"host {host} is silent"))
 
 
 def _succeed(world: JobWorld, host: str) -> None:
@@ -96,7 +96,7 @@ def _succeed(world: JobWorld, host: str) -> None:
             world.say(worker.worker_id, job_events.WorkerConnected(worker.worker_id, ready=True, step=step))
     world.controller = world.controller.anew()
     world.turn(job_events.LeadReplaced(world.generation, tuple(seats), max(world.workers) + 1))
-    world.turn(job_events.HostLost(host, f"host {host} went with the lead before"))
+    world.turn(HostLost(host, f"host {host} went with the lead before"))
     others = {name: slots for name, slots in world.setup.hosts.items() if name != host}
     world.host_news = (*news, job_events.HostsFound(others))
 

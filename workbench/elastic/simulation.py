@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, final
 
+from farandole.control.exits import HostLost
 from farandole.elastic.membership import job_events
 from farandole.elastic.membership.actions import Decision
 from farandole.elastic.membership.journal import Recorded, replay
@@ -198,7 +199,7 @@ class RandomSchedule:
             return chance.uniform(*MOVES_S[self._world.workers[int(action.who)].at])
         if kind == "inspect":
             return self._world.setup.policy.patience_s(0.0) or 0.0
-        if kind == "report host" and isinstance(self._world.host_news[0], job_events.HostLost):
+        if kind == "report host" and isinstance(self._world.host_news[0], HostLost):
             return SILENCE_S
         return chance.uniform(*(LATE_S if chance.random() < LATE else MESSAGE_S))
 

@@ -1,12 +1,13 @@
-"""The two end events in a job, each under one name from its detection to the error that a user reads.
+"""The three end events in a job, each under one name from its detection to the error that a user reads.
 
 >>> WorkerExited(3, -9, "rank 3 on hostA was killed by SIGKILL").code
 -9
 
 An agent detects ``WorkerExited``, and the launcher adds the description. The controller and its formation pass it to
 the exit policy of a static job, or to the membership of an elastic job and its journal. A ``GenerationEnded`` follows
-from ``WorkerExited``, from an engine failure or from a stalled call. Both are events; the orders that follow from them
-have names of their own: ``AbortGeneration`` and ``EndNow`` to the controller, ``Abort`` to the workers.
+from ``WorkerExited``, from ``HostLost``, from an engine failure or from a stalled call. All are events; the orders that
+follow from them have names of their own: ``AbortGeneration`` and ``EndNow`` to the controller, ``Abort`` to the
+workers.
 """
 
 from __future__ import annotations
@@ -40,4 +41,12 @@ class GenerationEnded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True,
     """The generation has ended for all ranks, though their processes may live: an engine failed, a call stalled."""
 
     generation: int
+    reason: str
+
+
+@final
+class HostLost(msgspec.Struct, frozen=True, tag=True):
+    """A host is silent, or its agent has exited. Its workers no longer count, even if the host answers again."""
+
+    host: str
     reason: str

@@ -24,6 +24,7 @@ from farandole import events
 from farandole.cluster.contact import Contact
 from farandole.control.agent_messages import AGENT
 from farandole.control.channel import Router
+from farandole.control.exits import HostLost
 from farandole.control.run_messages import PERSON, RunOrder, RunQuestion, RunReply
 from farandole.control.search_messages import (
     PoolHello,
@@ -34,7 +35,6 @@ from farandole.control.search_messages import (
     TrialVerdict,
 )
 from farandole.control.watch_messages import WATCHER
-from farandole.elastic.membership.job_events import HostLost
 from farandole.errors import ControlError
 from farandole.launch.providers.fleet import Fleet, FleetWorker, KillProcess, ProcessState
 from farandole.launch.providers.provider import Provider, ProviderEvent, words_of

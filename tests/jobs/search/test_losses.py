@@ -10,10 +10,9 @@ import pytest
 
 from farandole.control.agent_messages import AGENT
 from farandole.control.channel import Router
-from farandole.control.exits import WorkerExited
+from farandole.control.exits import HostLost, WorkerExited
 from farandole.control.search_messages import PoolHello, PoolRetire, TrialLeft, TrialReport
 from farandole.elastic.membership.actions import Decision, Kill
-from farandole.elastic.membership.job_events import HostLost
 from farandole.errors import ControlError
 from farandole.launch.providers.fleet import MOST_EARLY, FleetWorker, ProcessState
 from farandole.launch.providers.provider import HostLeaving, HostOffered, ProviderEvent

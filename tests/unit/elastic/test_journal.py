@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.exits import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, HostLost, WorkerExited
 from farandole.elastic.membership import job_events
 from farandole.elastic.membership.journal import Recorded, read, replay
 from farandole.elastic.membership.policy import Policy
@@ -19,7 +19,7 @@ STORY: list[tuple[float, job_events.JobEvent]] = [
     (1.5, job_events.WorkerConnected(1, ready=False)),
     (9.0, WorkerExited(1, -9, "worker 1 on b was killed by SIGKILL")),
     (9.1, job_events.WorkerConnected(0, ready=True)),
-    (9.2, job_events.HostLost("b", "host b is silent")),
+    (9.2, HostLost("b", "host b is silent")),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.exits import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, HostLost, WorkerExited
 from farandole.elastic.membership import actions, job_events
 from farandole.elastic.membership.actions import AnyAction
 from farandole.elastic.membership.job_state import JobState
@@ -235,7 +235,7 @@ def test_a_host_rests_when_several_of_its_slots_have_failed_again_and_again() ->
 
 def test_a_lost_host_costs_its_workers_and_is_taken_again() -> None:
     job = Job(Policy(), {"a": 1, "b": 2}).train()
-    lost = job_events.HostLost("b", "host b is silent")
+    lost = HostLost("b", "host b is silent")
     assert job.tell(5.0, lost) == [actions.AbortGeneration(), actions.Start(3, "b", 0), actions.Start(4, "b", 1)]
     assert job.tell(5.1, *came(0)) == [actions.Form(2, [0])]
     assert job.tell(5.2, *came(1)) == [actions.RefuseWorkers([1])]
@@ -444,7 +444,7 @@ LEAD, LEASE, OTHER = (
 def adopted(*seats: job_events.MemberSlot) -> Job:
     """A membership that begins with the seventh generation of the lead before, which was on host a."""
     job = Job(Policy(), {})
-    job.tell(100.0, job_events.LeadReplaced(7, seats, 1000), job_events.HostLost("a", "it went with the lead"))
+    job.tell(100.0, job_events.LeadReplaced(7, seats, 1000), HostLost("a", "it went with the lead"))
     return job
 
 
@@ -462,7 +462,7 @@ def test_another_lead_goes_on_with_those_that_come_and_then_with_its_own() -> No
 def test_another_lead_goes_on_without_a_host_that_does_not_come() -> None:
     job = adopted(LEAD, LEASE, OTHER)
     job.tell(101.0, job_events.WorkerConnected(1, ready=True, step=31))
-    assert actions.Form(8, [1]) in job.tell(110.0, job_events.HostLost("c", "it did not answer in time"))
+    assert actions.Form(8, [1]) in job.tell(110.0, HostLost("c", "it did not answer in time"))
     assert actions.RefuseWorkers([2]) in job.tell(111.0, job_events.WorkerConnected(2, ready=True, step=31))
 
 
@@ -478,7 +478,7 @@ def test_members_do_not_hang_before_their_hosts_have_called_the_lead_that_adopts
     assert job.of(actions.Kill) == [2]
 
 
-@pytest.mark.parametrize("event", [job_events.HostLost("b", "silent"), killed(1)])
+@pytest.mark.parametrize("event", [HostLost("b", "silent"), killed(1)])
 def test_another_lead_begins_anew_if_nobody_is_left(event: job_events.JobEvent) -> None:
     job = adopted(LEAD, LEASE)
     job.tell(110.0, event)

@@ -12,7 +12,7 @@ from typing import TypeAlias, final
 
 import msgspec
 
-from farandole.control.exits import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, HostLost, WorkerExited
 
 UNTOLD = -1
 """Worker id of a ``LongestStep`` in old journals, which do not record it."""
@@ -82,14 +82,6 @@ class WorkerUnfit(Event, frozen=True):
     """A worker cannot be a member: it has another version, or engines that do not match."""
 
     worker_id: int
-    reason: str
-
-
-@final
-class HostLost(Event, frozen=True):
-    """A host is silent, or its agent has exited. Its workers no longer count, even if the host answers again."""
-
-    host: str
     reason: str
 
 

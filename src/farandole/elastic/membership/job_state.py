@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, final
 
-from farandole.control.exits import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, HostLost, WorkerExited
 from farandole.control.process import exit_status
 from farandole.elastic.membership import job_events
 from farandole.elastic.membership.actions import AbortGeneration, AnyAction, Decision, Greet, Kill, RefuseWorkers
@@ -136,7 +136,7 @@ class JobState:
             self._answer(RefuseWorkers([event.worker_id]), event.reason)
             worker.enter(WorkerPhase.DISMISSED, now)  # it exits by itself, with its own error message
 
-    def _on_host_lost(self, now: float, event: job_events.HostLost) -> None:
+    def _on_host_lost(self, now: float, event: HostLost) -> None:
         lost = [worker for worker in self.workers.values() if worker.slot.host == event.host]
         for worker in lost:
             del self.workers[worker.worker_id]
@@ -206,7 +206,7 @@ class JobState:
         WorkerExited: _on_exited,
         job_events.WorkerHung: _on_hung,
         job_events.WorkerUnfit: _on_unfit,
-        job_events.HostLost: _on_host_lost,
+        HostLost: _on_host_lost,
         GenerationEnded: _on_generation_ended,
         job_events.LongestStep: _on_longest_step,
         job_events.ControllerReplaced: _on_controller_replaced,

@@ -20,10 +20,10 @@ import msgspec
 from farandole.cluster.environment import WORKER_ID, variables_for
 from farandole.control.addresses import is_own
 from farandole.control.agent_messages import AgentHello, KillWorker, Leaving, StopWorkers, WorkerSpec
-from farandole.control.exits import GenerationEnded, WorkerExited
+from farandole.control.exits import GenerationEnded, HostLost, WorkerExited
 from farandole.control.watch_messages import WatchOrder
 from farandole.elastic.membership import actions
-from farandole.elastic.membership.job_events import ControllerReplaced, HostLost, HostsFound
+from farandole.elastic.membership.job_events import ControllerReplaced, HostsFound
 from farandole.elastic.membership.workers import Worker, WorkerPhase
 from farandole.launch.agents.output import Receipts
 from farandole.launch.hosts.elastic_job import ElasticJob

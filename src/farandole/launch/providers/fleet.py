@@ -30,8 +30,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, final
 
 from farandole.control.agent_messages import Started
-from farandole.control.exits import WorkerExited
-from farandole.elastic.membership.job_events import HostLost
+from farandole.control.exits import HostLost, WorkerExited
 from farandole.launch.providers.provider import HostLeaving, HostOffered, ProviderEvent
 
 MOST_EARLY = 5

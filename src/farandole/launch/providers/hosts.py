@@ -38,8 +38,7 @@ from farandole.control.agent_messages import (
     WorkerSpec,
     Written,
 )
-from farandole.control.exits import WorkerExited
-from farandole.elastic.membership.job_events import HostLost
+from farandole.control.exits import HostLost, WorkerExited
 from farandole.events import logger
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import Agents
@@ -113,7 +112,7 @@ class AgentProvider(Provider):
                 )
         self._attend(ready)
         for lost in self._liveness.lost(now):
-            self._lose(*lost)
+            self._lose(lost.host, lost.reason)
         return self._told()
 
     def explain(self, exited: WorkerExited) -> str:

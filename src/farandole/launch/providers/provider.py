@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 from farandole.cluster.contact import Contact
 from farandole.control.agent_messages import Started, WorkerSpec
-from farandole.control.exits import WorkerExited
+from farandole.control.exits import HostLost, WorkerExited
 from farandole.control.process import describe
 from farandole.control.run_messages import LeaseView, RunOrder, RunReply
-from farandole.elastic.membership.job_events import HostLost
 from farandole.runtime.coordination.downlink import Send
 from farandole.settings import IDENTITY
 

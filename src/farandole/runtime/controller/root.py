@@ -98,7 +98,7 @@ class Root:
             is_more = self._take_in()
             now = time.monotonic()  # after _take_in: heartbeats that arrived while this process was busy count
             for lost in self.hosts.lost(now):
-                self.on_lost(*lost)
+                self.on_lost(lost.host, lost.reason)
                 is_more = True
             deadline = self.controller.deadline()
             if deadline is not None and now >= deadline:

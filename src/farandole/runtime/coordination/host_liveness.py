@@ -20,17 +20,12 @@ stops, too (``CLOCK_MONOTONIC`` of Linux), and hosts keep the rest of their time
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+from typing import final
+
+from farandole.control.exits import HostLost
 
 HEARTBEATS = 4
 """Number of messages that an agent sends within the silence after which it counts as lost."""
-
-
-class LostHost(NamedTuple):
-    """A lost host, and why."""
-
-    host: str
-    reason: str
 
 
 @final
@@ -84,12 +79,12 @@ class HostLiveness:
         """Time at which ``lost`` may find a lost host."""
         return min(self._due_s.values(), default=None)
 
-    def lost(self, now: float) -> list[LostHost]:
+    def lost(self, now: float) -> list[HostLost]:
         """Hosts lost since the last call. Read all pending messages first: a heartbeat may be among them."""
         overdue = [(host, due_s) for host, due_s in self._due_s.items() if due_s <= now]
-        lost = [LostHost(host, self._reason(host)) for host, due_s in overdue if not self._bear(host, now - due_s, now)]
-        for host, _ in lost:
-            self.ended(host)
+        lost = [HostLost(host, self._reason(host)) for host, due_s in overdue if not self._bear(host, now - due_s, now)]
+        for each in lost:
+            self.ended(each.host)
         return lost
 
     def _bear(self, host: str, late_s: float, now: float) -> bool:

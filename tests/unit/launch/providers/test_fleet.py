@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.control.agent_messages import Started
-from farandole.control.exits import WorkerExited
-from farandole.elastic.membership.job_events import HostLost
+from farandole.control.exits import HostLost, WorkerExited
 from farandole.launch.providers.fleet import MOST_EARLY, Fleet, KillProcess, ProcessState, StartProcesses
 from farandole.launch.providers.provider import HostLeaving, HostOffered, ProviderEvent, words_of
 

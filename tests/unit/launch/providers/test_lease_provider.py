@@ -14,10 +14,10 @@ import pytest
 
 from farandole.cluster.contact import Contact
 from farandole.control.agent_messages import AGENT, AgentHello, LeaseOffer, Leaving, StopWorkers
+from farandole.control.exits import HostLost
 from farandole.control.keys import new_secret
 from farandole.control.run_messages import RunOrder
 from farandole.control.search_messages import PoolHello
-from farandole.elastic.membership.job_events import HostLost
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.folder_thread import JOURNAL
 from farandole.launch.leases.job_arrays import LeaseSupply
