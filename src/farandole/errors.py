@@ -20,7 +20,7 @@
     ├── ModelError (RuntimeError)          the folder of a model does not verify, or its weights are of another model
     └── RemoteError (RuntimeError)         the user's function raised on a worker
 
-    HostsUpdatedInterrupt (BaseException)  no error: workers are to come or go, and the state is safe
+    HostsUpdatedInterrupt (BaseException)  no error: workers join or leave at this commit, and the state is safe
 
 Texts say what was asked, what was found and what to type. Errors about another rank name the rank and its host.
 """
@@ -155,7 +155,7 @@ class HostsUpdatedInterrupt(BaseException):
 
     def __init__(self, skip_sync: bool = False) -> None:
         self.skip_sync = skip_sync
-        super().__init__("workers are to come or go")
+        super().__init__("workers join or leave at this commit")
 
 
 HorovodInternalError = CollectiveError

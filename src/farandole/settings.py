@@ -66,11 +66,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All knobs of a job. Field names are the names in ``farandole.toml`` and, upper-cased, in the environment."""
 
     engine: Annotated[
-        EngineName, Knob("what moves the bytes; auto chooses and says why", ("--engine",), job_wide=True)
+        EngineName, Knob("engine that moves the data; auto chooses one and logs why", ("--engine",), job_wide=True)
     ] = "auto"
     across: Annotated[
         Across,
-        Knob("what moves them between hosts, where shared memory does inside of one", ("--across",), job_wide=True),
+        Knob("engine between hosts, if shared memory is used within each host", ("--across",), job_wide=True),
     ] = "auto"
     overlap: Annotated[
         Overlap, Knob("reduce gradients after backward (step) or while it runs (backward)", ("--overlap",))
@@ -89,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_capacity: Annotated[
         Count,
         Knob(
-            "signatures that are remembered; 0 turns the cache off",
+            "signatures in the cache of the negotiated lane; 0 turns it off",
             ("--cache-capacity",),
             "HOROVOD_CACHE_CAPACITY",
             job_wide=True,
@@ -97,12 +97,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 1024
     input: Annotated[
         InputKind,
-        Knob("fake repeats one batch, to see how fast a training were without waiting for data", ("--input",)),
+        Knob("fake repeats one batch, which shows the speed without waiting for data", ("--input",)),
     ] = "data"
     check_divergence: Annotated[
         CheckDivergence,
         Knob(
-            "compare what the ranks step with: a part of it now and then, or all of it at every step",
+            "compare what the optimizers of the ranks apply: samples of it, or all of it at every step",
             ("--check-divergence",),
         ),
     ] = "sampled"
@@ -158,7 +158,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tree_radix: Annotated[
         Radix,
         Knob(
-            "ranks or hosts that one process of the control plane speaks to; larger jobs make a tree",
+            "most ranks or hosts connected to one process of the control plane; larger jobs have a tree of relays",
             ("--tree-radix",),
             group="many hosts",
             job_wide=True,
@@ -167,7 +167,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network_interface: Annotated[
         str,
         Knob(
-            "the network interface to be reached by (default: every one is offered, the first that answers is taken)",
+            "network interface that other hosts connect to (default: the first that answers)",
             ("--network-interface", "--network-interfaces"),
             group="many hosts",
             metavar="NAME",
@@ -176,7 +176,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ports: Annotated[
         str,
         Knob(
-            "ports to listen at for other hosts, as a firewall lets them: 60001-63000 (default: any that is free)",
+            "ports for connections from other hosts, such as a firewall allows: 60001-63000 (default: any free port)",
             ("--ports",),
             group="many hosts",
             metavar="FIRST-LAST",
@@ -185,14 +185,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rendezvous_dir: Annotated[
         str,
         Knob(
-            "folder that all hosts see, for ranks that no launcher connects (default: the working directory)",
+            "folder on a shared file system, for jobs without a launcher (default: the working directory)",
             group="many hosts",
         ),
     ] = ""
     grace_s: Annotated[
         Seconds,
         Knob(
-            "seconds between TERM and KILL when workers are ended",
+            "seconds between SIGTERM and SIGKILL when workers are ended",
             ("--grace-seconds",),
             group="start and end",
             job_wide=True,
@@ -201,7 +201,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_failure: Annotated[
         OnFailure,
         Knob(
-            "what one failed worker means for the others: end the job, or let them go on",
+            "after a worker has failed: end the job, or let the other workers continue",
             ("--on-failure",),
             group="start and end",
             job_wide=True,
@@ -210,7 +210,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     horovod: Annotated[
         bool,
         Knob(
-            "let 'import horovod' mean Farandole in the workers and in what they start",
+            "'import horovod' imports Farandole in the workers and in their children",
             ("--horovod",),
             group="start and end",
             job_wide=True,
@@ -219,7 +219,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cray: Annotated[
         bool,
         Knob(
-            "let 'import ml_comm' and 'import dl_comm' find the calls of Cray's plugin",
+            "'import ml_comm' and 'import dl_comm' import the calls of Cray's plugin",
             ("--cray",),
             group="start and end",
             job_wide=True,
@@ -228,7 +228,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     torch_env: Annotated[
         bool,
         Knob(
-            "give workers of static jobs RANK, WORLD_SIZE, MASTER_ADDR, ..., by which torch.distributed starts",
+            "set RANK, WORLD_SIZE, MASTER_ADDR, ... for torch.distributed in workers of static jobs",
             ("--torch-env",),
             group="start and end",
             job_wide=True,
@@ -237,7 +237,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tf_config: Annotated[
         bool,
         Knob(
-            "give workers of static jobs TF_CONFIG, by which TensorFlow's own distribution starts",
+            "set TF_CONFIG for TensorFlow's own distribution in workers of static jobs",
             ("--tf-config",),
             group="start and end",
             job_wide=True,
@@ -264,7 +264,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_discovery_script: Annotated[
         str,
         Knob(
-            "program that prints the hosts there are now, HOST or HOST:SLOTS a line; makes the job elastic",
+            "program that prints the present hosts, one HOST or HOST:SLOTS per line; makes the job elastic",
             ("--host-discovery-script",),
             group="elastic jobs",
             job_wide=True,
@@ -273,7 +273,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots_per_host: Annotated[
         Count,
         Knob(
-            "slots of hosts that come without a number; 0: one",
+            "slots of hosts that are listed without a number; 0: one",
             ("--slots-per-host",),
             group="elastic jobs",
             job_wide=True,
@@ -282,7 +282,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     elastic_timeout_s: Annotated[
         Seconds,
         Knob(
-            "seconds that workers wait for others while there are fewer than --min-np",
+            "seconds that workers wait while there are fewer than --min-np",
             ("--elastic-timeout",),
             "HOROVOD_ELASTIC_TIMEOUT",
             group="elastic jobs",
@@ -292,7 +292,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slurm_look_s: Annotated[
         Seconds,
         Knob(
-            "seconds between two looks at the nodes of this Slurm job, which may shrink or grow; 0: none",
+            "seconds between two queries of the nodes of this Slurm job, which may shrink or grow; 0: no queries",
             ("--slurm-look",),
             group="elastic jobs",
             job_wide=True,
@@ -301,7 +301,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reset_limit: Annotated[
         Count,
         Knob(
-            "how often the workers may re-form before the job ends; 0: without limit",
+            "number of times that workers may re-form before the job ends; 0: no limit",
             ("--reset-limit",),
             group="elastic jobs",
             job_wide=True,
@@ -310,7 +310,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     blacklist_cooldown_range: Annotated[
         Pair,
         Knob(
-            "seconds until a slot whose worker has failed gets another one: at first, and at most",
+            "seconds until a failed worker is replaced: after its first failure, and at most",
             ("--blacklist-cooldown-range",),
             group="elastic jobs",
             job_wide=True,
@@ -356,7 +356,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeline_mark_cycles: Annotated[
         bool,
         Knob(
-            "mark in the timeline when orders came to begin collectives",
+            "mark in the timeline when orders to begin collectives arrived",
             ("--timeline-mark-cycles",),
             "HOROVOD_TIMELINE_MARK_CYCLES",
             group="what is recorded",
@@ -365,7 +365,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mllog: Annotated[
         str,
         Knob(
-            "write a log of the training, of the form that MLPerf has, to this file, which must not be there yet",
+            "write an MLPerf log of the training to this file, which must not exist yet",
             ("--mllog",),
             group="what is recorded",
             job_wide=True,
@@ -374,7 +374,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     live_stay_s: Annotated[
         Seconds,
         Knob(
-            "seconds for which a live page stays when its run has ended",
+            "seconds that a live page is served after the end of its run",
             ("--live-stay",),
             group="what is recorded",
             job_wide=True,

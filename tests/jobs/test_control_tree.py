@@ -47,7 +47,7 @@ def test_a_rank_that_does_not_come_is_named_in_time_and_one_that_is_late_costs_l
     assert late.root_received <= 60
     assert 10.0 <= stall_report_s(world, "loss") < 10.1
     (report,) = world.reports
-    assert "rank 30 on h10 did not come; ready: ranks 0-2 on h0, " in report
+    assert "missing: rank 30 on h10; ready: ranks 0-2 on h0, " in report
 
 
 def test_results_become_a_table_and_a_picture(tmp_path: Path) -> None:

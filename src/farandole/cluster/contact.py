@@ -36,7 +36,7 @@ class Contact(msgspec.Struct, frozen=True):
         try:
             return msgspec.json.decode(payload, type=cls)
         except msgspec.DecodeError as error:
-            raise StartError(f"what came from rank 0 says nothing of a controller: {error}") from error
+            raise StartError(f"the message from rank 0 names no controller: {error}") from error
 
 
 def is_loopback(address: str) -> bool:

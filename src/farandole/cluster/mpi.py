@@ -208,7 +208,7 @@ def broadcast(comm: Any, contact: Contact | None, timeout_s: float) -> Contact:
     while not request.Test():
         if time.monotonic() > deadline:
             raise StartError(
-                f"rank {comm.rank} waited {timeout_s:.3g} s in MPI's broadcast for rank 0 to say where it is: has "
+                f"rank {comm.rank} waited {timeout_s:.3g} s in MPI's broadcast for the address of rank 0: has "
                 f"every one of the {comm.size} ranks called init()? If some need longer: --start-timeout "
                 "(FARANDOLE_START_TIMEOUT_S)"
             )

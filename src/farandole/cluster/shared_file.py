@@ -47,7 +47,7 @@ class SharedFile:
         try:
             write_private(self.path, payload)
         except OSError as error:
-            raise StartError(f"rank 0 cannot tell the others where it is by {self.path}: {error}; {REMEDY}") from error
+            raise StartError(f"rank 0 cannot publish its address in {self.path}: {error}; {REMEDY}") from error
 
     def read(self, timeout_s: float) -> bytes:
         """Return the content as soon as the file exists; raises ``StartError`` after ``timeout_s``."""

@@ -69,7 +69,9 @@ class ByStore(Environment):
         if file is None:
             return Contact.decode(said)
         if not MARK.fullmatch(said):
-            raise StartError(f"what the store says is not from rank 0, as that has no {KEY}: is it set here only?")
+            raise StartError(
+                f"the value in the store is not from rank 0, because rank 0 has no {KEY}: is it set here only?"
+            )
         return self._file(said.decode(), meeting).share(None, meeting.timeout_s)
 
     def _file(self, mark: str, meeting: Meeting) -> SharedFile:

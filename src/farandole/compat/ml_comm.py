@@ -209,7 +209,7 @@ def config_team(
         raise UnsupportedError(f"ml_comm.config_team(transition_algorithm={transition_algorithm}): only 0 is known")
     found, said = _team(team), (ksteps, max_steps)
     if any(other != said for other in allgather_object(said, f"ml_comm.config {team}")):
-        raise UsageError(f"ml_comm.config_team(ksteps={ksteps}, max_steps={max_steps}): other ranks say otherwise")
+        raise UsageError(f"ml_comm.config_team(ksteps={ksteps}, max_steps={max_steps}): other ranks have other values")
     found.begin(TeamSchedule.of(ksteps, max_steps))
     found.verbosity, found.report_every = verbosity, perf_freq
 

@@ -108,9 +108,7 @@ class Transport(ABC):
         """Make the error for a late member ``peer``; pass this member's own index if the late one is unknown."""
         group = self.group
         who = "some member" if peer == group.rank else group.name(peer)
-        return self.failure(
-            StallError, f"{who} did not come to a collective of {group.label} in {group.deadline_s:g} s"
-        )
+        return self.failure(StallError, f"{who} did not join a collective of {group.label} in {group.deadline_s:g} s")
 
     @abstractmethod
     def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
@@ -151,7 +149,8 @@ def interruptible(group: Group, what: str, limit_s: float, make: Callable[[], T]
         if group.broken.is_set():
             raise AbortError(f"the generation ended while {what} of {group.label} was being made")
         if time.monotonic() > give_up:
-            raise StallError(f"{what} of {group.label} could not be made within {limit_s:g} s: not every member came")
+            why = f"could not be made within {limit_s:g} s: not every member took part"
+            raise StallError(f"{what} of {group.label} {why}")
     thread.join()
     if raised:
         raise raised[0]

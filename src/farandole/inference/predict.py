@@ -98,7 +98,9 @@ def opened(path: str | os.PathLike[str]) -> Predictions:
             for block in range(plan.blocks)
             if read_record(found._output.folder / f"block-{block:06d}", Answer) is not None
         )
-        raise DataError(f"{where} has answers to {done} of {plan.samples} samples: the call that began it goes on")
+        raise DataError(
+            f"{where} has answers to {done} of {plan.samples} samples: repeat the call that began it to continue"
+        )
     return found
 
 
@@ -172,7 +174,9 @@ def _keep(plan: BlockPlan, out: PredictionOutput) -> None:
                 f"output, or remove both {out.path.name} and {out.folder.name} to begin anew"
             )
         elif out.is_finished and not out.path.exists():
-            raise UsageError(f"{out.path} was finished, and is gone: remove {out.folder.name}, too, to begin anew")
+            raise UsageError(
+                f"{out.path} was finished, and no longer exists: remove {out.folder.name}, too, to begin anew"
+            )
 
 
 def _member(pickled: bytes) -> int:

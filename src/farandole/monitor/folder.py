@@ -177,7 +177,7 @@ class RunWriter:
             with writer._kept():
                 writer._go_on()
         except OSError as error:
-            raise UsageError(f"the run in {folder} cannot be gone on with: {error.strerror}") from error
+            raise UsageError(f"the run in {folder} cannot be continued: {error.strerror}") from error
         return writer
 
     def _go_on(self) -> None:

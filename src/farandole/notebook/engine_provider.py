@@ -211,8 +211,8 @@ class EngineProvider(Provider):
             task.late_s = math.inf
         if waiting := sorted(task.engine for task in late if not task.is_serving):
             logger.warning(
-                "engines %s have not come to the search for %g s: something else may run there, such as a cell of "
-                "%%%%px --noblock or of another client; they come when it has ended",
+                "engines %s have not joined the search for %g s: something else may run there, such as a cell of "
+                "%%%%px --noblock or of another client; they join when it has ended",
                 waiting,
                 COME_S,
             )

@@ -419,4 +419,4 @@ def _decode(said: bytes) -> CellStart:
     try:
         return msgspec.json.decode(said, type=CellStart)
     except msgspec.DecodeError as error:
-        raise FarandoleError(f"a rank says nothing of its cell: {error}") from error
+        raise FarandoleError(f"a rank has sent no description of its cell: {error}") from error

@@ -37,8 +37,8 @@ LONGEST_TEXT = select.PIPE_BUF // 8
 """Most characters of a line for the monitor: in JSON a character takes six bytes at most."""
 
 NO_VIEW = (
-    "these ranks have no live view, as they were attached outside of a notebook, or by live=False, or it could not be "
-    "had: farandole.notebook.attach(rc, live=True) says what it lacks"
+    "these ranks have no live view: they were attached outside of a notebook, or with live=False, or it could not "
+    "start: farandole.notebook.attach(rc, live=True) says what it lacks"
 )
 
 NO_RESIZE = (
@@ -131,7 +131,8 @@ class RanksView:
         """Send whole lines that were shown to the monitor; if there is no room for some lines, send their number."""
         with self._lock:
             for line in text.splitlines(keepends=True):
-                if self._unsaid and self._send_news(MonitorOutput(stream, f"({self._unsaid} lines came too fast)\n")):
+                left_out = f"({self._unsaid} lines left out: they arrived too fast)\n"
+                if self._unsaid and self._send_news(MonitorOutput(stream, left_out)):
                     self._unsaid = 0
                 short = line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]}…\n"
                 if self._unsaid or not self._send_news(MonitorOutput(stream, short)):

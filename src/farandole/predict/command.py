@@ -27,9 +27,9 @@ examples:
   farandole predict runs/two --samples 60000 --epochs 20 --noise-scale 900
       with epochs, time and node-hours of the training
   farandole predict runs/two --what-if input=none --what-if batch=64
-      if something else were so
+      if something were different
   farandole predict published --picture published.png
-      the method, checked on published tables, and headlines beside it
+      the method, compared with published tables
 """
 
 
@@ -41,7 +41,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--ranks-per-host", type=int, default=0, metavar="N", help="default: the most that was measured"
     )
-    parser.add_argument("--steps", type=float, default=1.0, metavar="N", help="steps that seconds of a table are of")
+    parser.add_argument(
+        "--steps", type=float, default=1.0, metavar="N", help="number of steps that took the seconds of a table"
+    )
     parser.add_argument(
         "--batch", type=float, default=0.0, metavar="N", help="samples of a rank in a step, as measured"
     )
@@ -52,7 +54,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="NAME",
         help="measured on: aries, 25gbe, ..., LATENCY,RATE in us and GB/s, or a file of bench --json",
     )
-    parser.add_argument("--timeline", default="", metavar="FILE", help="of such a run: what was hidden by overlap")
+    parser.add_argument(
+        "--timeline", default="", metavar="FILE", help="timeline of such a run: what overlap has hidden"
+    )
     parser.add_argument("--samples", type=float, default=0.0, metavar="N", help="samples in an epoch")
     parser.add_argument("--epochs", type=float, default=0.0, metavar="N", help="epochs that the training needs ...")
     parser.add_argument("--base-batch", type=float, default=0.0, metavar="N", help="... in steps of so many samples")

@@ -146,7 +146,7 @@ def require_answerable(model: Model, question: Question) -> None:
         ):
             lack = "how much is hidden now is not known: give --timeline, or --bytes and --network"
         elif name == "input" and not model.has_input:
-            lack = "nothing tells input from compute: give a column dummy, or a run with a loader of farandole.data"
+            lack = "input is counted as compute: give a column dummy, or a run with a loader of farandole.data"
         elif name == "batch" and not model.batch:
             lack = "the batch that was measured is not known: give a column batch"
         elif name == "batch" and not (value.replace(".", "", 1).isdigit() and float(value) > 0):
@@ -234,7 +234,8 @@ def caveats(model: Model, question: Question, rows: Sequence[Expectation]) -> li
         source = "follows from --bytes and --network" if known(question) else "is a guess, up to a fifth of a step"
         found.append(f"No measurement spans two hosts: what the network costs {source}; measure on two.")
     if len(sizes) < 3:
-        found.append(f"{len(sizes)} number{'s' * (len(sizes) > 1)} of ranks cannot tell communication from stragglers.")
+        numbers = f"{len(sizes)} number{'s' * (len(sizes) > 1)} of ranks"
+        found.append(f"{numbers} cannot distinguish communication from stragglers.")
     if rows[-1].ranks > FARTHEST * model.most:
         found.append(
             f"Beyond {FARTHEST * model.most:,.0f} ranks, {FARTHEST} times those measured, nothing was ever checked."
@@ -243,7 +244,7 @@ def caveats(model: Model, question: Question, rows: Sequence[Expectation]) -> li
     if scatter > 0.03:
         found.append(f"Measurements are {scatter:.0%} off any such curve: something in them is not in the model.")
     if not model.has_input:
-        found.append("Waiting for input is counted as compute: no dummy data, no loader that tells it.")
+        found.append("Waiting for input is counted as compute: no dummy data, no loader that reports it.")
     if "batch" in question.changes:
         found.append("Compute is assumed to be in proportion to the batch.")
     if question.epochs and question.epochs.most and model.batch and rows[-1].ranks * model.batch > question.epochs.most:

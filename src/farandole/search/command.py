@@ -42,18 +42,18 @@ The space is a file of TOML, with a table for each hyper-parameter:
   [batch]
   choices = [32, 64, 128]
 
-Bad trials are cut early, by ASHA (asynchronous successive halving): each trial
-trains --min-epochs, and then comes the first cut: of the trials that have come
-there the best one in --reduction goes on, and the others pause. Further cuts
-follow after --reduction times as many epochs each. Who has paused goes on later
-if others prove worse, so nothing waits for a cut. With --min-epochs as large as
---epochs nothing is cut. Workers that no trial waits for go to the best.
-With --lease, the search has Slurm lend it nodes while its trials can use them:
-farandole ps FOLDER/pool. With --pool leases, it takes nodes that other jobs
-lend: farandole join FOLDER/pool.
-A search that was ended, or killed, goes on when it is called again in the same
-folder, also with more --trials or --epochs. It holds run.json, trials.log,
-output/ and checkpoints/.
+Bad trials pause early, by ASHA (asynchronous successive halving): a trial
+trains for --min-epochs, up to the first rung. Of the trials that have reached
+it, the best one in --reduction continues, and the others pause. The next rung
+is at --reduction times as many epochs, and so on. A paused trial continues
+later if others turn out worse, so no trial waits. With --min-epochs equal
+to --epochs every trial trains to its end. Free workers join the best trials.
+With --lease, the search requests nodes from Slurm while its trials can use
+them: farandole ps FOLDER/pool. With --pool leases, it uses nodes that other
+jobs lend: farandole join FOLDER/pool.
+A search that was ended or killed continues when it is called again with the
+same folder, also with more --trials or --epochs. The folder contains run.json,
+trials.log, output/ and checkpoints/.
 """
 
 
@@ -70,33 +70,43 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     many = parser.add_argument_group("how many")
     many.add_argument("--trials", type=int, default=32, metavar="N", help="trials to make (default: 32)")
     many.add_argument("--epochs", type=int, default=1, metavar="N", help="epochs of a whole training (default: 1)")
-    many.add_argument("--min-epochs", type=int, default=1, metavar="N", help="epochs before the first cut (default: 1)")
-    many.add_argument("--reduction", type=int, default=3, metavar="N", help="one in N goes on at each cut (default: 3)")
+    many.add_argument(
+        "--min-epochs", type=int, default=1, metavar="N", help="epochs up to the first rung (default: 1)"
+    )
+    many.add_argument(
+        "--reduction", type=int, default=3, metavar="N", help="one in N goes on at a rung (default: 3)"
+    )
     many.add_argument("--deadline", type=float, default=math.inf, metavar="S", help="end after so many seconds")
     where = parser.add_argument_group("where")
     where.add_argument(
         "--pool", default="1", metavar="N", help="workers on this host (default: 1), or 'leases': nodes that jobs lend"
     )
     where.add_argument("--hosts", default="", metavar="A:N,B:N", help="workers on these hosts, which share the folder")
-    where.add_argument("--workers", default="1", metavar="N,N", help="fewest and most of one trial (default: 1)")
+    where.add_argument(
+        "--workers", default="1", metavar="N,N", help="fewest and most of each trial (default: 1)"
+    )
     where.add_argument("--folder", default="", metavar="FOLDER", help="folder of the search (default: a new one)")
-    where.add_argument("--save", metavar="PICTURE", help="draw it in the end (needs farandole[plot])")
+    where.add_argument("--save", metavar="PICTURE", help="draw the search at its end (needs farandole[plot])")
     add_lease_options(parser)
     told = parser.add_argument_group("watching")
     told.add_argument("--live", action="store_true", help="serve a live page of the search, and print its link")
-    told.add_argument("--live-listen", default="", metavar="HOST:PORT", help=f"where it is (default: {LOOPBACK})")
-    told.add_argument("--live-certificate", default="", metavar="FILE", help="key and certificate (PEM) for others")
+    told.add_argument(
+        "--live-listen", default="", metavar="HOST:PORT", help=f"its address (default: {LOOPBACK})"
+    )
+    told.add_argument("--live-certificate", default="", metavar="FILE", help="key and certificate (PEM) of the page")
     told.add_argument(
         "--live-stay",
         type=float,
         default=Settings().live_stay_s,
         metavar="SECONDS",
-        help="how long it stays when the search has ended (default: %(default)g)",
+        help="seconds that the page is served after the search (default: %(default)g)",
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--advisor", choices=("tpe", "random", "cbo"), default="tpe", help="who proposes (default: tpe)")
+    how.add_argument(
+        "--advisor", choices=("tpe", "random", "cbo"), default="tpe", help="proposes trials (default: tpe)"
+    )
     how.add_argument("--maximize", action="store_true", help="large values are good (default: small ones)")
-    how.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is proposed (default: 0)")
+    how.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the proposals (default: 0)")
     parser.set_defaults(main=main)
 
 

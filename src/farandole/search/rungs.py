@@ -104,7 +104,7 @@ def promote(rungs: Rungs, standings: Sequence[Standing], *, is_more: bool) -> tu
     ]
     if resting and not any(len(each.values) == top and math.isfinite(each.values[-1]) for each in standings):
         number, level = resting[0]
-        return number, f"the best of those that have paused at epoch {level}, as none comes further"
+        return number, f"the best of those that have paused at epoch {level}, because none gets further"
     return None, "no trial is left that could go on"
 
 

@@ -150,8 +150,8 @@ def _choice(name: str, told: Any) -> Choices:
     for i, each in enumerate(choices):
         if other := [one for one in choices[:i] if one == each and repr(one) != repr(each)] or [each] * (each != each):
             raise UsageError(
-                f"the choices of {name} are {told!r}: a log cannot tell {other[0]!r} from {each!r}. Leave one out, or "
-                'write it as a string, such as "true"'
+                f"the choices of {name} are {told!r}: a log cannot distinguish {other[0]!r} from {each!r}. "
+                'Leave one out, or write it as a string, such as "true"'
             )
     return Choices(tuple(choices))
 

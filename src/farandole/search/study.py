@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it needs Optuna, which may not be installed: ``search`` rep
 ATTEMPTS = 3
 """Number of times that a trial begins again from its last rung after it lost all its workers; then it has failed."""
 
-HELD = "somebody has paused it"
+HELD = "paused by a user"
 
 
 @final

@@ -40,7 +40,7 @@ DONE = {
 }
 """Text on an order that was carried out; for an order on a trial, it is put between the trial and its epoch."""
 
-BY_HAND = "somebody has stopped it"
+BY_HAND = "stopped by a user"
 
 
 class OrderTarget(Protocol):
@@ -171,7 +171,7 @@ class SearchWatch:
                 return f"trial {row.number} is {row.phase}: stop it first"
             self._study.repeat(row.number)
         elif row.phase == "paused" and verb == "pause-trial":
-            return f"trial {row.number} rests already, and goes on only if it is good enough"
+            return f"trial {row.number} is paused already, and continues only if it is good enough"
         elif row.phase != "running":
             return f"trial {row.number} is {row.phase}"
         elif verb == "pause-trial":

@@ -194,7 +194,7 @@ class _Meeting:
             self._check(member)  # the wait also ends, without the others, when this member is aborted
             if not full:
                 missing = sorted(set(range(self._size)) - set(came))
-                raise StallError(f"members {missing} did not come in {deadline_s} s")
+                raise StallError(f"members {missing} did not arrive in {deadline_s} s")
             self._rounds.pop(number - 1, None)  # all members are in this round, so none is in the previous one
             return [came[i] for i in range(self._size)]
 

@@ -129,7 +129,7 @@ class TorchReducer(GradientReducer[torch.Tensor]):
             exchange.refuse(self._where())
             raise UsageError(
                 "this rank has given LBFGS its parameters in another order than others have: it adds over all of them, "
-                "and comes to other bits. Give them to it in the same order on every rank"
+                "and gets other bits. Give them to it in the same order on every rank"
             )
         return exchange
 
@@ -199,9 +199,9 @@ class TorchReducer(GradientReducer[torch.Tensor]):
             return
         self._bind(session).refuse(self._where())
         raise UsageError(
-            "a backward pass under compiled autograd does not tell when it is over, so that gradients would stay those "
-            "of this rank: compile the model alone, by torch.compile(model), without torch._dynamo.compiled_autograd "
-            "(torch._dynamo.config.compiled_autograd = False)"
+            "a backward pass under compiled autograd does not report when it is over, so that gradients would stay "
+            "those of this rank: compile the model alone, by torch.compile(model), without "
+            "torch._dynamo.compiled_autograd (torch._dynamo.config.compiled_autograd = False)"
         )
 
     def _refuse_graph(self) -> None:

@@ -47,7 +47,7 @@ def test_a_file_that_never_comes_is_missed_with_what_to_type(tmp_path: Path) -> 
 
 
 def test_a_folder_that_takes_no_file_is_named_with_what_to_type(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"cannot tell the others .*nowhere.*export FARANDOLE_RENDEZVOUS_DIR="):
+    with pytest.raises(StartError, match=r"cannot publish its address in .*nowhere.*export FARANDOLE_RENDEZVOUS_DIR="):
         SharedFile(str(tmp_path / "nowhere"), "job").share(CONTACT, DEADLINE_S)
 
 
@@ -85,5 +85,5 @@ def test_a_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
 def test_what_says_nothing_of_a_controller_is_refused(tmp_path: Path) -> None:
     file = SharedFile(str(tmp_path), "job")
     file.write(b"[1, 2")
-    with pytest.raises(StartError, match=re.escape("says nothing of a controller")):
+    with pytest.raises(StartError, match=re.escape("names no controller")):
         file.share(None, DEADLINE_S)

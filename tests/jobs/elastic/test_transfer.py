@@ -111,7 +111,7 @@ def damages(member: RankContext) -> tuple[str, int]:
 
 def test_a_damaged_stripe_is_refused_on_all_ranks_and_they_can_go_on() -> None:
     for said, written in run_job(damages, 3):
-        assert "of the state came from rank 0 with checksum" in said
+        assert "of the state arrived from rank 0 with checksum" in said
         assert not written
 
 

@@ -149,7 +149,7 @@ def _a_connection_of_somebody_else_survives_an_abort(engine: Engine) -> None:
 
 def _a_stall_names_who_did_not_come(engine: Engine, member: RankContext) -> None:
     if member.rank == 0:
-        with pytest.raises(StallError, match=r"rank 1 on localhost did not come to a collective of engine \d in 0.3 s"):
+        with pytest.raises(StallError, match=r"rank 1 on localhost did not join a collective of engine \d in 0.3 s"):
             engine.barrier()
     member.exchange(b"")
     engine.close()

@@ -53,7 +53,7 @@ def test_the_first_failure_stays() -> None:
     wire = Recorded()
     wire.stall = True
     for _ in range(2):
-        with pytest.raises(StallError, match=r"rank 1 on b did not come to a collective of lane in 0.5 s"):
+        with pytest.raises(StallError, match=r"rank 1 on b did not join a collective of lane in 0.5 s"):
             wire.transfer([], [(1, array(1))])
         wire.stall = False
     wire.close()
@@ -94,7 +94,7 @@ def test_what_is_being_made_is_given_up_when_the_generation_ends() -> None:
 
 def test_making_has_a_limit_and_passes_on_what_is_raised() -> None:
     library = threading.Event()
-    with pytest.raises(StallError, match=r"a wire of lane could not be made within 0.05 s: not every member came"):
+    with pytest.raises(StallError, match=r"a wire of lane could not be made within 0.05 s: not every member took part"):
         interruptible(GROUP, "a wire", 0.05, library.wait)
     library.set()
     with pytest.raises(ZeroDivisionError):

@@ -156,7 +156,7 @@ def test_a_lead_with_another_key_has_begun_anew() -> None:
         assert not way.over
         way.follow("")
         until(lambda: bool(way.over))
-        assert "has begun anew" in way.over
+        assert "has started from the beginning" in way.over
 
 
 @pytest.mark.parametrize(("before", "after"), [(V4, V6), (V6, V4)], ids=["to IPv6", "to IPv4"])

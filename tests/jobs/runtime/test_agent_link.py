@@ -39,7 +39,7 @@ def test_a_controller_whose_host_does_not_answer_is_not_awaited_for_long() -> No
             with pytest.raises(ControlError, match="controller at"):
                 receive_until_it_raises(link)
             link.renew(10 * DEADLINE_S, [], [])
-            with pytest.raises(ControlError, match="no other came in time"):
+            with pytest.raises(ControlError, match="no other controller replaced it in time"):
                 receive_until_it_raises(link)
             assert not link.may_come_back
             link.close(deliver=False)

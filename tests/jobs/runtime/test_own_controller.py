@@ -223,7 +223,7 @@ def test_workers_of_a_host_that_stood_still_for_too_long_are_told_when_it_goes_o
     agent(job)  # only now: its host has half a second from here
     told = {job.expect(socket, Abort).reason for socket in ("xc", "yc", "zc", "xo", "yo", "zo")}
     assert len(told) == 1
-    assert told.pop().startswith("ranks 1-2 on there lost: host there has not been heard of for 0.5 s")
+    assert told.pop().startswith("ranks 1-2 on there lost: host there has sent nothing for 0.5 s")
     assert job.leave() == 0
 
 
@@ -280,7 +280,7 @@ def test_a_stalled_worker_is_reported_with_the_stack_it_is_in_though_it_holds_th
         job.sockets["yu"].send(Progress(1, "allreduce.acc", ""))
         while not (report := job.read_line()).startswith("farandole: stalled: allreduce 'loss' has waited "):
             pass
-        assert report.endswith("rank 1 on here did not come; ready: rank 0 on here")
+        assert report.endswith("missing: rank 1 on here; ready: rank 0 on here")
         found = job.read_line()
     assert found == "  rank 1 on here last finished allreduce.acc, and is outside Farandole; its Python stack now:"
     assert any("in busy" in job.read_line() for _ in range(3))

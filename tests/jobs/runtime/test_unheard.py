@@ -1,4 +1,4 @@
-"""What follows if hosts that both reach the controller do not hear each other."""
+"""What follows if hosts that both reach the controller do not reach each other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_generation_ends_and_both_hosts_are_named() -> None:
     assert {message.kind for _, message in told} == {"AbortError"}
     (reason,) = {message.reason for _, message in told}
     assert reason.startswith(
-        "hosts a and b do not hear each other: the network between them is cut, or one is down, says rank 0 on a"
+        "hosts a and b do not reach each other: the network between them is cut, or one is down: rank 0 on a has waited"
     )
     assert job.reports == [reason]
 

@@ -165,7 +165,7 @@ def test_what_rests_is_shown_so_and_a_trial_does_not_go_on_while_the_search_rest
         assert trials(tmp_path)[-1].state == "held"
         watch.abandoned()
         assert (study.is_paused, study.rows[0].is_held, study.next()[0]) == (False, False, 0)
-        study.stop(0, "somebody has stopped it")
+        study.stop(0, "stopped by a user")
         watch.changed("", one)
         assert trials(tmp_path)[-1].state == "stopping", "it still has workers"
         study.released(0)

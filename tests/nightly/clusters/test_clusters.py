@@ -102,7 +102,7 @@ def test_slots_that_there_are_not_are_refused_or_given_up(played: Played) -> Non
         assert seen["error"] == "ControlError"
         assert seen["text"].startswith(f"0 of 3 slots of {name} have come within 2 s: ")
     assert played.seen["is_none"]["error"] == "UsageError"
-    assert f"{name} says itself where slots are" in played.seen["is_discovered"]["text"]
+    assert f"{name} reports its slots itself" in played.seen["is_discovered"]["text"]
 
 
 def test_an_elastic_training_goes_on_where_a_slot_is_killed(played: Played) -> None:

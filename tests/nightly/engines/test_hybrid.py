@@ -203,7 +203,7 @@ def test_all_are_told_if_one_cannot_take_part() -> None:
 
 def test_who_waits_too_long_names_whom_it_has_waited_for() -> None:
     first, second, _, last = (said for _, _, said, *_ in _launch())
-    assert first.startswith("StallError: rank 2 on localhost did not come to a collective of late in 3 s")
+    assert first.startswith("StallError: rank 2 on localhost did not join a collective of late in 3 s")
     assert second.startswith("StallError: rank 1 on a waited 3 s")
     assert "missing: rank 0 on a" in second
     assert last.startswith("StallError: rank 3 on b waited 3 s")

@@ -343,7 +343,7 @@ def test_a_silent_host_is_named_and_ends_its_workers_when_it_comes_back(
     try:
         job.until(lambda: job.process.poll() is not None, "for the end")
         assert job.process.returncode == 1
-        assert "host node2 has not been heard of for 3 s: it is down, frozen, or cut off" in job.stderr
+        assert "host node2 has sent nothing for 3 s: it is down, frozen, or cut off" in job.stderr
         job.until(lambda: not cluster.processes("node1"), "for the workers of the other host to end")
     finally:
         getattr(cluster, {"freeze": "thaw", "cut": "heal"}[fault])("node2")

@@ -152,4 +152,4 @@ def test_a_host_that_loses_its_power_is_noticed_at_the_deadline(tmp_path: Path) 
         )
         puller.join(PATIENCE_S)
     assert isinstance(lost, Died)
-    assert said == f"StallError: rank 1 on node2 did not come to a collective of lane in {DEADLINE_S:g} s"
+    assert said == f"StallError: rank 1 on node2 did not join a collective of lane in {DEADLINE_S:g} s"

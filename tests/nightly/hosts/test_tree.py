@@ -35,7 +35,7 @@ def test_a_lost_relay_is_named_by_the_ranks_below_it_and_by_all_others(
     FAULTS[fault](cluster, host)
     assert job.end() != 0, job.said()
     said = job.said()
-    assert re.search(rf"^farandole: .*{host}.*not been heard of", said, re.MULTILINE), said
+    assert re.search(rf"^farandole: .*{host}.*has sent nothing for", said, re.MULTILINE), said
     survivors = [node for node in cluster.nodes if node != host]
     for node in survivors:
         assert len(re.findall(rf"raised {node} \w+ .*{host}", said)) == 2, said

@@ -117,7 +117,7 @@ def test_hosts_that_do_not_hear_each_other_go_on_with_the_elder_one(
     cluster.cut("node1", "node2")
     fewer = generation(running, 1, after=first[0][1])
     assert fewer[0][5] == first[0][5]
-    assert "do not hear each other" in running.stderr
+    assert "do not reach each other" in running.stderr
     cluster.heal("node1", "node2")
     again = generation(running, 2, after=fewer[0][1])
     assert again[0][5] == first[0][5]

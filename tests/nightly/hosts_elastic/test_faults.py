@@ -161,7 +161,7 @@ def test_a_lost_host_is_named_and_nothing_is_left(
     FAULTS[fault](cluster)
     assert job.end() != 0, job.said()
     said = job.said()
-    assert re.search(r"^farandole: .*node2.*not been heard of", said, re.MULTILINE), said
+    assert re.search(r"^farandole: .*node2.*has sent nothing for", said, re.MULTILINE), said
     survivors = re.findall(r"raised node1 \w+ .*", said)
     assert len(survivors) == (0 if moment == "end" else 2), said
     assert all("node2" in line for line in survivors), said
@@ -198,7 +198,7 @@ def test_hosts_that_do_not_hear_each_other_are_named_though_the_launcher_hears_b
     cluster.cut("node2", "node1")
     assert job.end() != 0, job.said()
     said = job.said()
-    parted = "hosts node[12] and node[12] do not hear each other"
+    parted = "hosts node[12] and node[12] do not reach each other"
     assert re.search(rf"^farandole: {parted}", said, re.MULTILINE), said
     assert len(re.findall(rf"raised node[12] AbortError {parted}", said)) == 3, said
     job.leaves_nothing(*cluster.hosts)

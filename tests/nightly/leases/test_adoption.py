@@ -186,7 +186,7 @@ def test_leases_end_where_no_lead_comes_in_time(run: Callable[..., Run], lend: L
     agent.wait(PATIENCE_S)
     first.until(lambda: not first.left(), "for the end of everything")
     assert agent.stderr is not None
-    assert "is gone, and no other came in time" in agent.stderr.read()
+    assert "is lost, and no other controller replaced it in time" in agent.stderr.read()
 
 
 def test_workers_of_another_training_are_not_adopted(run: Callable[..., Run], lend: Lend) -> None:
@@ -200,7 +200,7 @@ def test_workers_of_another_training_are_not_adopted(run: Callable[..., Run], le
     assert alone.step == 0
     agent.wait(PATIENCE_S)
     assert agent.stderr is not None
-    assert "the next lead has begun anew" in agent.stderr.read()
+    assert "the next lead has started from the beginning" in agent.stderr.read()
     own.end(second)
 
 

@@ -79,7 +79,7 @@ def test_a_search_is_watched_and_its_trials_are_paused_resumed_and_stopped(page:
     finally:
         search.close()
     assert points(search.record, 0) == list(range(1, len(points(search.record, 0)) + 1)), "an epoch was trained twice"
-    assert "somebody has stopped it" in (search.record / "trials.log").read_text()
+    assert "stopped by a user" in (search.record / "trials.log").read_text()
 
 
 def test_a_search_is_stopped_and_opened_again(page: Any, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_lost_host_is_named(slurm: SlurmCluster, start: StartOnCluster, fault:
         slurm.cluster.run("node2", ["kill", "-STOP", *map(str, frozen)])
     else:
         kill_on(slurm.cluster, "node2", AGENT)
-    job.until(lambda: "host node2 has not been heard of for 3 s" in job.stderr, "for the news")
+    job.until(lambda: "host node2 has sent nothing for 3 s" in job.stderr, "for the news")
     job.until(lambda: not slurm.cluster.processes("node1"), "for the workers of the other host to end")
     if fault == "freeze":
         slurm.cluster.run("node2", ["kill", "-CONT", *map(str, frozen)], check=False)

@@ -93,7 +93,7 @@ def test_a_stopped_agent_is_lost_and_what_it_says_when_it_goes_on_counts_for_not
         here.until(lambda: bool(here.lost))
         [(host, reason)] = here.lost
         assert host == "b"
-        assert reason.startswith(f"host b has not been heard of for {SILENCE_S:g} s: it is down, frozen, or cut off")
+        assert reason.startswith(f"host b has sent nothing for {SILENCE_S:g} s: it is down, frozen, or cut off")
         assert not hosts.is_up("b")
         heard = here.received()
         agent.send_signal(signal.SIGCONT)

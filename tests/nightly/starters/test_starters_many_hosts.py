@@ -152,7 +152,7 @@ def test_a_job_that_is_cancelled_or_loses_rank_0_while_it_forms_leaves_nothing(
     script = FACTS + 'import time\njoin("first") if place == 0 else time.sleep(600)'
     for how in ("scancel", "kill"):
         job = srun(slurm, tmp_path, script, "-N2", "-n2")
-        job.until(lambda: litter(tmp_path) != [], "for rank 0 to say where it is")
+        job.until(lambda: litter(tmp_path) != [], "for the address of rank 0")
         assert litter(tmp_path)[0].stat().st_mode & 0o777 == 0o600
         if how == "scancel":
             slurm.run(["scancel", "--state=RUNNING", "--user=root"])
@@ -263,7 +263,7 @@ def test_plain_variables_make_a_job_over_hosts_and_a_host_without_power_is_named
     job.said("ready", 4)
     cluster.kill("node2")
     job.said("raised", 2)
-    lost = f"ranks 1, 3 on node2 lost: host node2 has not been heard of for {HOST_TIMEOUT_S:g} s"
+    lost = f"ranks 1, 3 on node2 lost: host node2 has sent nothing for {HOST_TIMEOUT_S:g} s"
     for each in told(job.stdout(), "raised"):
         assert each["kind"] == "AbortError"
         assert each["text"].startswith(lost), each
@@ -304,7 +304,7 @@ def test_the_stack_of_a_rank_that_does_not_come_is_fetched_from_its_host(
     (tmp_path / "reported").touch()
     assert [each.end() for each in job.jobs] == [0, 0], str(job)
     said = job.jobs[0].stderr
-    assert re.search(r"stalled: allreduce 'x' .* rank 1 on node2 did not come; ready: rank 0 on node1", said), said
+    assert re.search(r"stalled: allreduce 'x' .* missing: rank 1 on node2; ready: rank 0 on node1", said), said
 
 
 def test_a_controller_that_is_said_to_be_elsewhere_is_refused(cluster: Cluster, ranks: StartRanks) -> None:

@@ -80,7 +80,7 @@ def px_watch(kernel: Kernel) -> None:
     kernel.saved = obeyed(kernel, comm, "checkpoint")
     stopped = obeyed(kernel, comm, "stop")
     error = error_of(kernel, cell)
-    assert f"somebody who watches has stopped all ranks after step {stopped}" in error, error
+    assert f"an order from the live view has stopped all ranks after step {stopped}" in error, error
     same_step(kernel)
     kernel.run(px("train(2)")).ok()
 

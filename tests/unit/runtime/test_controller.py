@@ -335,14 +335,14 @@ def test_a_stall_is_asked_about_reported_and_ended() -> None:
     job.controller.stack_arrived(1, 'File "train.py", line 3')
     job.tick()
     (report,) = job.reports
-    assert "allreduce 'loss' has waited 10.0 s: rank 1 on a did not come" in report
+    assert "allreduce 'loss' has waited 10.0 s; missing: rank 1 on a" in report
     assert "last finished allreduce.acc, and is outside Farandole" in report
     assert 'File "train.py", line 3' in report
     job.wait(20.0)
     told = [message for _, message in job.take() if isinstance(message, Abort)]
     assert len(told) == 4
     assert {message.kind for message in told} == {"StallError"}
-    assert "rank 1 on a did not come" in told[0].reason
+    assert "missing: rank 1 on a" in told[0].reason
 
 
 def test_a_stall_of_the_planned_lane_is_reported_too() -> None:
@@ -351,7 +351,7 @@ def test_a_stall_of_the_planned_lane_is_reported_too() -> None:
     job.say("x", Blocked(1, 0, "p", 7, "step 7", 10.0))
     assert [to for to, _ in job.only(AskProgress)] == ["yc"]
     job.wait(1.0)
-    assert "step 7 has waited 11.0 s: rank 1 on a did not come" in job.reports[0]
+    assert "step 7 has waited 11.0 s; missing: rank 1 on a" in job.reports[0]
 
 
 def test_waiting_in_the_planned_lane_for_a_rank_that_left_ends_the_generation() -> None:

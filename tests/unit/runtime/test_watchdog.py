@@ -72,7 +72,7 @@ def test_a_stall_is_asked_about_then_printed_then_ended() -> None:
     kennel.generation.stack_arrived(1, 'File "train.py", line 3', 0.0)
     kennel.dog.look(kennel.generation, 0.0)
     (text,) = kennel.printed
-    assert "optimizer.0: bucket 1 has waited 10.0 s: rank 1 on b did not come" in text
+    assert "optimizer.0: bucket 1 has waited 10.0 s; missing: rank 1 on b" in text
     assert 'File "train.py", line 3' in text
     kennel.now = 100.0
     kennel.block(110.0)

@@ -111,7 +111,7 @@ def test_who_was_stopped_has_failed_or_has_had_enough_stays_so(tmp_path: Path) -
     for number in range(4):
         study.next()
         if number == 0:
-            study.stop(0, "somebody has stopped it")
+            study.stop(0, "stopped by a user")
         elif number == 1:
             study.failed(1, "it raised")
         elif number == 2:

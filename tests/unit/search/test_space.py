@@ -43,12 +43,12 @@ def test_a_list_is_a_choice_a_pair_a_range_and_a_table_says_more(tmp_path: Path)
         ({"a": {"low": 0, "high": float("inf")}}, "low and high"),
         ({"a": {"low": 1, "high": 2, "log": 1}}, "true or false"),
         ({"a": {"choices": [1], "low": 2}}, "and also low"),
-        ({"a": [0, False, True, 1.0]}, "cannot tell 0 from False"),
-        ({"a": {"choices": ["x", 1.0, 1]}}, "cannot tell 1.0 from 1"),
-        ({"a": [0.0, -0.0]}, "cannot tell 0.0 from -0.0"),
-        ({"a": [1.0, float("nan")]}, "cannot tell nan from nan"),
-        ({"a": Choices((True, 1))}, "cannot tell True from 1"),
-        (Space({"a": Choices((True, 1))}), "cannot tell True from 1"),
+        ({"a": [0, False, True, 1.0]}, "cannot distinguish 0 from False"),
+        ({"a": {"choices": ["x", 1.0, 1]}}, "cannot distinguish 1.0 from 1"),
+        ({"a": [0.0, -0.0]}, "cannot distinguish 0.0 from -0.0"),
+        ({"a": [1.0, float("nan")]}, "cannot distinguish nan from nan"),
+        ({"a": Choices((True, 1))}, "cannot distinguish True from 1"),
+        (Space({"a": Choices((True, 1))}), "cannot distinguish True from 1"),
     ],
 )
 def test_what_is_no_space_is_refused_with_an_example(told: Space | dict[str, object], words: str) -> None:

@@ -20,17 +20,17 @@ FORMATS = (
 EXAMPLES = """\
 examples:
   farandole data index /lustre/set --format hdf5 --keys x,y
-      list the files and samples once for good; then: hdf5(index=...)
+      list the files and samples once; then: hdf5(index=...)
   farandole data plan /lustre/set --hosts 16 --limit 200GB --epochs 50
-      who will read what, how much, and how long that takes
+      which host reads what, how much, and how long that takes
   farandole data doctor /lustre/set --keys x,y --label y
-      are the samples sorted, so that windows do not shuffle them?
+      check whether the samples are sorted, so that windows do not shuffle them
   farandole data pack --shuffle /lustre/set /lustre/packed --into tfrecord
-      write them in random order, into shards that others read, too
+      write the samples in random order, into shards that other libraries read, too
   farandole data replay
-      compute the plans again that jobs have recorded in $TMPDIR
+      compute again the plans that jobs have recorded in $TMPDIR
   farandole data clean
-      delete what staging has left in $TMPDIR, and no job uses
+      delete caches in $TMPDIR that no job uses
 """
 
 
@@ -38,11 +38,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add ``data`` to the commands."""
     parser = subparsers.add_parser("data", help="index, plan, diagnose, pack and clean data sets", description=EXAMPLES)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    index = _verb(verbs, "index", "list files and samples once for good", "index")
+    index = _verb(verbs, "index", "list files and samples once", "index")
     _add_source(index)
     index.add_argument("-o", "--output", default="", metavar="FILE", help="default: PATH/.farandole-index")
     index.add_argument("--checksums", action="store_true", help="read all, so that damage at the source is found later")
-    planned = _verb(verbs, "plan", "foretell who reads what, bytes and times", "show_plan")
+    planned = _verb(verbs, "plan", "predict what each host reads, bytes and times", "show_plan")
     planned.add_argument("path", metavar="PATH", help="folder, pattern, URL, or an index")
     planned.add_argument("--hosts", type=int, required=True, metavar="N", help="hosts of the job")
     planned.add_argument("--limit", required=True, metavar="SIZE", help="cache of each host: 200GB")
@@ -54,11 +54,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     planned.add_argument("--rows", type=int, default=64, metavar="N", help="samples of a host in a step (default: 64)")
     planned.add_argument("--window", type=int, default=8, metavar="N", help="pieces for the first batch (default: 8)")
     planned.add_argument("--picture", default="", metavar="FILE", help="draw it: plan.png")
-    doctor = _verb(verbs, "doctor", "tell whether samples are sorted", "doctor")
+    doctor = _verb(verbs, "doctor", "check whether samples are sorted", "doctor")
     _add_source(doctor)
     doctor.add_argument("--label", default="", metavar="NAME", help="part of a sample to look at (default: all of it)")
     doctor.add_argument("--window", type=int, default=8, metavar="N", help="pieces that are shuffled together")
-    packed = _verb(verbs, "pack", "write samples into shards that others read", "pack_samples")
+    packed = _verb(verbs, "pack", "write samples into shards that other libraries read", "pack_samples")
     _add_source(packed)
     packed.add_argument("target", metavar="DST", help="folder to write to")
     packed.add_argument("--into", choices=("tfrecord", "tar", "zarr"), default="tfrecord", help="default: tfrecord")

@@ -65,7 +65,7 @@ def diagnose(
     Raises ``UsageError`` for data of fewer than two samples.
     """
     if len(source) < 2:
-        raise UsageError(f"{source!r}: to tell whether samples are sorted, there must be two or more")
+        raise UsageError(f"{source!r}: to check whether samples are sorted, there must be two or more")
     bounds, members = Pieces.of(source.manifest, most_bytes).sample_bounds()
     generator = np.random.default_rng(seed)
     filled = np.flatnonzero(np.diff(bounds) > 0)

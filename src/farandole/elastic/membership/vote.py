@@ -123,8 +123,8 @@ def agree(claims: Sequence[VoteClaim]) -> Agreement:
     eligible = [rank for rank, claim in enumerate(claims) if claim.step == step and (step > NEW or not claim.joined)]
     if not eligible:
         raise StartError(
-            "the state of the job is lost: every worker that had it has ended, and those that are here have just come. "
-            "Start the job again; what goes on then is its last checkpoint"
+            "the state of the job is lost: every worker that had it has ended, and the present workers have just "
+            "started. Start the job again: it continues from its last checkpoint"
         )
     root = eligible[0]
     sources = [rank for rank in eligible if claims[rank].digest == claims[root].digest]

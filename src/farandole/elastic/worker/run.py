@@ -222,7 +222,7 @@ class _Turn:
 
     def after_change(self) -> _Turn:
         """The next turn, after a planned change."""
-        because = f"a change: {current().change_due or 'other workers have heard of it'}"
+        because = f"a change: {current().change_due or 'other workers were notified of it'}"
         return _Turn(self._state, because, is_planned=True)
 
     def _emit_recovery(self, first_step_s: float) -> None:

@@ -137,7 +137,7 @@ def _unpack(memory: FlatState, parts: Iterable[tuple[int, range]], address: int)
         found = zlib.crc32(_view(address + _CHECK.size, len(part)))
         if found != said:
             raise EngineError(
-                f"bytes {part.start} to {part.stop} of the state came from rank {source} with checksum {found:08x} "
+                f"bytes {part.start} to {part.stop} of the state arrived from rank {source} with checksum {found:08x} "
                 f"and not {said:08x}: they were damaged on the way"
             )
         memory.write(part, address + _CHECK.size)

@@ -290,7 +290,7 @@ class NcclEngine(Engine):
             self._check()
             now = time.monotonic()
             if now > deadline:
-                text = f"some member did not come to a collective of {self.group.label}"
+                text = f"some member did not join a collective of {self.group.label}"
                 raise self._failed(StallError, f"{text} in {self.group.deadline_s:g} s")
             if now < drowsy:
                 os.sched_yield()

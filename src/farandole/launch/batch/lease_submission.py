@@ -60,7 +60,7 @@ def add_pool_options(group: argparse._ArgumentGroup) -> None:
         "--lease", metavar="NODESxWORKERS@TIME", help="what each lends: 1x4@1h, or 1x4@1h,20min where less will do"
     )
     group.add_argument("--leases", type=int, metavar="N", help="leases in the array (default: twice the most)")
-    group.add_argument("--budget", metavar="200nh", help="most node-hours that leases may use")
+    group.add_argument("--budget", metavar="200nh", help="upper limit of node-hours for leases")
     group.add_argument("--policy", metavar="FILE", help="all other limits, in TOML: docs/reference/lease-policy.md")
 
 

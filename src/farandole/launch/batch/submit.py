@@ -130,17 +130,17 @@ Defaults of a site or a user: /etc/farandole/submit.toml and ~/.config/farandole
 
 OPTIONS = (
     (("-N", "--nodes"), int, "N", "number of nodes; each has as many workers"),
-    (("-t", "--time"), str, "TIME", "time limit: 90min, 1h30min, 2d, or as Slurm has it (minutes, 1:30:00, 1-12)"),
+    (("-t", "--time"), str, "TIME", "time limit: 90min, 1h30min, 2d, or in Slurm's format (minutes, 1:30:00, 1-12)"),
     (("-p", "--partition"), str, "NAME", "partition, or several with commas"),
-    (("-A", "--account"), str, "NAME", "account that pays"),
+    (("-A", "--account"), str, "NAME", "account to be charged"),
     (("-q", "--qos"), str, "NAME", "quality of service"),
     (("-c", "--cpus-per-task"), int, "N", "cores of each worker (Slurm's default: 1)"),
     (("--mem",), str, "SIZE", "memory of each node: 64G"),
     (("--gres",), str, "LIST", "generic resources of each node: gpu:4"),
     (("--gpus-per-node",), str, "N", "GPUs of each node"),
     (("-J", "--job-name"), str, "NAME", "name of the job (default: that of the script)"),
-    (("-o", "--output"), str, "FILE", "what the job writes (default: %x-%j.out)"),
-    (("--notice",), int, "SECONDS", "time for leaving at the end of an elastic job (default: a quarter, 300 at most)"),
+    (("-o", "--output"), str, "FILE", "output file of the job (default: %x-%j.out)"),
+    (("--notice",), int, "SECONDS", "time to leave before the end of an elastic job (default: a quarter, 300 at most)"),
 )
 """Flags, type, metavar and help of the options with one value in ``BatchOptions``."""
 
@@ -162,12 +162,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=EXAMPLES,
     )
     parser.add_argument("--print", action="store_true", dest="prints", help="print the script, and submit nothing")
-    parser.add_argument("--test-only", action="store_true", help="ask Slurm whether it would take the job, and when")
-    parser.add_argument("--wait", action="store_true", help="print what the job writes, and exit with its exit status")
+    parser.add_argument("--test-only", action="store_true", help="ask Slurm whether it would accept the job, and when")
+    parser.add_argument("--wait", action="store_true", help="print the output of the job; exit with its exit status")
     add_batch_options(parser.add_argument_group("the job, in Slurm's words"))
     add_lease_options(parser)
     _add_run_options(parser)
-    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="command that every worker runs")
     parser.set_defaults(main=main)
 
 

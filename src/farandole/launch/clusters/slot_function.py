@@ -113,7 +113,7 @@ def run_on(
     if np is not None and np < 1:
         raise UsageError(f"np={np} asks for no worker; it must be at least 1")
     if settings.host_discovery_script:
-        raise UsageError(f"host_discovery_script: {provider.name} says itself where slots are; leave it out")
+        raise UsageError(f"host_discovery_script: {provider.name} reports its slots itself; leave it out")
     pickled = cloudpickle.dumps((call.func, tuple(call.args), dict(call.kwargs or {})))
     task = Task(list(sys.path), pickled).encode()
     job = Job([], (), settings, None, output_filename, timestamps, verbose, environment=dict(env or {}))

@@ -39,11 +39,12 @@ examples:
   farandole run -np 4 --live python train.py
   farandole run -np 4 --stage /lustre/set=/local/set python train.py /local/set
 
-Each line that a worker prints appears with its rank, [2]<stdout>: or
+Each line that a worker prints begins with its rank, [2]<stdout>: or
 [2]<stderr>:. The first worker that fails ends the job, and its exit code is
-the job's; 128+N stands for signal N. Ctrl-C ends the job in good order, twice
-at once; USR1 and USR2 are passed on to the workers that handle them. What a
-worker leaves running is ended too. Workers read nothing from standard input.
+that of the job; 128+N stands for signal N. Ctrl-C gives the workers time to
+end; the second Ctrl-C kills them. USR1 and USR2 are passed on to workers that
+handle them. Processes that a worker leaves behind are ended, too. Workers have
+no standard input.
 """
 
 
@@ -57,18 +58,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_job_options(parser)
     parser.add_argument(
-        "--run-folder", default="", metavar="DIR", help="let others lend nodes to this elastic job: farandole join DIR"
+        "--run-folder",
+        default="",
+        metavar="DIR",
+        help="accept nodes that other jobs lend to this elastic job: farandole join DIR",
     )
     parser.add_argument(
         "--stage",
         action="append",
         default=[],
         metavar="SRC=DST",
-        help="copy a folder to every host before, each byte read from SRC once (can be repeated)",
+        help="copy a folder to every host first; each byte is read from SRC once (can be repeated)",
     )
     add_watch_options(parser)
     add_knobs(parser)
-    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="command that every worker runs")
     parser.set_defaults(main=main)
 
 
@@ -77,16 +81,16 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     add_size_option(parser)
     worker_ids = parser.add_mutually_exclusive_group()
     worker_ids.add_argument(
-        "-H", "--hosts", metavar="HOST:SLOTS,...", help="where they run (default: Slurm's allocation, or localhost:N)"
+        "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and slots (default: Slurm's allocation, or localhost:N)"
     )
     worker_ids.add_argument(
-        "-hostfile", "--hostfile", metavar="FILE", help="the same from a file, lines of: HOST slots=N"
+        "-hostfile", "--hostfile", metavar="FILE", help="file of hosts and slots, one line each: HOST slots=N"
     )
     parser.add_argument(
         "--launcher",
         choices=typing.get_args(LauncherName),
         default="auto",
-        help="what reaches other hosts (default: auto: srun where Slurm has given the hosts, else ssh)",
+        help="how agents start on other hosts (default: auto: srun inside a Slurm allocation, else ssh)",
     )
     parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of the ssh servers")
     parser.add_argument("-i", "--ssh-identity-file", default="", metavar="FILE", help="private key for ssh")
@@ -104,16 +108,19 @@ def add_size_option(parser: argparse.ArgumentParser) -> None:
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the output and for the settings file."""
     parser.add_argument(
-        "--output-filename", default="", metavar="DIR", help="write to DIR/rank.<rank>/stdout and stderr, not here"
+        "--output-filename",
+        default="",
+        metavar="DIR",
+        help="write output to DIR/rank.<rank>/stdout and stderr, not to this terminal",
     )
     parser.add_argument(
         "-prefix-timestamp",
         "--prefix-output-with-timestamp",
         action="store_true",
         dest="timestamps",
-        help="put the time before every line",
+        help="put the time at the beginning of every line",
     )
-    parser.add_argument("--verbose", action="store_true", help="say what is started where")
+    parser.add_argument("--verbose", action="store_true", help="print which process starts on which host")
     parser.add_argument("--config-file", metavar="FILE", help='settings in TOML: engine = "shm"')
 
 

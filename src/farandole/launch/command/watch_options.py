@@ -28,10 +28,13 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--csv", action="store_true", help="write DIR/metrics.csv as well")
     group.add_argument("--tensorboard", action="store_true", help="write event files to DIR/tensorboard as well")
     group.add_argument(
-        "--live-listen", default="", metavar="HOST:PORT", help=f"where the page is (default: {LOOPBACK})"
+        "--live-listen", default="", metavar="HOST:PORT", help=f"address of the page (default: {LOOPBACK})"
     )
     group.add_argument(
-        "--live-certificate", default="", metavar="FILE", help="key and certificate (PEM) for a page that others reach"
+        "--live-certificate",
+        default="",
+        metavar="FILE",
+        help="key and certificate (PEM), for a page that other users can reach",
     )
 
 

@@ -195,7 +195,7 @@ def _end_run(terms: Leadership, status: int) -> None:
     except SupersededError:
         return  # everything left belongs to the other leader
     except (OSError, UsageError) as error:  # the next leader, if any, uses these leases; else they end themselves
-        print_now(printed(f"farandole: leases may be left, as nobody knows who leads this run now: {error}\n"))
+        print_now(printed(f"farandole: leases may be left, because it is unknown who leads this run now: {error}\n"))
         return
     terms.folder.withdraw(terms.term.epoch)
     if terms.supply.script and status != TOLD_TO_END:

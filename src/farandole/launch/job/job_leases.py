@@ -224,7 +224,7 @@ class JobLeases:
             self._manager.order(Stop())
             self._stop()
             return RunReply(True, "the training ends at its next commit")
-        return self._leases.obey(order.verb) or RunReply(False, f"nobody here knows the order {order.verb!r}")
+        return self._leases.obey(order.verb) or RunReply(False, f"unknown order {order.verb!r}")
 
     def _members(self) -> dict[int, str]:
         """Host of each member of the generation, by rank."""

@@ -129,7 +129,7 @@ class MonitorProcess:
         try:
             answer = decode_answer(line)
         except msgspec.DecodeError:
-            raise UsageError("the monitor of the job has not begun; what it said stands above, if anything") from None
+            raise UsageError("the monitor of the job has not started; what it printed is above, if anything") from None
         if isinstance(answer, MonitorReady):
             return answer
         raise UsageError(answer.text)

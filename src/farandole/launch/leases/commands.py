@@ -61,7 +61,7 @@ VERBS = {
 Shows who trains where, which leases wait or run, until when, and the last
 decisions with their reasons; of a search with --pool leases, which nodes it has
 and their trials. 'farandole stop' ends either. Without a folder: how the runs
-in ~/.farandole/runs stand, which may be told by name.
+in ~/.farandole/runs are doing; such a run may be given by its name.
 """,
     ),
     "scale": (

@@ -110,7 +110,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=EXAMPLES,
     )
     parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="workers here (default: its tasks)")
-    parser.add_argument("folder", metavar="FOLDER", help="the folder of the run")
+    parser.add_argument("folder", metavar="FOLDER", help="folder of the run")
     parser.set_defaults(main=main)
 
 

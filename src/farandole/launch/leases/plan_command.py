@@ -82,11 +82,11 @@ examples:
 
 With --trace: trains in virtual time on a cluster as it was, once on leases by
 the policy that decides in earnest, and once on each of several fixed sizes.
-Says how long each takes, its node-hours and its waits. The trace is what sacct
+Prints the time, the node-hours and the waits of each. The trace is what sacct
 prints with -a -P, or a file in the Standard Workload Format. Nothing is
-submitted. With --dry-run: looks at the queue, and says what the run would do
+submitted. With --dry-run: queries the queue, and prints what the run would do
 now. With --replay: decides every line of a journal again, and shows those
-that come out otherwise; exit status 1 if there are any.
+whose decision differs now; exit status 1 if there are any.
 """
 
 
@@ -99,11 +99,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=EXAMPLES,
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--trace", metavar="FILE", help="jobs of a cluster: of 'sacct -a -P', or an SWF file")
-    what.add_argument("--dry-run", metavar="FOLDER", help="what a run that is under way would decide now")
-    what.add_argument("--replay", metavar="JOURNAL", help="decide again what a journal of leases has")
+    what.add_argument("--trace", metavar="FILE", help="jobs of a cluster: output of 'sacct -a -P', or an SWF file")
+    what.add_argument("--dry-run", metavar="FOLDER", help="print what a running training would decide now")
+    what.add_argument("--replay", metavar="JOURNAL", help="repeat the decisions in a journal of leases")
     options = parser.add_argument_group("with --trace")
-    options.add_argument("--policy", metavar="FILE", help="limits of the policy, in TOML (default: the built-in ones)")
+    options.add_argument("--policy", metavar="FILE", help="limits of the policy, in TOML (default: built in)")
     options.add_argument("--training", metavar="FILE", help="the training, in TOML (default: ResNet-50 on ImageNet)")
     options.add_argument("--nodes", type=int, default=0, metavar="N", help="nodes of the cluster (default: those used)")
     options.add_argument(

@@ -235,7 +235,7 @@ class Fleet:
             ended, running = {each.worker_id: each for each in offer.ended}, {each.worker_id for each in offer.running}
             for worker in self._on(host):
                 if worker.worker_id not in running:  # exited, or never started because the order was lost
-                    unknown = WorkerExited(worker.worker_id, -signal.SIGKILL, error="its end was not told")
+                    unknown = WorkerExited(worker.worker_id, -signal.SIGKILL, error="its exit was not reported")
                     exited += self._take_out(worker, ended.get(worker.worker_id, unknown))
         self._fill(host)
         return exited

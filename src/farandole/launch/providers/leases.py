@@ -197,7 +197,7 @@ class LeaseProvider(AgentProvider):
 
     def _refusal(self, hello: AgentHello) -> str:
         if hello.lent is None or hello.lent.host != hello.host:
-            return "nobody has sent for it; nodes join by: farandole join"
+            return "this search did not start its agent; nodes join by: farandole join"
         if hello.host in self._known:
             return "it has been here before, and was given up"
         if hello.lent.slots < 1:

@@ -69,13 +69,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "bench", help="how fast the engines are here, and which a job would get", description=EXAMPLES
     )
     parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="number of ranks (default: 2)")
-    parser.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="where they run (default: here)")
+    parser.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts and ranks (default: here)")
     names = [name for name in CANDIDATES if name != "solo"]
     parser.add_argument("--engines", default="", metavar="NAMES", help=f"some of: {','.join(names)}")
     parser.add_argument(
-        "--seconds", type=float, default=0.2, metavar="X", help="for each engine and size (default: 0.2)"
+        "--seconds", type=float, default=0.2, metavar="X", help="seconds for each engine and size (default: 0.2)"
     )
-    parser.add_argument("--json", default="", metavar="FILE", help="write what was found to this file, too")
+    parser.add_argument("--json", default="", metavar="FILE", help="write the results to this file, too")
     parser.set_defaults(main=main)
 
 

@@ -20,13 +20,13 @@ from farandole.launch.tools.horovod_install import INSTALLER, InstallScheme
 from farandole.settings import Settings
 
 DESCRIPTION = """\
-Lets 'import horovod' mean Farandole in this environment, however a script is
+Makes 'import horovod' import Farandole in this environment, however a script is
 started: torchrun, srun, mpirun, pytest, a notebook, python. Package managers
-then take horovod 0.28.1 for installed, and the command horovodrun is there.
+then take horovod 0.28.1 for installed, and the command horovodrun exists.
 An installed Horovod is never touched.
 
   farandole horovod install        do so
-  farandole horovod status         say what it means now; exit status 1: not us
+  farandole horovod status         print what it imports now; exit status 1: not Farandole
   farandole horovod uninstall      undo it (so does: pip uninstall horovod)
 
 For one job: farandole run --horovod, or the variable FARANDOLE_HOROVOD=1.
@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "horovod", help="let 'import horovod' mean Farandole in this environment", description=DESCRIPTION
     )
     parser.add_argument("action", choices=("install", "uninstall", "status"))
-    parser.add_argument("--user", action="store_true", help="not in the environment, but in your own folder")
+    parser.add_argument("--user", action="store_true", help="not in the environment, but in your user site folder")
     parser.set_defaults(main=main)
 
 

@@ -352,7 +352,7 @@ class Controller:
 
     def _on_result(self, identity: bytes, message: TaskResult) -> None:
         if self.on_result is None:
-            self._rejected["Result that nobody asked for"] += 1
+            self._rejected["unexpected Result"] += 1
         elif whole := self._results.add(identity, message):
             self.on_result(whole.worker_id, whole.ok, whole.payload)
 

@@ -228,8 +228,8 @@ class Generation:
         here = self.hosts[rank]
         younger = max(here, host, key=self.hosts.index)
         reason = (
-            f"hosts {here} and {host} do not hear each other: the network between them is cut, or one is down, says "
-            f"{self.name(rank)}, which has waited for twice as long as a host may be silent (FARANDOLE_HOST_TIMEOUT_S)"
+            f"hosts {here} and {host} do not reach each other: the network between them is cut, or one is down: "
+            f"{self.name(rank)} has waited for twice as long as a host may be silent (FARANDOLE_HOST_TIMEOUT_S)"
         )
         return [each for each, own in enumerate(self.hosts) if own == younger], reason
 

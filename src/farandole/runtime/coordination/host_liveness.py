@@ -99,7 +99,7 @@ class HostLiveness:
     def _reason(self, host: str) -> str:
         if host in self._up:
             return (
-                f"host {host} has not been heard of for {self._silence_s:g} s: it is down, frozen, or cut off "
-                "(FARANDOLE_HOST_TIMEOUT_S says how long a host may be silent)"
+                f"host {host} has sent nothing for {self._silence_s:g} s: it is down, frozen, or cut off "
+                "(FARANDOLE_HOST_TIMEOUT_S sets how long a host may be silent)"
             )
         return f"host {host} did not answer in time (--start-timeout): its agent could not be started there"

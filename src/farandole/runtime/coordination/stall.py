@@ -76,7 +76,7 @@ class Limits(NamedTuple):
         if not settings.is_elastic or not settings.hang_timeout_s:
             return cls(settings.stall_warning_s, settings.stall_shutdown_s)
         warning_s = min(settings.stall_warning_s or math.inf, settings.hang_timeout_s / 2)
-        end = "those that do not come are killed"
+        end = "ranks that do not arrive are killed"
         answering_s = max(settings.hang_timeout_s, settings.stall_shutdown_s or math.inf)
         return cls(warning_s, settings.hang_timeout_s, "--hang-timeout", end, STEPS_OF_PATIENCE, answering_s)
 
@@ -285,9 +285,9 @@ class StallInspector:
         return "; ".join(f"{self._wait(now, one)}: longer than {limit}" for one in late[:MOST_WAITS])
 
     def _wait(self, now: float, one: Waiting) -> str:
-        missing = f"{name_ranks(one.missing, self._hosts)} did not come" if one.missing else "all ranks are inside"
+        missing = f"missing: {name_ranks(one.missing, self._hosts)}" if one.missing else "all ranks are inside"
         return (
-            f"{one.what} has waited {now - one.since_s:.1f} s: {missing}; ready: {name_ranks(one.ready, self._hosts)}"
+            f"{one.what} has waited {now - one.since_s:.1f} s; {missing}; ready: {name_ranks(one.ready, self._hosts)}"
         )
 
     def _report(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Last) -> str:
@@ -316,7 +316,8 @@ class StallInspector:
             text += f", and is inside {shorten(progress.inside)}"
         else:
             text += ", and is outside Farandole"
-        stack = "its Python stack now:" if rank in asked.stacks else f"its stack did not come within {PATIENCE_S:g} s"
+        missing = f"its stack was not received within {PATIENCE_S:g} s"
+        stack = "its Python stack now:" if rank in asked.stacks else missing
         return f"{text}; {stack}"
 
 

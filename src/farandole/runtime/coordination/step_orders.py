@@ -109,7 +109,7 @@ class StepOrders:
             (each == "pause" for each in planned if each in ("pause", "resume")), self._paused is not None
         )
         if verb not in AT_STEPS:
-            self._refuse(number, verb, f"nobody here knows the order {verb!r}")
+            self._refuse(number, verb, f"unknown order {verb!r}")
         elif len(self._waiting) >= MOST:
             self._refuse(number, verb, f"{MOST} orders wait already")
         elif verb == "resume" and not will_pause:
@@ -174,7 +174,7 @@ class StepOrders:
         if pause is None or pause.verb != "pause" or not 0 < pause.since_s < self._clock() - OVERDUE_S:
             return
         ranks = ", ".join(map(str, sorted(pause.missing)))
-        self._forget(pause, f"ranks {ranks} came to no such step; they may be in join(). All go on")
+        self._forget(pause, f"ranks {ranks} reached no such step; they may be in join(). All ranks go on")
 
     def _withdraw(self, order: _Order, why: str) -> None:
         self._forget(order, why)

@@ -156,7 +156,8 @@ class AgentLink:
         if self._dealer.peer.connected:
             self._lost_s = None
         if not self.may_come_back:
-            raise ControlError(f"the controller at {self._dealer.address} is gone, and no other came in time")
+            where = self._dealer.address
+            raise ControlError(f"the controller at {where} is lost, and no other controller replaced it in time")
         return message
 
     def _dump(self, message: DumpStack) -> None:

@@ -145,8 +145,9 @@ class ControlThread:
             if self._ended is not None:
                 raise self._ended.fresh()
         raise StartError(
-            f"ranks {list(ranks)} could not connect with each other: not all came to {key!r} within {timeout_s:g} s. "
-            "Every member must do this at the same point of the program. Is one slow? Raise FARANDOLE_STALL_SHUTDOWN_S"
+            f"ranks {list(ranks)} could not connect with each other: not all of them reached {key!r} within "
+            f"{timeout_s:g} s. Every member must do this at the same point of the program. Is one slow? Raise "
+            "FARANDOLE_STALL_SHUTDOWN_S"
         )
 
     def sync_with_controller(self, rank: int, timeout_s: float) -> None:

@@ -194,7 +194,7 @@ class Link:
         if self._withdrawal.given:
             worker_id, host = self._assignment.worker_id, self._assignment.host
             self.up.send(Withdraw(worker_id))
-            raise StartError(f"rank {worker_id} on {host} was told to end before the job was formed")
+            raise StartError(f"rank {worker_id} on {host} was told to end (SIGTERM) before the job was formed")
 
     def stay(self, generation: int, *, wait: bool = False) -> ControllerLost | None:
         """Message for a controller that replaces this one during ``generation``; ``None`` if none will."""

@@ -118,9 +118,9 @@ class StepGate:
         self.steps += 1  # first: see the module docstring
         if self._generation == 0 and self.steps > MOST_ALONE:
             raise StartError(
-                f"this worker came to a training that goes on, and has made {MOST_ALONE} steps alone: the script "
-                "trains outside of @hvd.elastic.run, where alone workers can come and go. Decorate the function that "
-                "trains, or start the job with -np N in place of --min-np, --max-np and --lease"
+                f"this worker was started for a training that already runs, and has made {MOST_ALONE} steps alone: the "
+                "script trains outside of @hvd.elastic.run, where alone workers join and leave. Decorate the function "
+                "that trains, or start the job with -np N in place of --min-np, --max-np and --lease"
             )
         if self._number == NONE:
             return
@@ -157,7 +157,7 @@ class StepGate:
 
 
 def _stop(step: int, in_cells: bool) -> None:
-    events.logger.info("the training ends after step %d, as somebody who watches it has ordered", step)
+    events.logger.info("the training ends after step %d, by an order from the live view", step)
     if threading.current_thread() is not threading.main_thread():
         # Called from a compiled graph: an exception here would not reach the script, so its main thread gets a Ctrl-C.
         import _thread
@@ -165,5 +165,5 @@ def _stop(step: int, in_cells: bool) -> None:
         _thread.interrupt_main()
         return
     if in_cells:
-        raise KeyboardInterrupt(f"somebody who watches has stopped all ranks after step {step}")
+        raise KeyboardInterrupt(f"an order from the live view has stopped all ranks after step {step}")
     raise SystemExit(0)

@@ -130,7 +130,7 @@ def test_a_worker_of_which_nothing_is_told_is_dead(agent: Hosts) -> None:
     for worker_id in range(3):
         agent.take(Started(worker_id, 100 + worker_id))
     [gone] = agent.hello(running=(Started(0, 100), Started(2, 102)))
-    assert (gone.pid, gone.code, gone.words) == (101, -signal.SIGKILL, "its end was not told")
+    assert (gone.pid, gone.code, gone.words) == (101, -signal.SIGKILL, "its exit was not reported")
     assert agent.started == [3]
 
 
