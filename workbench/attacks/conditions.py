@@ -69,7 +69,7 @@ def controllers(folder: Path, tell: Tell, delays_s: Sequence[float] = DELAYS_S) 
 
 def network(folder: Path, tell: Tell, lag_ms: float = LAG_MS, loss: float = LOSS) -> list[CaseResult]:
     """Play a kill, a newcomer, a swap of slots and a failed controller on a bad network."""
-    swap = next(case for case in TWO_HOSTS if case.fault == "one joins where another one leaves")
+    swap = next(case for case in TWO_HOSTS if case.fault == "a worker joins where another one leaves")
     cases = (kill("reduce", 3), kill("voted", 0), swap, controller("vote"), kill("vote", 2, 3))
     with bad_network(lag_ms, loss) as cluster:
         return run(folder, HOSTS, cases, cluster=cluster, tell=tell, options=PATIENCE)
@@ -94,7 +94,7 @@ def clock(folder: Path, tell: Tell) -> list[CaseResult]:
         kill("reduce", 3),
         other("stop", "backward", 1, "SIGSTOP"),
         controller("voted"),
-        newcomer("a newcomer is killed while it gets the state", "receive", "kill"),
+        newcomer("a newcomer is killed while it receives the state", "receive", "kill"),
         other("hang", "forward", 0, "a hang with the GIL held"),
     )
     with jumping_clock(folder) as variables, patch.dict(os.environ, variables):

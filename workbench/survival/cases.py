@@ -140,7 +140,7 @@ ONE_HOST = (
     again("agree", 0),
     again("transfer", 0),
     again("synced", 1),
-    newcomer("a newcomer is killed while it gets the state", "receive", "kill", quick=True),
+    newcomer("a newcomer is killed while it receives the state", "receive", "kill", quick=True),
     newcomer("a newcomer's script raises before it is ready", "building", "raise"),
     other("raise", "forward", 1, "a Python exception", quick=True),
     other("segv", "backward", 0, "SIGSEGV"),

@@ -29,7 +29,7 @@ COUNTED = (
     again("agree", 0),
     again("transfer", 0),
     again("synced", 1),
-    newcomer("a newcomer is killed while it gets the state", "receive", "kill"),
+    newcomer("a newcomer is killed while it receives the state", "receive", "kill"),
     newcomer("a newcomer's script raises before it is ready", "building", "raise"),
     other("raise", "forward", 1, "a Python exception"),
     other("segv", "forward", 0, "SIGSEGV"),
@@ -37,7 +37,7 @@ COUNTED = (
     other("hang", "forward", 0, "a hang with the GIL held"),
     controller_again("agree"),
     FaultCase("SIGTERM of rank 1", "any", done=notice, planned=True, quick=True),
-    FaultCase("a slot comes and goes in one window", "any", done=join_and_leave, harmless=True),
+    FaultCase("a slot is added and removed in one window", "any", done=join_and_leave, harmless=True),
     FaultCase("fewer slots than --min-np, then all again", "any", done=below_and_back, planned=True),
     more(2),
 )

@@ -156,11 +156,11 @@ INSIDE = (
     skipped("nan", quick=True),
     skipped("inf"),
     FaultCase(
-        "a bit of the state turns on its way", "transfer", TRANSFER, after=said("damaged on the way"), quick=True
+        "a bit of the state flips on its way", "transfer", TRANSFER, after=said("damaged on the way"), quick=True
     ),
-    FaultCase("messages of the generation before", "synced", STALE, quick=True),
+    FaultCase("messages of the previous generation", "synced", STALE, quick=True),
     newcomer("a newcomer with another model", "building", "other model", _refused, quick=True),
-    FaultCase("a slot comes and goes in one window", "any", done=join_and_leave, harmless=True),
+    FaultCase("a slot is added and removed in one window", "any", done=join_and_leave, harmless=True),
     FaultCase("fewer slots than --min-np, then all again", "any", done=below_and_back, planned=True),
     more(10),
 )
@@ -168,7 +168,7 @@ INSIDE = (
 
 LACKING = (
     FaultCase("no memory to share on rank 1", "reduce, then connect", NO_ROOM),
-    newcomer("a newcomer never gets ready", "building", "stop", _trains_without),
+    newcomer("a newcomer never becomes ready", "building", "stop", _trains_without),
     other("loop", "vote", 3, "an endless loop"),
 )
 """Faults on one host that lacks memory, disk and patience: with these ``OPTIONS``."""

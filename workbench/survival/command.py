@@ -71,7 +71,7 @@ def _faults(target: Path | None, plays: Mapping[str, Play]) -> int:
 def _of_torch() -> dict[str, Play]:
     return {
         "On one host": _one_host,
-        "On one host with a full disk and little patience": _lacking,
+        "On one host with a full disk and short time limits": _lacking,
         "On two hosts": _two_hosts,
         "In Slurm": _in_slurm,
     }

@@ -12,25 +12,25 @@ from workbench.survival.table import CaseResult
 TEXT = """\
 # What an elastic job survives
 
-Written by `make faults`, which plays these faults one after the other, each at the phase of the step that stands
-beside it, in jobs of four workers: on one host, on two hosts with two workers each (network namespaces), and on
-two nodes of a Slurm cluster. A lost worker is replaced before the next fault comes. Of every fault it is checked that
+`make faults` writes this page. It plays these faults one after the other, each at the phase of the step in the second
+column, in jobs of four workers: on one host, on two hosts with two workers each (network namespaces), and on two nodes
+of a Slurm cluster. A lost worker is replaced before the next fault. The checks for every fault are:
 
-- the workers it does not hit keep their processes;
-- at most the step under way is computed again, and none where workers were told to go;
+- the workers that it does not hit keep their processes;
+- at most the current step is computed again, and no step if workers were ordered to leave;
 - all ranks begin each generation with the same bits;
-- in the end, each sample of each epoch was committed exactly once, and the job exits with 0.
+- at the end, each sample of each epoch was committed exactly once, and the job exits with 0.
 
-*detect*: from the fault until the others know of it. *re-form*: until they are a generation again and agree on the
-state. *first step*: until the next step is committed. All in seconds. A hang is noticed after the 5 s of
-`--hang-timeout`, a silent host after the 3 s of `--host-timeout`. An endless loop in the script, which a long
-validation looks like, too, ends after `--stall-check-shutdown-time-seconds`: 600 s, and 10 s in the job in which it is
-played. What is only slow, or harmless, must end no generation: then there is nothing to time.
+*detect*: from the fault until the other workers are informed of it. *re-form*: until they form a generation again and
+agree on the state. *first step*: until the next step is committed. All times are in seconds. A hang is detected after
+the 5 s of `--hang-timeout`, a silent host after the 3 s of `--host-timeout`. An endless loop in the script looks like a
+long validation, and ends after `--stall-check-shutdown-time-seconds`: 600 s, and 10 s in the job in which it is played.
+A fault that is only slow, or harmless, must end no generation: then no time is measured.
 
-With PyTorch all ranks vote on every step. JAX and Keras (`make faults FRAMEWORK=jax`, `FRAMEWORK=keras`) go back to the
-last commit, here one of two steps: what is computed again is at most what was not committed. Their training counts in
-its weights how often each sample was applied; in the end all weights say the number of epochs, on every worker.
-*reduced* is inside of the compiled step, after the reduction and before the weights change.
+With PyTorch all ranks vote on every step. JAX and Keras (`make faults FRAMEWORK=jax`, `FRAMEWORK=keras`) return to the
+last commit, in these jobs every second step: only steps that were not committed are computed again. Their training
+counts in its weights how often each sample was applied; at the end all weights equal the number of epochs, on every
+worker. *reduced* is inside the compiled step, after the reduction and before the weights change.
 
 """
 
@@ -47,7 +47,7 @@ def page(jobs: Mapping[str, Sequence[CaseResult]], before: str = "", load: float
     """
     beside = f"Measured beside other work, a load of {load:.0f}.\n\n" if load > QUIET else ""
     machine = f"Measured on a machine with {os.cpu_count()} cores ({platform.machine()}, Linux)"
-    machine += " that ran nothing else, where no other load is named."
+    machine += " that ran nothing else, unless another load is named."
     sections = {title: text for title, _, text in (each.partition("\n\n") for each in before.split("\n## ")[1:])}
     sections |= {title: "".join([beside, *_table(results)]) for title, results in jobs.items()}
     return "".join([TEXT, machine, "\n", *(f"\n## {title}\n\n{text.rstrip()}\n" for title, text in sections.items())])
