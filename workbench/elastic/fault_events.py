@@ -96,7 +96,7 @@ def _succeed(world: JobWorld, host: str) -> None:
             world.say(worker.worker_id, job_events.WorkerConnected(worker.worker_id, ready=True, step=step))
     world.controller = world.controller.anew()
     world.turn(job_events.LeadReplaced(world.generation, tuple(seats), max(world.workers) + 1))
-    world.turn(HostLost(host, f"host {host} went with the lead before"))
+    world.turn(HostLost(host, f"host {host} was lost with the previous leader"))
     others = {name: slots for name, slots in world.setup.hosts.items() if name != host}
     world.host_news = (*news, job_events.HostsFound(others))
 

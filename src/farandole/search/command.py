@@ -70,29 +70,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     many = parser.add_argument_group("how many")
     many.add_argument("--trials", type=int, default=32, metavar="N", help="trials to make (default: 32)")
     many.add_argument("--epochs", type=int, default=1, metavar="N", help="epochs of a whole training (default: 1)")
-    many.add_argument(
-        "--min-epochs", type=int, default=1, metavar="N", help="epochs up to the first rung (default: 1)"
-    )
-    many.add_argument(
-        "--reduction", type=int, default=3, metavar="N", help="one in N goes on at a rung (default: 3)"
-    )
+    many.add_argument("--min-epochs", type=int, default=1, metavar="N", help="epochs up to the first rung (default: 1)")
+    many.add_argument("--reduction", type=int, default=3, metavar="N", help="one in N goes on at a rung (default: 3)")
     many.add_argument("--deadline", type=float, default=math.inf, metavar="S", help="end after so many seconds")
     where = parser.add_argument_group("where")
     where.add_argument(
         "--pool", default="1", metavar="N", help="workers on this host (default: 1), or 'leases': nodes that jobs lend"
     )
     where.add_argument("--hosts", default="", metavar="A:N,B:N", help="workers on these hosts, which share the folder")
-    where.add_argument(
-        "--workers", default="1", metavar="N,N", help="fewest and most of each trial (default: 1)"
-    )
+    where.add_argument("--workers", default="1", metavar="N,N", help="fewest and most of each trial (default: 1)")
     where.add_argument("--folder", default="", metavar="FOLDER", help="folder of the search (default: a new one)")
     where.add_argument("--save", metavar="PICTURE", help="draw the search at its end (needs farandole[plot])")
     add_lease_options(parser)
     told = parser.add_argument_group("watching")
     told.add_argument("--live", action="store_true", help="serve a live page of the search, and print its link")
-    told.add_argument(
-        "--live-listen", default="", metavar="HOST:PORT", help=f"its address (default: {LOOPBACK})"
-    )
+    told.add_argument("--live-listen", default="", metavar="HOST:PORT", help=f"its address (default: {LOOPBACK})")
     told.add_argument("--live-certificate", default="", metavar="FILE", help="key and certificate (PEM) of the page")
     told.add_argument(
         "--live-stay",

@@ -94,7 +94,7 @@ def test_signals_stay_what_they_were_with_the_next_controller(tmp_path: Path) ->
 
 def test_a_result_other_than_a_users_order_stays_with_the_next_controller(tmp_path: Path) -> None:
     """The run folder no longer answered, or a scheduler took the lead's host: status 0 would end the run for good."""
-    decided = JobResult(143, "the lead was told to end, and all workers have left")
+    decided = JobResult(143, "the leader was told to end, and all workers have left")
     membership = Recorded(Policy.of(SETTINGS), lambda _: None)
     membership.on(0.0, job_events.HostsFound({"a": 1, "b": 1}))
     membership.decide(0.0)

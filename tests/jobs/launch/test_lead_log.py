@@ -88,7 +88,7 @@ def test_a_log_that_does_not_show_this_lead_shows_no_other(away: str, tmp_path: 
     path = tmp_path / LEADS if away == "folder" else tmp_path / LEADS / "00000001"
     log = LeaderLog(tmp_path)
     path.rename(tmp_path / "away")
-    with pytest.raises(UsageError, match="shows no lead after number 0, and this is number 1"):
+    with pytest.raises(UsageError, match="shows no leader after number 0, and this is number 1"):
         log.check(epoch)
     (tmp_path / "away").rename(path)
     log.append(LeaderEntry(epoch, 1))
@@ -284,7 +284,7 @@ def test_a_contact_is_never_that_of_an_earlier_lead(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     contact = RunContact(["tcp://127.0.0.1:9"], "aa" * 32, 1.0, 0.2, epoch=2)
     folder.publish(contact)
-    with pytest.raises(UsageError, match=r"another lead has .*: number 2, and this is 1"):
+    with pytest.raises(UsageError, match=r"another leader has .*: number 2, and this is 1"):
         folder.publish(RunContact(["tcp://127.0.0.1:8"], "aa" * 32, 1.0, 0.2, epoch=1))
     folder.withdraw(1)
     assert folder.contact() == contact

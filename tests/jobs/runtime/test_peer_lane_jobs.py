@@ -236,9 +236,7 @@ def test_who_does_not_come_is_named(launch: Launch) -> None:
     )
     limits = ["--stall-check-warning-time-seconds", "0.5", "--stall-check-shutdown-time-seconds", "5"]
     done = launch(2, script, options=limits).ok()
-    assert re.search(r"stalled: allreduce 'loss' has waited \S+ s; missing: rank 1 on \S+", done.stderr), (
-        done.stderr
-    )
+    assert re.search(r"stalled: allreduce 'loss' has waited \S+ s; missing: rank 1 on \S+", done.stderr), done.stderr
     assert len(done.lines()) == 2
     assert all(re.match(r"StallError allreduce 'loss' has waited .* rank 1 on", line) for line in done.lines())
 

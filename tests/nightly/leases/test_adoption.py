@@ -147,7 +147,7 @@ def test_workers_of_leases_are_adopted_by_the_next_lead_and_lose_no_step(run: Ca
     with (second.folder / "journal").open() as lines:
         turns = replay(lines)
     assert any("LeadReplaced" in str(type(heard.event)) for turn in turns for heard in turn.heard)
-    assert "went with the lead before" in second.stderr
+    assert "was lost with the previous leader" in second.stderr
     assert not (own.path / "run.json").exists()
 
 
@@ -167,7 +167,7 @@ def test_a_lead_that_was_cut_off_and_comes_back_commits_nothing_and_ends(run: Ca
     signal_all(stopped, signal.SIGCONT)
     first.until(lambda: first.process.poll() is not None, "for the end of the first lead")
     assert first.process.returncode == 1
-    assert "this run has another lead: this one was number 1, and number 2 has taken over" in first.stderr
+    assert "this run has another leader: this one was number 1, and number 2 has taken over" in first.stderr
     # The step in hand when it was stopped, which all ranks had voted for, may be whole when it goes on; no other is.
     assert len(own.steps(before[0].process)) <= len(late) + 1
     now = max(own.steps(whole[0].process))
@@ -200,7 +200,7 @@ def test_workers_of_another_training_are_not_adopted(run: Callable[..., Run], le
     assert alone.step == 0
     agent.wait(PATIENCE_S)
     assert agent.stderr is not None
-    assert "the next lead has started from the beginning" in agent.stderr.read()
+    assert "the next leader has started from the beginning" in agent.stderr.read()
     own.end(second)
 
 
@@ -224,7 +224,7 @@ def test_no_generation_begins_before_it_stands_in_the_log(run: Callable[..., Run
     leads, away = own.path / "leads", own.path / "away"
     leads.rename(away)
     leads.touch()  # no folder: nothing can be read or linked there
-    running.until(lambda: "the log of leads in the run folder cannot be used" in running.stderr)
+    running.until(lambda: "the log of leaders in the run folder cannot be used" in running.stderr)
     lend(running, "812", 0)
     running.until(lambda: "generation 2: " in running.stderr, "for the decision")
     asked = len(TRAINS.findall(running.stdout))

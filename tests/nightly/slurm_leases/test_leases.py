@@ -169,7 +169,7 @@ def test_nothing_is_left_of_a_lead_that_was_cancelled_or_killed(run: Run) -> Non
 def test_a_run_without_a_lead_is_stopped_by_what_its_folder_knows(run: Run) -> None:
     run.submit("--sbatch=--begin=now+1hour")
     assert len(run.queue()) == 7
-    waits = r"the run run has no lead now: its job \d+ waits \(BeginTime\)"
+    waits = r"the run run has no leader now: its job \d+ waits \(BeginTime\)"
     assert re.search(waits, run.farandole("ps", str(run.path), check=False))
     (run.path / JOURNAL).mkdir()  # which cannot be read: what is known without it is cancelled all the same
     said = run.farandole("stop", str(run.path), check=False)
@@ -211,7 +211,7 @@ def test_it_is_told_that_the_job_of_a_dead_lead_has_ended(run: Run) -> None:
             write_private(run.path / CONTACT, contact)
         said = run.farandole("scale", str(run.path), "2", check=False)
         assert re.search(
-            rf"{'cannot be reached from here' if is_left else 'no lead now'}: its job {lead} has ended", said
+            rf"{'cannot be reached from here' if is_left else 'no leader now'}: its job {lead} has ended", said
         )
 
 
@@ -312,7 +312,7 @@ def test_leases_leave_with_a_lead_that_is_told_to_end_and_come_again_when_it_is_
     before = len(run.trains())
     found = run.slurm.run(["squeue", "--noheader", "--name=fdl-run-lead", "--format=%i"]).stdout.strip()
     run.slurm.run(["scancel", "--signal=TERM", found])  # as Slurm does before a time limit: steps get it, no script
-    run.until(lambda: "the lead is told to end (SIGTERM): all workers leave" in run.said, "for the notice")
+    run.until(lambda: "the leader is told to end (SIGTERM): all workers leave" in run.said, "for the notice")
     run.until(lambda: not running(run), "for the end of its lease")
     run.until(lambda: begins_again(run, before), "for the lead again")
     assert any("Held" in job for job in run.queue("PENDING"))

@@ -109,7 +109,7 @@ class ControllerLookup:
             if contact.epoch <= self._epoch:
                 return False
             if contact.secret != self._secret:
-                self.over = "the next lead has started from the beginning, and adopts no workers of its predecessor"
+                self.over = "the next leader has started from the beginning, and adopts no workers of its predecessor"
             else:
                 self._found.append(first_answering(contact.addresses, JobKeys.from_secret(self._secret), ANSWERS_S))
                 self._epoch = contact.epoch

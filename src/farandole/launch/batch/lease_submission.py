@@ -80,7 +80,7 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
         shape = parse_lease(args.lease)
         fewest, most = limits
         if not lead.elastic or most <= fewest:
-            raise UsageError("--lease: leases come and go, so write --min-np N for the lead, and a larger --max-np N")
+            raise UsageError("--lease: leases join and leave: write --min-np N for the leader, and a larger --max-np N")
         name = f"{lead.name}-{secrets.token_hex(2)}"
         folder = Path(args.run_folder).absolute() if args.run_folder else home / RUNS.relative_to("~") / name
         options = msgspec.structs.replace(lead.options, job_name=f"fdl-{folder.name}-lead")
@@ -100,7 +100,7 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """Both scripts and the policy, as text for the user."""
         parts = {
-            "the lead": batch_script(self.lead),
+            "the leader": batch_script(self.lead),
             f"{self.count} leases: {' '.join(submission(self.count, 'NONCE'))}": lease_script(self.leases),
             f"{self.folder}/policy.toml": self.policy,
         }
@@ -123,7 +123,7 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
             raise UsageError(f"{error}; the held array {array} is left: scancel {array}") from error
         write_supply(folder, msgspec.structs.replace(supply, lead=lead), self.policy)
         if wrong := asked(tie(array, lead), variables):
-            yield f"the held leases outlive the lead, should somebody cancel it ({wrong}); then type: scancel {array}"
+            yield f"the held leases outlive the leader if a user cancels it ({wrong}); then type: scancel {array}"
         output = self.lead.options.output.replace("%x", self.lead.name).replace("%j", lead)
         yield f"submitted job {lead}, which trains, and {self.count} held leases, array {array}"
         told = self.folder.name if RunFolder.told(self.folder.name).path == self.folder else self.folder

@@ -97,10 +97,10 @@ class LeaderLog:
         """Raise ``SupersededError`` if there is a later epoch, ``UsageError`` if even this one is missing."""
         last = self.last()
         if last.epoch < epoch:  # file system unmounted, or showing an old state
-            raise UsageError(f"{self._path} shows no lead after number {last.epoch}, and this is number {epoch}")
+            raise UsageError(f"{self._path} shows no leader after number {last.epoch}, and this is number {epoch}")
         if last.epoch > epoch:
             raise SupersededError(
-                f"this run has another lead: this one was number {epoch}, and number {last.epoch} has taken over. "
+                f"this run has another leader: this one was number {epoch}, and number {last.epoch} has taken over. "
                 "Nothing is committed here any more; see: farandole ps"
             )
 
@@ -122,7 +122,7 @@ class LeaderLog:
             try:
                 return msgspec.json.decode(text, type=LeaderEntry)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise UsageError(f"{self._file(number)} is not what a lead writes: {error}") from error
+                raise UsageError(f"{self._file(number)} is not what a leader writes: {error}") from error
         return None
 
     def _open_again(self) -> None:

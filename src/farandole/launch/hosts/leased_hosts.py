@@ -27,7 +27,7 @@ class LeasedHosts(Discovery):
     """Hosts of the leader, found by ``own``, then the leased ones, in the order of admission."""
 
     def __init__(self, own: Discovery) -> None:
-        super().__init__("the lead's own")
+        super().__init__("the leader's own")
         self._own = own
         self._found: tuple[Host, ...] | None = None
         self._lent: dict[str, int] = {}

@@ -113,7 +113,7 @@ class RunFolder:
     def publish(self, contact: RunContact) -> None:
         """Write the contact file; raises ``UsageError`` if it cannot be written, or a later leader exists."""
         if contact.epoch < self._epoch():
-            raise UsageError(f"another lead has {self.path}: number {self._epoch()}, and this is {contact.epoch}")
+            raise UsageError(f"another leader has {self.path}: number {self._epoch()}, and this is {contact.epoch}")
         try:
             write_private(self.path / CONTACT, msgspec.json.encode(contact))
         except OSError as error:
@@ -178,7 +178,7 @@ class RunFolder:
         except NotPrivateError as error:
             raise UsageError(f"{path} is refused: {error}; type: chmod 600 {path}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} is not what a lead writes: {error}") from error
+            raise UsageError(f"{path} is not what a leader writes: {error}") from error
         if found.version != __version__:
             raise UsageError(
                 f"the run {self.name} has Farandole {found.version} and this is {__version__}: install the same on all "

@@ -112,7 +112,7 @@ class LeaderThread:
             return
         except Exception as error:
             after = "training goes on, but the next generation waits until it can be used"
-            self._complain("log", f"the log of leads in the run folder cannot be used ({error}): {after}")
+            self._complain("log", f"the log of leaders in the run folder cannot be used ({error}): {after}")
             return  # the contact file may belong to another leader
         self._told.discard("log")
         try:

@@ -37,7 +37,7 @@ ADOPT_S = 10.0
 class LeasedLoop(ElasticLoop):
     """Loop of the current leader of a run; ``adopts``: it goes on with the workers of the previous leader."""
 
-    WHOLE = "the lead"
+    WHOLE = "the leader"
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LeasedLoop(ElasticLoop):
     def _why_gone(self, host: str) -> str:
         if host in self._handover.gone:
             return "was given up before the controller was replaced"
-        return "went with the lead before" if self._adopts else super()._why_gone(host)
+        return "was lost with the previous leader" if self._adopts else super()._why_gone(host)
 
     def _compare(self, host: str, hello: AgentHello) -> set[int]:
         if hello.lent is not None:

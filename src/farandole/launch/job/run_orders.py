@@ -119,7 +119,7 @@ def unsafe(text: str, why: str) -> str:
 
 
 def _refusal(order: RunOrder, is_sure: bool) -> str:
-    what = "its journal cannot be read" if is_sure else "it is not known whether another one leads"
+    what = "its journal cannot be read" if is_sure else "it is not known whether another leader has taken over"
     return (
         f"the order {order.verb!r} is not obeyed: the run folder has not answered for {ANSWER_S:g} s, so {what}. "
         "The training goes on; give the order again once the folder answers"

@@ -94,7 +94,7 @@ Ends a 'farandole hold' or 'farandole scale': the policy decides again.
         """\
   farandole stop ~/runs/cosmo
 
-Ends the training at its next commit, and with it all leases. Where the lead
+Ends the training at its next commit, and with it all leases. Where the leader
 does not answer, as it waits in the queue or has died, its job and the leases
 are cancelled.
 """,
@@ -139,7 +139,7 @@ def _dealer(folder: RunFolder, patience_s: float) -> Iterator[Dealer]:
         contact = folder.contact()
     except NoLeaderError as error:
         if words := _lead_told(folder):
-            raise NoLeaderError(f"the run {folder.name} has no lead now: {words}") from error
+            raise NoLeaderError(f"the run {folder.name} has no leader now: {words}") from error
         raise
     keys = JobKeys.from_secret(contact.secret)
     try:

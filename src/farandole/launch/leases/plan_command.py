@@ -112,7 +112,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     options.add_argument(
         "--mode", choices=MODES, default="holes", help="; ".join(f"{k}: {v}" for k, v in MODES.items())
     )
-    options.add_argument("--own", type=int, default=0, metavar="N", help="workers of the lead itself (default: 0)")
+    options.add_argument("--own", type=int, default=0, metavar="N", help="workers of the leader itself (default: 0)")
     options.add_argument("--static", metavar="N,N", help="sizes to compare with (default: powers of two)")
     options.add_argument(
         "--when",
