@@ -80,8 +80,8 @@ class Leadership(msgspec.Struct, frozen=True):
         if self.limits.lead_patience_s > 0 and not host_timeout_s > 0:
             raise UsageError(
                 f"lead-patience-s = {self.limits.lead_patience_s:g} with --host-timeout 0: agents would never "
-                "notice the loss of their leader. Give --host-timeout a time above 0, or remove lead-patience-s from the "
-                "policy"
+                "notice the loss of their leader. Give --host-timeout a time above 0, or remove lead-patience-s from "
+                "the policy"
             )
         contact, training = _contact(self.folder), _digest([*command, f"{host_timeout_s:g}"])
         is_patient = contact is not None and contact.lead_patience_s > 0 and contact.training == training
