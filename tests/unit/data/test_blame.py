@@ -61,6 +61,13 @@ def test_who_has_its_batch_in_time_is_not_blamed() -> None:
     assert str(found).startswith("input keeps up: 0.0 % of the time waits for it.")
 
 
+def test_no_alarm_where_all_waits_together_are_negligible() -> None:
+    steps = [InputStep((0, k), 8, 2e-4, 1.5e-4, 0.0, "decode") for k in range(100)]
+    assert str(blame([RankInput(0, "a", steps)])).startswith(
+        "input keeps up: 75.0 % of the time waits for it, 0.015 s in all. Needed"
+    )
+
+
 def test_a_wait_hidden_behind_a_slower_rank_costs_nothing() -> None:
     slow = [InputStep((0, k), 4, 0.3, 0.0, 0.0) for k in range(20)]
     starved = [InputStep((0, k), 4, 0.3, 0.1, 0.1, "decode") for k in range(20)]

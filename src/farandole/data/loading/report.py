@@ -30,8 +30,8 @@ KEPT = 20_000
 MOST_NEEDED = 100
 """Multiple of the samples per second, up to which the number that a training needs is shown."""
 
-NEGLIGIBLE = 0.01
-"""Share of the time below which input is negligible."""
+NEGLIGIBLE, NEGLIGIBLE_S = 0.01, 0.1
+"""Share of the time, and seconds in all, below which input is negligible: steps of microseconds wait for any loader."""
 WORTH_SAYING, LONG_ENOUGH_S = 0.05, 5.0
 """Share of the time that a process reports at its exit, and the least training time for a report."""
 SHARED_CORE = "shared core"
@@ -125,10 +125,11 @@ class InputReport(msgspec.Struct, frozen=True):
         rates = f"Needed {self.needed_per_s:,.0f} samples/s, had {self.had_per_s:,.0f}."
         if self.needed_per_s > MOST_NEEDED * self.had_per_s:  # no step computes long enough to say how many
             rates = f"Needed over {MOST_NEEDED} times the {self.had_per_s:,.0f} samples/s that it had."
-        if self.first_s > max(0.1, NEGLIGIBLE * self.total_s):
+        if self.first_s > max(NEGLIGIBLE_S, NEGLIGIBLE * self.total_s):
             rates += f" First batches took {self.first_s:.1f} s more."
-        if self.share < NEGLIGIBLE or not self.blamed:
-            return f"input keeps up: {100 * self.share:.1f} % of the time waits for it. {rates}"
+        if self.share < NEGLIGIBLE or self.exposed_s < NEGLIGIBLE_S or not self.blamed:
+            in_all = f", {self.exposed_s:.2g} s in all" if self.share >= NEGLIGIBLE else ""
+            return f"input keeps up: {100 * self.share:.1f} % of the time waits for it{in_all}. {rates}"
         worst = self.blamed[0]
         whom = f"{100 * self.share:.0f} % of the step waits for "
         if worst.seconds < 0.8 * self.exposed_s:
