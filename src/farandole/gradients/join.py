@@ -44,7 +44,8 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
     session = current("join()")
     _require_apart()
     settle()  # before any thread serves: compiled programs that still run may contain steps of this rank
-    if not all(_is_forsakable(reducer, session) for reducer in living_reducers()):
+    if not all(reducer.is_forsakable(session) for reducer in living_reducers()):
+        # The collector frees an unreachable optimizer at another time on each rank. Only here is that worth its 0.2 s.
         gc.collect()  # before any thread holds a reducer
     serving = [_Serving(reducer) for reducer in living_reducers()]
     last = session.join()
@@ -105,15 +106,6 @@ def _end(serving: list[_Serving], session: Session) -> None:
             pairing(session, sets[number]).pair(session, Unpaired(f"join {joins()}", ()))
     for each in serving:  # last: only the rounds above release a thread in a pairing
         each.finish(forsaken=each in forsaken)
-
-
-def _is_forsakable(reducer: GradientReducer[Any], session: Session) -> bool:
-    """True if ``forsake`` can end this reducer should other ranks have lost it: its lane exists and can be aborted.
-
-    The garbage collector frees an unreachable optimizer at another time on each rank. The first use of a lane waits for
-    all ranks and cannot be aborted; only then is a collection worth its 0.2 s.
-    """
-    return reducer._lanes.are_open(session) or not reducer._is_needed(session)
 
 
 @final

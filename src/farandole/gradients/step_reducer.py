@@ -260,6 +260,10 @@ class GradientReducer(Reducer[T]):
         self._identity.withdraw(current("join()"))
         self._lanes.abort("other ranks do not have this optimizer any more", served)
 
+    def is_forsakable(self, session: Session) -> bool:
+        """True if ``forsake`` can end ``serve``: the first use of a lane waits for all ranks and cannot be aborted."""
+        return self._lanes.are_open(session) or not self._is_needed(session)
+
     # -- during a backward pass ---------------------------------------------------------------------------------------
 
     def watch_again(self) -> None:
@@ -389,8 +393,7 @@ class GradientReducer(Reducer[T]):
 
     def lane(self, session: Session, purpose: str = "") -> PlannedLane:
         """Lane of this session; the first call makes it, collectively."""
-        lane = self._lanes.find(session, purpose)
-        if lane is None:
+        if (lane := self._lanes.find(session, purpose)) is None:
             if not self._identity.is_settled(session):
                 self._pair(session)
             lane = self._lanes.open(session, purpose, self._terms.process_set, self.label)
