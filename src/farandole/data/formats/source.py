@@ -9,10 +9,11 @@ The module of a format has a class that reads one sample, and a function that bu
 from __future__ import annotations
 
 import copy
+import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, SupportsIndex, TypeVar, final
 
 from farandole.data.planning.order import ExactOrder, SampleOrder
 from farandole.data.storage.byte_store import ByteStore
@@ -82,12 +83,22 @@ class Source(ABC):
     def __len__(self) -> int:
         return self.manifest.samples
 
-    def __getitem__(self, index: int) -> Any:
-        """Sample number ``index``; negative numbers count from the end. Raises ``IndexError`` like lists."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of a data set of {len(self)}")
-        at = index + len(self) if index < 0 else int(index)
-        sample = self.sample(at)
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        """Sample number ``index``; negative numbers count from the end. Raises ``IndexError`` like lists.
+
+        Raises ``UsageError`` for a slice, which would read all of it.
+        """
+        try:
+            at = operator.index(index)
+        except TypeError:
+            raise UsageError(
+                f"source[...] reads one sample by its number, and got a {type(index).__name__}. Write source[0]; for "
+                "some samples [source[i] for i in range(2, 4)]; for a part to train on, without reading it, "
+                "torch.utils.data.Subset(source, range(100)); for batches farandole.data.batches(source, 32)"
+            ) from None
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"sample {at} of a data set of {len(self)}")
+        sample = self.sample(at + len(self) if at < 0 else at)
         if self.decode is None:
             return sample
         with during("decode"):

@@ -40,7 +40,7 @@ from farandole.data.formats.stored_array import (
 )
 from farandole.data.storage.byte_store import ByteStore
 from farandole.data.storage.fields import Integers
-from farandole.data.storage.listing import FileEntry, Where, list_files
+from farandole.data.storage.listing import FileEntry, Where, endings_of, list_files
 from farandole.data.storage.stores import store_for
 from farandole.errors import DataError
 
@@ -168,7 +168,14 @@ def _names(tree: _Tree, arrays: Keys) -> tuple[str, ...]:
         return tuple(name.strip("./") for name in asked)
     parts = [name.split("/") for name in tree.files]
     folders = {"/".join(each[:depth]): None for each in parts for depth in range(1, len(each))}
-    return chosen_keys(arrays, [name for name in folders if tree.metadata(name)], tree.root, "arrays")
+    found = [name for name in folders if tree.metadata(name)]
+    if not found and not any(tree.document(name) for name in ("zarr.json", ".zgroup")):
+        there = endings_of(entry.path for entry in tree.entries)
+        raise DataError(
+            f"{tree.root} is no Zarr store: no zarr.json, .zgroup or .zarray is in it, but files: {there}. "
+            "Give the folder of a store, or its .zip, or read these files by the reader of their format"
+        )
+    return chosen_keys(arrays, found, tree.root, "arrays")
 
 
 def _stored_array(tree: _Tree, name: str) -> StoredArray:

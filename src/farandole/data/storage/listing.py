@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, Union
 
@@ -20,6 +21,9 @@ Where: TypeAlias = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLi
 
 INDEX_NAME = ".farandole-index"
 """Name of a stored manifest in the folder that it describes."""
+
+NAMED = 4
+"""Number of endings that an error lists."""
 
 OURS = ".farandole"
 """Prefix of the names of our own files beside data."""
@@ -45,8 +49,10 @@ def list_files(what: Where, suffixes: Sequence[str] = (), *, hidden: bool = Fals
         except OSError as error:
             raise DataError(f"{os.fspath(what)} cannot be listed ({error}): may you read all of it?") from error
         if not found:
-            wanted = f" that ends with {' or '.join(suffixes)}" if suffixes else ""
             path = os.fspath(what)
+            wanted = f" that ends with {_listed([*dict.fromkeys(map(str.lower, suffixes))])}" if suffixes else ""
+            there = [each.path for each in _entries(path, (), hidden)] if suffixes else []
+            wanted += f", but {endings_of(there)}" if there else ""
             if not ("://" in path or glob.has_magic(path) or os.path.exists(path)):
                 raise DataError(f"{path} does not exist: give a folder, a file, a pattern or a URL")
             raise DataError(f"{path}: there is no file{wanted}; give a folder, a file, a pattern or a URL")
@@ -71,6 +77,28 @@ def root_of(what: Where) -> str:
             break
         path = parent
     return os.path.abspath(path or ".")
+
+
+def endings_of(paths: Iterable[str]) -> str:
+    """Number of files, and the endings of their names, the most frequent first.
+
+    >>> endings_of(["a.npy", "b.npy", "LICENSE"])
+    '3 that end with .npy or LICENSE'
+    """
+    found = Counter(Path(path).suffix or Path(path).name for path in paths)
+    count, endings = sum(found.values()), _listed([name for name, _ in found.most_common()])
+    return f"{count} that {'ends' if count == 1 else 'end'} with {endings}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and the number of others.
+
+    >>> _listed([".h5", ".hdf5"]), _listed(["a", "b", "c", "d", "e", "f"])
+    ('.h5 or .hdf5', 'a, b, c, d or one of 2 others')
+    """
+    others = len(names) - NAMED
+    shown = [*names[:NAMED], f"one of {others} others"] if others > 1 else list(names)
+    return " or ".join([*filter(None, [", ".join(shown[:-1])]), shown[-1]])
 
 
 def _entries(path: str, suffixes: tuple[str, ...], hidden: bool) -> Iterator[FileEntry]:

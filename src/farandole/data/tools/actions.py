@@ -82,7 +82,9 @@ def pack_samples(args: argparse.Namespace) -> int:
         raise UsageError(f"--shard {args.shard}: give the size of a file, as in --shard 256MB")
     source = _source(args)
     written = pack(source, args.target, args.into, shuffle=args.shuffle, seed=args.seed, shard_bytes=shard_bytes)
-    print(f"{len(written)} written: {written[0]}{' ...' if len(written) > 1 else ''}")
+    what = "a Zarr store" if args.into == "zarr" else f"{len(written)} shard{'s' * (len(written) != 1)}"
+    print(f"{len(source)} samples in {what}: {', '.join(map(str, written[:1]))}{' ...' * (len(written) > 1)}")
+    print(f"read them by farandole.data.{_call(source, written, args)}")
     return 0
 
 
@@ -109,6 +111,15 @@ def clean_cache(args: argparse.Namespace) -> int:
         raise UsageError(f"{base} does not exist: give cache= of a job")
     print(f"{readable(clean(base))} freed in {base}")
     return 0
+
+
+def _call(source: Source, written: list[Path], args: argparse.Namespace) -> str:
+    """The call that reads what ``pack`` has written."""
+    if args.into == "zarr":
+        names = sorted(found.parent.name for found in written[0].glob("*/zarr.json"))
+        return f'zarr("{written[0]}", arrays={names})'
+    is_example = args.into == "tfrecord" and not isinstance(source[0], bytes)
+    return f'{args.into}("{args.target}"{", example=True" * is_example})'
 
 
 def _source(args: argparse.Namespace) -> Source:

@@ -38,17 +38,26 @@ class Diagnosis(NamedTuple):
         return self.pieces > self.window and self.clustering / self.window > MOST_CLUSTERED
 
     def __str__(self) -> str:
-        found = (
-            f"{self.samples} samples of {self.pieces} pieces looked at: clustering {self.clustering:.1f} "
-            f"(1: at random), window {self.window} pieces"
-        )
+        pieces, window = _counted(self.pieces), _counted(self.window)
+        measured = f"clustering {self.clustering:.1f} (1: at random)" if self.pieces > 1 else "clustering unknown"
+        found = f"{self.samples} samples of {pieces} looked at: {measured}, window {window}"
         if not self.is_sorted:
-            return f"{found}\nwell shuffled: training by windows sees what an exact shuffle would show it"
+            return f"{found}\n{self._why_fine}: training by windows sees what an exact shuffle would show it"
         return (
-            f"{found}\nsorted: neighbours are alike, and a window of {self.window} pieces does not hide that. Pack the "
+            f"{found}\nsorted: neighbours are alike, and a window of {window} does not hide that. Pack the "
             "data once in random order:\n  farandole data pack --shuffle SRC DST\nData that fit into the caches of a "
             "job are shuffled exactly from the second epoch on."
         )
+
+    @property
+    def _why_fine(self) -> str:
+        if self.pieces <= self.window:
+            return "small: one window holds all pieces, sorted or not"
+        if self.pieces == self.samples:
+            return "each sample is a piece, and pieces come in random order"
+        if self.clustering > MOST_CLUSTERED:
+            return f"neighbours are alike, but a window of {_counted(self.window)} hides that"
+        return "well shuffled"
 
 
 def diagnose(
@@ -99,6 +108,10 @@ def clustering(values: npt.NDArray[np.float64], pieces: npt.NDArray[np.int64], p
     between = np.maximum(0.0, means.var(axis=0) - (within / counts.mean()))
     usable = total > 0
     return float(1.0 + (per_piece - 1.0) * (between[usable] / total[usable]).max())
+
+
+def _counted(pieces: int) -> str:
+    return f"{pieces} piece{'s' * (pieces != 1)}"
 
 
 def _numbers(values: list[Any]) -> npt.NDArray[np.float64]:
