@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,19 @@ def test_jobs_give_it(job: StartJob, options: tuple[str, ...]) -> None:
     running = job(*options, python="import sys\nsys.path[:] = sys.path[:1]\nimport horovod.torch")
     assert running.end() != 0
     assert "add --horovod" in running.stderr
+
+
+@pytest.mark.parametrize("options", [("-np", "2"), ("-np", "2", "--min-np", "2", "--reset-limit", "1")])
+def test_another_python_than_that_of_farandole_is_named_once(
+    job: StartJob, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    other = tmp_path / "python"
+    other.symlink_to(os.path.realpath(sys.executable))
+    for python, count in ((str(other), 1), (sys.executable, 0)):
+        running = job(*options, command=[python, "-c", "import a_package_of_another_environment"])
+        assert running.end() == 1
+        told = f"the command ran {other}, and the Python of farandole is {sys.executable}"
+        assert running.stderr.count(told) == count
 
 
 def test_a_traceback_is_printed_once_by_each_rank(job: StartJob) -> None:

@@ -416,7 +416,4 @@ class ElasticLoop(Loop):
 
     def _words(self, reason: str) -> str:
         """The reason why the job ended, with the last output of the workers that failed last."""
-        lines = [reason]
-        for event in reversed(self._failures):
-            lines += self._wording.account(event)
-        return "\n".join(lines)[:LONGEST_WORDS]
+        return "\n".join([reason, *self._wording.account(*reversed(self._failures))])[:LONGEST_WORDS]

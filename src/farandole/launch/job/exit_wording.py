@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple, final
 
@@ -25,6 +26,9 @@ SHORTAGE = " (out of memory? the kernel has just killed a process of that host f
 
 ABOVE = "its traceback is above"
 """Text for a terminal; on a web page the output stands below."""
+
+MISSING = ("ModuleNotFoundError:", "ImportError:")
+"""Exceptions of a script whose Python lacks a package."""
 
 _NO_HOROVOD = re.compile(r"^\s*ModuleNotFoundError: No module named 'horovod'", re.MULTILINE)
 
@@ -51,12 +55,14 @@ def advice(tail: str, horovod: bool) -> str:
 class ExitWording(NamedTuple):
     """Wording of one job. ``title``: its word for a worker.
 
-    ``shown``: this terminal already shows the workers' output; ``horovod``: the setting of the job.
+    ``shown``: this terminal already shows the workers' output; ``horovod``: the setting of the job; ``python``: the
+    interpreter that the workers run, if it is another one than that of this process.
     """
 
     title: str = "rank"
     shown: bool = False
     horovod: bool = False
+    python: str = ""
 
     def describe(self, exited: WorkerExited, host: str) -> WorkerExited:
         """Copy of ``exited`` with the host of the worker and a description: worker, host and how it exited."""
@@ -65,8 +71,19 @@ class ExitWording(NamedTuple):
         description = f"{who} could not be started: {exited.error}" if exited.error else f"{who} {ended}"
         return msgspec.structs.replace(exited, host=host, description=description)
 
-    def account(self, exited: WorkerExited) -> list[str]:
-        """One exit, with the last lines of standard error; if the traceback was already shown, only the exception."""
+    def account(self, *exits: WorkerExited) -> list[str]:
+        """Exits, each with the last lines of standard error, and each advice once.
+
+        If a traceback was already shown, only its exception is repeated.
+        """
+        lines: list[str] = []
+        for exited in exits:
+            lines += self._account(exited)
+            hint = advice(exited.tail, self.horovod) or self._advice_on_python(exited)
+            lines += [hint] if hint and hint not in lines else []
+        return lines
+
+    def _account(self, exited: WorkerExited) -> list[str]:
         if exited.error:
             return [exited.description]
         lines = exited.tail.splitlines()
@@ -76,8 +93,16 @@ class ExitWording(NamedTuple):
         else:
             found = "the last lines of its stderr:" if lines else "it wrote nothing to stderr"
             words = f"{exited.description}; {found}"
-        hint = advice(exited.tail, self.horovod)
-        return [words, *(f"    {line}" for line in raised or lines), *([hint] if hint else [])]
+        return [words, *(f"    {line}" for line in raised or lines)]
+
+    def _advice_on_python(self, exited: WorkerExited) -> str:
+        raised = raised_lines(exited.tail.splitlines())[:1]
+        if not self.python or exited.code != 1 or not "".join(raised).startswith(MISSING):
+            return ""
+        return (
+            f"the command ran {self.python}, and the Python of farandole is {sys.executable}, which may have what the "
+            f"other lacks: activate its environment, or type farandole run ... {sys.executable} ..."
+        )
 
 
 def raised_lines(lines: Sequence[str]) -> list[str]:

@@ -10,10 +10,13 @@ One thread runs the loop. The pump threads of ``JobOutput`` write, and return th
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
+import sys
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from farandole.control.agent_messages import (
@@ -108,6 +111,16 @@ def ended_by(number: int, cause: int = -1) -> JobResult:
     return JobResult(128 + number, f"the job was ended by {signal_name(number)}", cause)
 
 
+def _other_python(command: Sequence[str]) -> str:
+    """The interpreter that ``command`` runs, if it is not this one, or not that of this environment; else ""."""
+    found = shutil.which(command[0]) if re.fullmatch(r"python[\d.]*", os.path.basename(command[0])) else None
+    return "" if found is None or _environment(found) == _environment(sys.executable) else found
+
+
+def _environment(python: str) -> tuple[str, str]:
+    return os.path.realpath(os.path.dirname(python)), os.path.realpath(python)
+
+
 class Loop(ControllerHost):
     """State of a running job. ``interrupts``: descriptor with a byte for each signal received, or ``NO_SIGNALS``."""
 
@@ -118,7 +131,8 @@ class Loop(ControllerHost):
         super().__init__(root)
         self._job, self._agents = job, agents
         # With an output folder, the lines of workers do not appear on this terminal.
-        self._wording = ExitWording(self.TITLE, shown=not job.output_dir, horovod=job.settings.horovod)
+        python = _other_python(job.command)
+        self._wording = ExitWording(self.TITLE, not job.output_dir, job.settings.horovod, python)
         self._interrupts = interrupts
         self._watching = root.controller.watching
         self._watching.obey = self._obey_watcher
