@@ -9,12 +9,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from farandole import events
+from farandole.data.formats.images import images
 from farandole.data.loading import pool
 from farandole.data.loading.augment import SampleLoader
 from farandole.data.loading.batch_memory import BatchMemory, part_of
@@ -22,6 +24,7 @@ from farandole.data.loading.batches import Batches
 from farandole.data.loading.concurrency import Concurrency
 from farandole.data.storage.waits import during
 from farandole.errors import DataError, UsageError
+from farandole.runtime.session.tracebacks import folded
 from tests.support.launching import run_to_end
 from tests.support.patience import PATIENCE_S
 
@@ -53,6 +56,18 @@ def test_an_error_is_raised_at_its_batch_with_sample_file_and_traceback() -> Non
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert caught.value.__cause__.__traceback__ is not None
     assert not threads()
+
+
+def test_a_damaged_file_is_told_of_in_a_few_lines(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
+    with pytest.raises(DataError) as caught:
+        next(iter(Batches(images(tmp_path), 1, threads=2)))
+    told = str(caught.value)
+    assert told.startswith(f"sample 0: {tmp_path}/0.png cannot be read as an image (UnidentifiedImageError: ")
+    assert told.count(str(tmp_path)) == 1
+    lines = folded(caught.value).splitlines()
+    assert lines[0].startswith("PIL.UnidentifiedImageError: ")
+    assert sum("Traceback" in line for line in lines) == 1
 
 
 def test_no_thread_outlives_its_iteration() -> None:

@@ -6,11 +6,13 @@ import gc
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from farandole.data.formats.images import images
 from farandole.data.loading.batches import Batches
 from farandole.errors import DataError, UsageError
 
@@ -67,11 +69,20 @@ def test_samples_are_those_of_threads_and_arrays_lie_in_order(batches: Any) -> N
 def test_an_error_comes_with_sample_file_process_and_traceback(batches: Any) -> None:
     with pytest.raises(DataError, match=r"^sample 25 \(/set/all.h5\): KeyError: 'no such variable'$") as caught:
         list(batches.load([[24], [25]]))
-    cause = caught.value.__cause__
-    assert cause is not None
-    assert "in process" in str(cause.__cause__)
-    assert "test_processes.py" in str(cause.__cause__)
+    assert "in process" in str(caught.value.__cause__)
+    assert "test_processes.py" in str(caught.value.__cause__)
     assert [b[1][0, 0, 0] for b in batches.load([[3], [4]])] == [3, 4]  # the process has survived its error
+
+
+def test_a_damaged_file_is_told_of_in_a_few_lines(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
+    batches = Batches(images(tmp_path), 1, processes=1)
+    with pytest.raises(DataError, match=f"^sample 0: {tmp_path}/0.png cannot be read as an image") as caught:
+        next(iter(batches))
+    batches.close()
+    told = str(caught.value.__cause__)
+    assert told.startswith("in process 1 of 1\nUnidentifiedImageError: ")
+    assert len(told.splitlines()) == 2
 
 
 class Dying:

@@ -10,6 +10,7 @@ import bisect
 import bz2
 import gzip
 import io
+import logging
 import lzma
 import os
 import threading
@@ -23,6 +24,7 @@ from farandole.data.storage.byte_store import ByteStore
 from farandole.data.storage.fields import Field
 from farandole.data.storage.manifest import Manifest
 from farandole.errors import DataError
+from farandole.events import logger
 
 Index: TypeAlias = Union[str, "os.PathLike[str]", Manifest, None]
 """A stored manifest, its file, or ``None``: list the files."""
@@ -135,7 +137,9 @@ def translated(path: str, kind: str, extra: str = "data") -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise DataError(f'{path}: {kind} needs the package {error.name}: pip install "farandole[{extra}]"') from error
     except Exception as error:
+        if not logger.isEnabledFor(logging.DEBUG):
+            error.__traceback__ = None  # a line for the cause: what the library did in its frames helps nobody
         raise DataError(
             f"{path} cannot be read as {kind} ({type(error).__name__}: {error}): it is damaged, or has what the reader "
-            "does not know; copy it again, or leave it out"
+            "does not know; copy it again, or leave it out (on_corrupt='skip' does, in batches)"
         ) from error

@@ -65,8 +65,8 @@ def _is_of_the_machine(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """Text of an error, with its kind unless it is a ``DataError``."""
-    return f"{'' if isinstance(error, DataError) else f'{type(error).__name__}: '}{error}"
+    """Text of an error, with its kind unless it is one of ours."""
+    return f"{'' if isinstance(error, DataError | CorruptSampleError) else f'{type(error).__name__}: '}{error}"
 
 
 def most_of(samples: int) -> int:

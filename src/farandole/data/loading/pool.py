@@ -222,18 +222,19 @@ def _whole(work: _Work, batch: _Pending, load: Loader, times: ThreadTimes) -> bo
 
 
 def _named(index: int, load: Loader, error: BaseException) -> DataError:
-    named = DataError(f"{sample_name(index, load)}: {described(error)}")
-    named.__cause__ = error
+    text = described(error)
+    named = DataError(f"{sample_name(index, load, text)}: {text}")
+    named.__cause__ = error.__cause__ if isinstance(error, DataError) else error  # the text has all of a reader's error
     return named
 
 
-def sample_name(index: int, load: Any) -> str:
-    """Number of a sample, and its file if ``load.dataset`` knows it."""
+def sample_name(index: int, load: Any, text: str = "") -> str:
+    """Number of a sample, and its file if ``load.dataset`` knows it, and ``text``, which follows, does not name it."""
     path_of = getattr(getattr(load, "dataset", None), "path_of", None)
-    try:
-        return f"sample {index} ({path_of(index)})" if path_of is not None else f"sample {index}"
-    except Exception:  # called while another error is reported
-        return f"sample {index}"
+    path = None
+    with contextlib.suppress(Exception):  # called while another error is reported
+        path = path_of(index) if path_of is not None else None
+    return f"sample {index}" if path is None or str(path) in text else f"sample {index} ({path})"
 
 
 def concurrency_of(loads: Sequence[Loader]) -> Concurrency:
@@ -247,9 +248,10 @@ class LoadedBatches(Iterator[Any]):
 
     ``ahead`` batches are loaded in advance: by default as many as ``concurrency`` says, or as give each thread two
     samples; pass the same one for each epoch, and the next begins as this one ends. Messages about late batches name
-    ``rank``. Raises ``DataError`` in place of a batch with a sample that cannot be loaded; its
-    ``__cause__`` has the traceback. ``last`` is the wait for the last batch. If loaders skip corrupt samples, the batch
-    is smaller, or, where it would be empty, has one other sample; ``left_out`` are these samples of the last batch.
+    ``rank``. Raises ``DataError`` in place of a batch with a sample that cannot be loaded; its ``__cause__`` has the
+    traceback, if the error is not a reader's. ``last`` is the wait for the last batch. If loaders skip corrupt samples,
+    the batch is smaller, or, where it would be empty, has one other sample; ``left_out`` are these samples of the last
+    batch.
     """
 
     def __init__(

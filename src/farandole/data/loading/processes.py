@@ -35,7 +35,7 @@ from typing import Any, final
 
 import cloudpickle
 
-from farandole.data.loading.corrupt import CorruptSampleError
+from farandole.data.loading.corrupt import CorruptSampleError, described
 from farandole.data.storage.waits import during, mine
 from farandole.errors import DataError, UsageError
 
@@ -84,8 +84,8 @@ class DecodeProcess:
             mine().add(spent, cpu_s)
             if places is None:
                 kind, text, remote = content
-                failure = CorruptSampleError(text) if kind == "CorruptSampleError" else DataError(f"{kind}: {text}")
-                raise failure from RemoteSampleError(f"in {self._name}\n{remote}")
+                failure = CorruptSampleError(text) if kind == "CorruptSampleError" else DataError(text)
+                raise failure from RemoteSampleError(f"in {self._name}\n{remote}".rstrip())
             if self._mapping is None or len(self._mapping) < nbytes:
                 self._mapping = mmap.mmap(self._arena, nbytes)
             view = memoryview(self._mapping)
@@ -190,5 +190,8 @@ def serve() -> None:
                 load = load or pickle.loads(program)  # noqa: S301 (from the parent)
                 answer: tuple[Any, ...] = arena.put(load(epoch, index))
             except BaseException as error:  # the parent raises it
-                answer = (type(error).__name__, str(error), traceback.format_exc()), None, 0
+                trace = traceback.format_exc()
+                if isinstance(error, DataError):  # its text says all, and the library's error is a line
+                    trace = described(error.__cause__) if error.__cause__ else ""
+                answer = (type(error).__name__, described(error), trace), None, 0
             connection.send((*answer, mine().pop_times(), time.process_time() - begin_s))
