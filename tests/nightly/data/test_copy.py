@@ -107,7 +107,7 @@ def test_what_is_in_the_way_is_named_and_stays(launch: Any, source: Path, tmp_pa
     run = launch(1, SCRIPT, options=["--stage", f"{source}={target}"], arguments=[str(target)])
     assert run.code
     assert f"{target}/sub/c.bin is there already" in run.stderr
-    assert "delete it, or give another folder" in run.stderr
+    assert "delete that, or give another folder" in run.stderr
     assert (target / "sub" / "c.bin").read_bytes() == b"mine"
 
 
@@ -177,6 +177,16 @@ def test_a_source_that_has_changed_is_refused(source: Path, tmp_path: Path) -> N
     (source / "sub" / "c.bin").write_bytes(b"2")
     with pytest.raises(DataError, match=r"c\.bin is there already, and is no copy .* as it is now"):
         mirror_of(source, target)
+    for number in range(14):
+        (source / f"{number}.new").write_bytes(b"2")
+        (target / f"{number}.new").write_bytes(b"3")
+    with pytest.raises(DataError) as caught:
+        mirror_of(source, target)
+    assert str(caught.value).startswith(f"{target}/0.new, {target}/1.new, ")
+    assert f"and 3 more are there already, and are no copies of {source} as it is now: " in str(caught.value)
+    assert str(caught.value).endswith(
+        f"delete what was copied into {target} before, as all is copied anew, or give another folder"
+    )
 
 
 @pytest.mark.parametrize(

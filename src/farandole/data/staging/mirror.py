@@ -28,9 +28,12 @@ from farandole.data.storage.fields import Integers
 from farandole.data.storage.manifest import Manifest
 from farandole.data.storage.pieces import Pieces
 from farandole.errors import DataError
+from farandole.runtime.coordination.rank_names import list_some
 
 ASIDE = ".farandole-stage"
 """Folder for incomplete files, and for checksums."""
+
+NO_COPIES = "are there already, and are no copies"
 
 VERIFIED_BYTES = 2**22
 """Bytes that are verified at once."""
@@ -147,7 +150,8 @@ class MirrorFolder(PieceFolder):
         """Complete pieces of this data set in the folder; raises ``DataError`` if foreign files have their names."""
         there = {name for name in os.listdir(self._aside) if name.endswith(".sums")}
         whole = {piece for piece in range(len(self._pieces)) if self._sums(piece).name in there}
-        foreign: dict[bool, str] = {}
+        foreign: dict[bool, list[str]] = {True: [], False: []}
+        """Files in the way: those that differ from the source, and those of its size and time that are no copies."""
         for file, name in enumerate(self._names):
             size, modified_ns = int(self._manifest.sizes[file]), int(self._manifest.mtimes_ns[file])
             pieces = self._pieces.spanned(file, 0, size) if size else range(0)
@@ -155,14 +159,16 @@ class MirrorFolder(PieceFolder):
                 found = (self.folder / name).lstat()
                 is_other = (found.st_size, found.st_mtime_ns) != (size, modified_ns)
                 if is_other or not whole.issuperset(pieces):
-                    foreign.setdefault(is_other, f"{self.folder / name}")
+                    foreign[is_other].append(readable(f"{self.folder / name}"))
                 continue
             if not self._partial(file).exists():  # the file was deleted
                 whole.difference_update(pieces)
-        if foreign:
+        if others := foreign[True] or foreign[False]:
+            is_older = any(not name.startswith(self._manifest.digest) for name in there)
+            cure = f"what was copied into {self.folder} before, as all is copied anew" if is_older else "that"
             raise DataError(
-                f"{readable(foreign.get(True) or foreign[False])} is there already, and is no copy that was staged "
-                f"from {readable(self._manifest.root)} as it is now: delete it, or give another folder"
+                f"{list_some(others)} {'is there already, and is no copy' if len(others) == 1 else NO_COPIES} of "
+                f"{readable(self._manifest.root)} as it is now: delete {cure}, or give another folder"
             )
         return whole
 
