@@ -224,8 +224,8 @@ class SearchLoop(EventLoop):
         elif isinstance(message, RunOrder) and message.verb == "stop":
             self.stop()
             self._router.send(identity, RunReply(True, "the search ends: its trials leave at their next commit"))
-        elif isinstance(message, RunOrder):
-            self._router.send(identity, self._provider.obey(message))
+        elif isinstance(message, RunOrder) and (reply := self._provider.obey(message, identity)) is not None:
+            self._router.send(identity, reply)
 
     def _on_pool(self, identity: bytes, message: Any) -> None:
         if isinstance(message, PoolHello):

@@ -7,7 +7,7 @@ from typing import final
 import pytest
 
 from farandole.control.run_messages import ANSWER_S, RunOrder, RunReply
-from farandole.launch.job.run_orders import STOP_S, Obeyed, RunOrders
+from farandole.launch.leases.run_orders import STOP_S, Obeyed, RunOrders
 
 SCALE, STOP = RunOrder("scale", 3), RunOrder("stop")
 

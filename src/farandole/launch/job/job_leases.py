@@ -22,11 +22,11 @@ from farandole.control.agent_messages import LeaseOffer, StopWorkers
 from farandole.control.run_messages import HostView, Progressed, RunOrder, RunQuestion, RunReply, RunView
 from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent, title_of
 from farandole.launch.job.leadership import Leadership
-from farandole.launch.job.run_orders import END, Obeyed, RunOrders, unsafe
 from farandole.launch.leases.lease import LeasePhase
 from farandole.launch.leases.observation import ScaleTo, Stop
 from farandole.launch.leases.policy_context import count
 from farandole.launch.leases.recorded_leases import RecordedLeases
+from farandole.launch.leases.run_orders import END, Obeyed, RunOrders, not_recorded
 
 if TYPE_CHECKING:
     from farandole.elastic.membership.formation import ElasticFormation
@@ -203,7 +203,7 @@ class JobLeases:
         if not reply.accepted or not self._leases.is_read:
             return Obeyed(reply)
         if not self._leases.files.write(self._manager.asked(time.time()), tag):
-            return Obeyed(RunReply(True, unsafe(reply.text, f"{self._folder} takes nothing")))
+            return Obeyed(not_recorded(reply, self._folder))
         return Obeyed(reply, is_written=order.verb != END)
 
     def _reply(self) -> None:

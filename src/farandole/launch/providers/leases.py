@@ -38,6 +38,7 @@ from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.observation import ScaleTo
 from farandole.launch.leases.policy_context import count
 from farandole.launch.leases.recorded_leases import RecordedLeases
+from farandole.launch.leases.run_orders import Obeyed, RunOrders, not_recorded
 from farandole.launch.providers.hosts import AgentProvider
 from farandole.launch.providers.provider import LEAVE_S, HostLeaving, ProviderEvent
 from farandole.runtime.coordination.downlink import Send
@@ -109,6 +110,7 @@ class LeaseProvider(AgentProvider):
     def open(self, contact: Contact, send: Send) -> None:
         """See ``Provider``."""
         super().open(contact, send)
+        self._orders = RunOrders(self._carry_out, send)
         told = self._settings
         self._leases = self._begin(self._folder) if self._begin is not None else None
         self._folder.publish(
@@ -127,6 +129,9 @@ class LeaseProvider(AgentProvider):
         leases, self._leases = self._leases, None
         for text in leases.end() if leases is not None else ():
             sys.stderr.write(f"farandole: {text}\n")
+        if leases is not None:
+            self._reply(leases)
+            self._orders.close()
 
     def release(self, host: str) -> None:
         """See ``Provider``."""
@@ -153,6 +158,7 @@ class LeaseProvider(AgentProvider):
         if self._leases is not None:
             lower_s = self._demand.due_s(self._leases.manager.limits) - time.time()
             moments += [time.monotonic() + lower_s, self._leases.deadline_s or math.inf]
+            moments.append(self._orders.deadline_s or math.inf)
         return min(moments)
 
     def events(
@@ -162,17 +168,24 @@ class LeaseProvider(AgentProvider):
         self._connected |= {message.host for _, message in mail if isinstance(message, PoolHello)}
         return super().events(now, ready, mail)
 
-    def obey(self, order: RunOrder) -> RunReply:
+    def obey(self, order: RunOrder, identity: bytes) -> RunReply | None:
         """See ``Provider``."""
         if self._leases is None:
-            return super().obey(order)
-        if reply := self._leases.obey(order.verb):
+            return super().obey(order, identity)
+        self._orders.queue_order(identity, order, time.monotonic())
+        self._is_due = True
+        return None
+
+    def _carry_out(self, order: RunOrder, tag: bytes) -> Obeyed:
+        leases = self._leases
+        if leases is not None and (reply := leases.obey(order.verb)):
             self._demand.forget()
             self._is_due = True
-            return reply
+            is_queued = leases.files.write(leases.manager.asked(time.time()), tag)
+            return Obeyed(reply, is_written=True) if is_queued else Obeyed(not_recorded(reply, self._folder.path))
         path = self._folder.path
         bound = f"bound it by max-np = N in {path}/policy.toml, or type: farandole hold {path}"
-        return RunReply(False, f"this search takes as many workers as its trials can use: {bound}")
+        return Obeyed(RunReply(False, f"this search takes as many workers as its trials can use: {bound}"))
 
     def lease_views(self) -> tuple[list[LeaseView], list[str]]:
         """See ``Provider``."""
@@ -185,6 +198,7 @@ class LeaseProvider(AgentProvider):
         if leases is None:
             return
         leases.attend()
+        self._reply(leases)
         now_s, manager = time.time(), leases.manager
         is_known = leases.is_read and self._wanted >= 0
         if is_known and (order := self._demand.order(self._wanted, now_s, manager.limits)):
@@ -192,6 +206,13 @@ class LeaseProvider(AgentProvider):
         hosts = self._connected & self.slots.keys()
         for host, why in leases.turn(now_s, sum(self.slots[host] for host in hosts), 0, hosts):
             self._leave(host, why)
+
+    def _reply(self, leases: RecordedLeases) -> None:
+        """Obey new orders once the journal has been read, and reply to the senders of those that it has."""
+        for tag, why in leases.files.written():
+            self._orders.written(tag, why)
+        now = time.monotonic()  # no other search leads this one, so nothing has to be looked up
+        self._orders.turn(now, now, "", is_read=leases.is_read)
 
     # -- hosts --------------------------------------------------------------------------------------------------------
 

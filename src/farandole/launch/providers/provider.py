@@ -138,8 +138,11 @@ class Provider(ABC):
         """Words that follow "the last one", on a process that exited before it connected."""
         return f" {words_of(exited)}"
 
-    def obey(self, order: RunOrder) -> RunReply:
-        """Obey the order of a user to get more or fewer hosts, or refuse it."""
+    def obey(self, order: RunOrder, identity: bytes) -> RunReply | None:
+        """Obey the order of a user to get more or fewer hosts, or refuse it.
+
+        ``None``: the reply is sent to ``identity`` once a crash would not lose the order.
+        """
         text = "this is a search, which takes the nodes that your jobs lend it: submit further ones, or cancel some"
         return RunReply(False, text)
 

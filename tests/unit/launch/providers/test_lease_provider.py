@@ -16,13 +16,14 @@ from farandole.cluster.contact import Contact
 from farandole.control.agent_messages import AGENT, AgentHello, LeaseOffer, Leaving, StopWorkers
 from farandole.control.exits import HostLost
 from farandole.control.keys import new_secret
-from farandole.control.run_messages import RunOrder
+from farandole.control.run_messages import RunOrder, RunReply
 from farandole.control.search_messages import PoolHello
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.folder_thread import JOURNAL
 from farandole.launch.leases.job_arrays import LeaseSupply
 from farandole.launch.leases.journal import read_records, replay
 from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.observation import Hold
 from farandole.launch.leases.recorded_leases import RecordedLeases
 from farandole.launch.leases.scheduler import JobPhase
 from farandole.launch.providers.leases import LeaseProvider
@@ -59,6 +60,14 @@ class Pool:
     def turn(self, *mail: tuple[bytes, Any]) -> None:
         self.told += self.provider.events(time.monotonic(), mail=mail)
         self.cluster.advance(max(0.0, time.time() - self.cluster.now_s))
+
+    def order(self, verb: str, number: int = 0) -> RunReply:
+        """Give an order, and wait for the reply."""
+        assert self.provider.obey(RunOrder(verb, number), b"person") is None
+        self.until(lambda: any(isinstance(each, RunReply) for _, each in self.sent), "for a reply")
+        [reply] = [each for _, each in self.sent if isinstance(each, RunReply)]
+        self.sent = [each for each in self.sent if each[1] is not reply]
+        return reply
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         until_s = time.monotonic() + PATIENCE_S
@@ -121,16 +130,31 @@ def test_what_trials_can_use_is_asked_for_and_given_back(pool: Pool) -> None:
 
 
 def test_hold_and_release_are_obeyed_and_scale_says_what_to_type(pool: Pool) -> None:
-    assert pool.provider.obey(RunOrder("hold")).accepted
+    assert pool.order("hold").accepted
     pool.provider.want(2, ())
     pool.until(lambda: any("it is on hold" in text for text in pool.said), "for the hold")
-    refused = pool.provider.obey(RunOrder("scale", 4))
+    refused = pool.order("scale", 4)
     assert not refused.accepted
     assert "bound it by max-np = N in" in refused.text
-    assert pool.provider.obey(RunOrder("release")).accepted
+    assert pool.order("release").accepted
     pool.until(lambda: pool.jobs(JobPhase.RUNNING) == [0], "for a lease")
     assert pool.provider._leases is not None
     assert pool.provider._leases.manager.plan.ordered == 2, "as if it was ordered for the first time"
+
+
+def test_an_order_is_answered_once_a_crash_does_not_lose_it(pool: Pool, cluster: FakeCluster, tmp_path: Path) -> None:
+    pool.provider.want(2, ())
+    pool.until(lambda: pool.jobs(JobPhase.RUNNING) == [0], "for a lease")
+    assert pool.order("hold").accepted
+    with open(tmp_path / "pool" / JOURNAL) as lines:
+        assert any(record.asked == [Hold()] for record in read_records(lines))
+    killed, pool.provider._leases = pool.provider._leases, None  # as by SIGKILL
+    assert killed is not None
+    killed.close()
+    again = Pool(tmp_path, cluster)
+    with contextlib.closing(again.provider):
+        again.provider.want(4, ())
+        again.until(lambda: any("it is on hold" in text for text in again.said), "for the hold")
 
 
 def test_the_end_leaves_no_job_and_a_later_search_knows_what_was_spent(

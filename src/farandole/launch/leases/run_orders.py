@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, final
 
 from farandole.control.run_messages import ANSWER_S, RunOrder, RunReply
@@ -111,6 +112,11 @@ class RunOrders:
             self._unconfirmed[tag] = _Unconfirmed(now, waiting.identity, reply.text)
         else:
             self._send(waiting.identity, reply)
+
+
+def not_recorded(reply: RunReply, folder: Path) -> RunReply:
+    """Reply to an order that is obeyed, and that the journal in ``folder`` does not take."""
+    return RunReply(True, unsafe(reply.text, f"{folder} takes nothing"))
 
 
 def unsafe(text: str, why: str) -> str:
