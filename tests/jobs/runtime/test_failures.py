@@ -50,6 +50,14 @@ def planned():
             engine.barrier()
 """
 
+SECOND_ENGINE = """
+session.planned.engine(0, "again")
+try:
+    session.planned.engine(0, "again") if rank == 0 else do.allreduce("elsewhere", x)
+except CollectiveError as error:
+    print(error)
+"""
+
 SURVIVAL = """
 shutdown()
 for _ in range(2):  # the second time has to leave no more than the first
@@ -60,6 +68,14 @@ for _ in range(2):  # the second time has to leave no more than the first
         print("again", current().topology.rank, current().topology.size, y[0])
         shutdown()
 """
+
+
+def test_a_deadlock_in_the_second_engine_of_a_label_is_found_at_once(launch: Launch) -> None:
+    found = launch(2, PRELUDE + SECOND_ENGINE).ok().lines()
+    assert len(found) == 2
+    assert all(
+        "deadlock, as all threads of these ranks wait: " in line and "again: connecting" in line for line in found
+    )
 
 
 def test_survivors_are_told_at_once_and_go_on_in_the_same_process(launch: Launch) -> None:

@@ -46,6 +46,8 @@ class PlannedLanes:
     ) -> None:
         self._generation, self._sets, self._engines, self._share, self._tell = generation, sets, engines, share, tell
         self._active, self._reentry, self._explain, self._cells = active, reentry, explain, cells
+        self._connecting: dict[tuple[int, str], PlannedCollectives] = {}
+        """Lanes in which engines are made, by process set and label: the second of a label is the next collective."""
 
     def engine(
         self,
@@ -63,7 +65,8 @@ class PlannedLanes:
         ranks = self._sets.members(process_set, label)
         # If a member leaves meanwhile, the others fail and ask the controller why, which answers ranks that wait.
         parts = self._active, self._reentry, self._explain, CellState(self._active)  # without a gate
-        waits = waits or PlannedCollectives(*parts, process_set, f"{label} {ENGINE}", f"{label}: ")
+        lane = PlannedCollectives(*parts, process_set, f"{label} {ENGINE}", f"{label}: ")
+        waits = waits or self._connecting.setdefault((process_set, label), lane)
         with waits.next("connecting", needs_all=True):
             return self._engines.engine(ranks, f"{label} of process set {process_set}", name, deadline_s)
 
