@@ -203,6 +203,21 @@ def test_a_signal_that_comes_with_the_failure_of_the_controller_counts(job: Star
     assert running.end() == 128 + signal.SIGTERM
 
 
+def test_controllers_that_all_fail_keep_the_status_that_was_decided(job: StartJob) -> None:
+    running = job("-np", "1", "--min-np", "1", bash=PATIENT)
+    running.prints("up")
+    running.process.send_signal(signal.SIGTERM)
+    running.prints("told")
+    for _ in range(4):
+        running.fail_controller()
+    fail_controller(running.process.pid)
+    assert running.end() == 128 + signal.SIGTERM
+    assert (
+        "the job was ended by SIGTERM\nthe controller has failed: PlantedError: by order; it is the 5th"
+        in running.stderr
+    )
+
+
 NOTICING = """
 trap 'echo noticed; exit 0' USR1
 echo up

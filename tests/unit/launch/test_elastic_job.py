@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.local import Local
+from farandole.launch.agents.output import Receipts
 from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.hosts.discovery import Discovery, Fixed, Script, SlurmNodes, Watched
 from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job, limits
 from farandole.launch.hosts.plan import Host, Job
 from farandole.launch.hosts.starters import LauncherName, Means
+from farandole.launch.job.elastic_loop import Handover
+from farandole.launch.job.loop import JobResult
 from farandole.settings import Settings
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4,2", "SLURMD_NODENAME": "n1"}
@@ -100,3 +105,14 @@ def test_hosts_that_come_later_are_reached_by_what_can() -> None:
 def test_srun_needs_an_allocation(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="type salloc first"):
         asked(hostfile=str(tmp_path), launcher="srun")
+
+
+@pytest.mark.parametrize(
+    ("signals", "is_stopped", "status"), [([], False, 0), ([signal.SIGTERM], False, 143), ([signal.SIGTERM], True, 0)]
+)
+def test_what_one_controller_has_decided_is_the_result_of_the_next(
+    signals: list[int], is_stopped: bool, status: int
+) -> None:
+    handover = Handover(cast("Receipts", None), JobResult(0, ""), is_stopped=is_stopped, signals=signals)
+    assert handover.result is not None
+    assert handover.result.status == status

@@ -129,7 +129,9 @@ class _Controllers:
                 failures = [*(each for each in failures if now - each < WITHIN_S), now]
                 why = f"the controller has failed: {type(error).__name__}: {error}"
                 if len(failures) >= MOST_FAILURES:
-                    return JobResult(1, f"{why}; it is the {MOST_FAILURES}th within {WITHIN_S:g} s")
+                    decided = self._handover.result or JobResult(1, "")  # what was decided before stays
+                    why += f"; it is the {MOST_FAILURES}th within {WITHIN_S:g} s"
+                    return decided._replace(words="\n".join(filter(None, [decided.words, why])))
                 self._print_text(f"{traceback.format_exc()}farandole: {why}: another one takes over\n")
             agents.keep_running()
 

@@ -69,6 +69,11 @@ class Handover:
     signals: list[int] = field(default_factory=list)
     unpassed: list[int] = field(default_factory=list)
 
+    @property
+    def result(self) -> JobResult | None:
+        """The result of the job, if its end is decided. A signal decides, unless a user has ordered the end before."""
+        return ended_by(self.signals[0]) if self.signals and not self.is_stopped else self.decided
+
 
 class ElasticLoop(Loop):
     """Carries out the actions of ``formation``; ``handover`` is what earlier controllers left.
@@ -405,8 +410,7 @@ class ElasticLoop(Loop):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _obey_signals(self) -> None:
-        if not self._handover.is_stopped:
-            self._result = ended_by(self._signals[0])
+        self._result = self._handover.result or self._result
         super()._obey_signals()
 
     def _stop(self, grace_s: float) -> None:
