@@ -94,9 +94,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="seconds that the page is served after the search (default: %(default)g)",
     )
     how = parser.add_argument_group("how")
-    how.add_argument(
-        "--advisor", choices=("tpe", "random", "cbo"), default="tpe", help="proposes trials (default: tpe)"
-    )
+    how.add_argument("--advisor", choices=("tpe", "random", "cbo"), default="tpe", help="method (default: tpe)")
     how.add_argument("--maximize", action="store_true", help="large values are good (default: small ones)")
     how.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the proposals (default: 0)")
     parser.set_defaults(main=main)

@@ -108,7 +108,7 @@ def test_a_log_that_goes_away_after_a_look_proves_nothing(tmp_path: Path) -> Non
 def test_what_is_no_entry_is_told(tmp_path: Path) -> None:
     LeaderLog(tmp_path).begin_epoch(goes_on=False)
     (tmp_path / LEADS / "00000002").write_text("rubbish")
-    with pytest.raises(UsageError, match="00000002 is not what a lead writes"):
+    with pytest.raises(UsageError, match="00000002 is not what a leader writes"):
         LeaderLog(tmp_path).last()
 
 
@@ -228,7 +228,7 @@ def test_an_entry_that_is_none_ends_no_thread(
     thread = lead()
     path = folder.path / LEADS / "00000002"
     path.write_bytes(found)
-    until(thread, lambda: "00000002 is not what a lead writes" in caplog.text)
+    until(thread, lambda: "00000002 is not what a leader writes" in caplog.text)
     thread.claim(LeaderEntry(1, 1))
     path.unlink()
     until_claimed(thread, [1])

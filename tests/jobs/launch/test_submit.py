@@ -230,8 +230,8 @@ def test_a_policy_file_may_end_in_a_table(tmp_path: Path, capsys: pytest.Capture
     ("words", "told"),
     [
         ((*SIZES, "--lease", "1x4@1min"), "less than a minute to train"),
-        (("--min-np", "2"), "write --min-np N for the lead, and a larger --max-np N"),
-        (("-np", "2"), "write --min-np N for the lead, and a larger --max-np N"),
+        (("--min-np", "2"), "write --min-np N for the leader, and a larger --max-np N"),
+        (("-np", "2"), "write --min-np N for the leader, and a larger --max-np N"),
         ((*SIZES, "--when", "acc>=0.9"), "each --when has a --then after it"),
         ((*SIZES, "--when", "acc=>0.9", "--then", "np=2"), "is no condition"),
         ((*SIZES, "--budget", "200"), "write 200nh"),

@@ -335,7 +335,7 @@ def test_a_node_that_cannot_join_says_why_and_ends_with_status_3(case: str, tmp_
     said = {
         "nothing": "the run has not begun, or is over",
         "readable": "with mode 644, not to you alone; type: chmod 600",
-        "rubbish": "is not what a lead writes",
+        "rubbish": "is not what a leader writes",
         "other version": "the run run has Farandole 0.0.0 and this is",
         "wrong key": "none of the controller's addresses answered",
     }
@@ -361,7 +361,7 @@ def test_a_second_lead_begins_only_where_there_is_certainly_no_first(case: str, 
     path = run.path / CONTACT
     words = {
         "other version": "has Farandole 0.0.0",
-        "rubbish": "is not what a lead writes",
+        "rubbish": "is not what a leader writes",
         "readable": "with mode 644",
         "folder": "it is no file, but a folder",
         "nothing": "",

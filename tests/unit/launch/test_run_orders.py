@@ -59,7 +59,7 @@ def test_a_lead_that_wakes_as_another_one_leads_obeys_nothing(desk: Desk) -> Non
 
 @pytest.mark.parametrize(
     ("sure_s", "is_read", "why"),
-    [(20.0, False, "its journal cannot be read"), (9.0, True, "whether another one leads")],
+    [(20.0, False, "its journal cannot be read"), (9.0, True, "whether another leader has taken over")],
 )
 def test_an_order_that_cannot_be_obeyed_in_time_is_refused_and_never_obeyed(
     sure_s: float, is_read: bool, why: str, desk: Desk
