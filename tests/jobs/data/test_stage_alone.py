@@ -32,9 +32,12 @@ from tests.support.data.staging_source import (
     piece_file,
     same,
     staged_bytes,
+    stager_of,
     stagers,
     statistics,
     store_of,
+    until_gone,
+    vanish,
 )
 
 
@@ -270,6 +273,38 @@ def test_a_flipped_bit_is_found_in_a_batch_that_is_read_by_one_call(tmp_path: Pa
             assert staged.read_batch([3, 17, 60, 17], [into])
             assert (into == rows[[3, 17, 60, 17]]).all()
             assert statistics(staged).healed == (wrong is not None)
+
+
+def test_the_folder_of_a_killed_job_is_taken_over_and_that_of_a_living_one_is_not(tmp_path: Path, cache: str) -> None:
+    source = made(tmp_path / "set")
+    killed = stage(source, cache=cache, limit="1GB")
+    assert same(killed, source)
+    folder, old = statistics(killed).folder, stager_of(killed)
+    vanish(killed)
+    again = stage(source, cache=cache, limit="1GB")
+    with ended(again):
+        assert same(again, source)
+        assert (statistics(again).folder, statistics(again).shared_bytes) == (folder, 0)
+        assert old not in stagers(cache)
+        third = stage(source, cache=cache, limit="1GB")
+        with ended(third):
+            assert same(third, source)
+            assert statistics(third).folder != folder
+
+
+def test_copies_of_a_killed_job_are_taken_over_too(tmp_path: Path, cache: str) -> None:
+    source, mirror = made(tmp_path / "set"), str(tmp_path / "copies")
+    killed = stage(source, cache=cache, mirror=mirror)
+    await_staged(killed)
+    vanish(killed)
+    again = stage(source, cache=cache, mirror=mirror)
+    await_staged(again)
+    assert statistics(again).shared_bytes == 0
+    with pytest.raises(DataError, match="another job copies into"):
+        await_staged(stage(source, cache=cache, mirror=mirror))
+    left = stagers(mirror)
+    store_of(again).link.close()
+    until_gone(left)
 
 
 def test_a_killed_stager_is_started_again_and_nothing_is_lost(tmp_path: Path, cache: str) -> None:

@@ -131,6 +131,12 @@ def kill_stager(source: Source) -> None:
     until_gone([pid])
 
 
+def vanish(source: Source) -> None:
+    """Disconnect from the stager as a worker does that is killed: without a good-bye."""
+    for connection in list(store_of(source).link._all):
+        connection.close()
+
+
 def staged_bytes(index: int, samples: int = 50, nbytes: int = 20_000) -> bytes:
     """The sample that ``made`` writes there."""
     return content_of(index // samples, samples * nbytes)[index % samples * nbytes :][:nbytes]

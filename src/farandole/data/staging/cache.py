@@ -10,7 +10,7 @@ final name is whole, unless the host crashed. After a crash it may not be, so ev
 Dropping a piece unlinks its file; a reader that has the file open can go on reading.
 
 A job holds the lock of its folder; the kernel frees the lock when the holder exits. A second job with the same data
-uses a folder beside it, and hard-links the pieces of the first job.
+takes the folder over from a stager without workers; else it uses one beside it, and hard-links the pieces of the first.
 
 Only files with our names, in folders with our marker, are deleted; a folder that another user can write is never read.
 """
@@ -29,6 +29,7 @@ from typing import final
 
 import xxhash
 
+from farandole.data.staging import folder_lock
 from farandole.data.staging.checksums import Checksums
 from farandole.data.storage.byte_store import read_fully
 from farandole.data.storage.fields import Integers
@@ -126,6 +127,11 @@ class PieceFolder(ABC):
     """Pieces of one data set in a folder; the stager of a host writes them."""
 
     folder: Path
+
+    @property
+    def locked(self) -> Path:
+        """Folder that the writer has locked."""
+        return self.folder
 
     @abstractmethod
     def held(self) -> set[int]:
@@ -312,7 +318,7 @@ def _locked(folder: Path) -> int:
     except FileNotFoundError:
         return -1
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder_lock.lock(lock, folder)
         if os.path.samestat(os.fstat(lock), folder.stat()):
             return lock
     except FileNotFoundError:

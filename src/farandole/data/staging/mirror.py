@@ -14,12 +14,12 @@ renaming of a file whose last piece has arrived.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import threading
 from pathlib import Path
 from typing import final
 
+from farandole.data.staging import folder_lock
 from farandole.data.staging.cache import NewPiece, OpenPiece, PieceFolder, require_own
 from farandole.data.staging.checksums import Checksums
 from farandole.data.staging.sources import readable
@@ -50,7 +50,7 @@ class MirrorFolder(PieceFolder):
         try:
             (self._aside / "partial").mkdir(mode=0o700, exist_ok=True)
             self._fd = os.open(self._aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder_lock.lock(self._fd, self._aside)
         except BlockingIOError as error:
             os.close(self._fd)
             raise DataError(f"another job copies into {target}: wait for it, or give another folder") from error
@@ -65,6 +65,10 @@ class MirrorFolder(PieceFolder):
         except BaseException:
             self.close()
             raise
+
+    @property
+    def locked(self) -> Path:
+        return self._aside
 
     def held(self) -> set[int]:
         return set(self._whole)

@@ -82,6 +82,7 @@ class Stager:
             if config.mirror
             else CacheFolder.acquire(config.cache, self._sources.data)
         )
+        self.locked = self._cache.locked
         held = (piece for piece in self._cache.held() if piece < len(self._pieces))
         self._board = Board(self._pieces.sizes, 0, held)
         self._changed = threading.Condition()

@@ -22,6 +22,7 @@ from farandole.control import process
 from farandole.control.local_peer import is_own
 from farandole.control.sockets import MOST_DESCRIPTORS
 from farandole.control.wakeup import Wakeup
+from farandole.data.staging.folder_lock import leave_to, name_of
 from farandole.data.staging.protocol import StagerConfig
 from farandole.data.staging.stager import TICK_S, Stager
 from farandole.data.storage.manifest import Manifest
@@ -45,13 +46,18 @@ def listen(name: str) -> socket.socket | None:
 
 @final
 class Entrance:
-    """Accepts workers, each in a thread, and detects that the last one has disconnected."""
+    """Accepts workers, each in a thread, and detects that the last one has disconnected.
+
+    Without workers it leaves the folder to the stager of another job that asks for it; a new stager, whose worker is
+    about to connect, does not: two jobs that start at once would end each other's.
+    """
 
     def __init__(self, stager: Stager, listening: socket.socket, linger_s: float) -> None:
         self._stager, self._listening, self._linger_s = stager, listening, linger_s
         self._lock, self._wakeup = threading.Lock(), Wakeup()
         self._connections, self._alone_since, self._is_over = 0, time.monotonic(), False
-        self._leaves = False
+        self._leaves = self._has_served = False
+        self._successors = [each for each in [listen(name_of(stager.locked))] if each is not None]
 
     def on_sigterm(self) -> None:
         """Handle SIGTERM: with workers connected, hand over pieces that only this host holds; else exit at once."""
@@ -63,7 +69,10 @@ class Entrance:
     def serve(self) -> None:
         """Accept connections until no worker is connected any more."""
         while not self._is_done():
-            ready, _, _ = select.select([self._listening.fileno(), self._wakeup.fd], [], [], TICK_S)
+            others = [each.fileno() for each in self._successors]
+            ready, _, _ = select.select([self._listening.fileno(), self._wakeup.fd, *others], [], [], TICK_S)
+            if not set(others).isdisjoint(ready):
+                self._on_successor(*self._successors)
             self._wakeup.clear()
             if self._listening.fileno() in ready:
                 with contextlib.suppress(OSError):  # it has disconnected again, or no descriptor is left
@@ -76,8 +85,13 @@ class Entrance:
             connection.close()
             return
         with self._lock:
-            self._connections += 1
+            self._connections, self._has_served = self._connections + 1, True
         threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _on_successor(self, listening: socket.socket) -> None:
+        with contextlib.suppress(OSError), listening.accept()[0] as other, self._lock:
+            if is_own(other) and self._has_served and not self._connections and not self._leaves:
+                leave_to(other)
 
     def _serve(self, connection: socket.socket) -> None:
         is_bye = False
