@@ -65,14 +65,15 @@ def install(stalls: Stalls) -> None:
     threading.Lock = wrap(real_lock, "acquire", "release")  # type: ignore[assignment]
     threading.RLock = wrap(real_rlock, "acquire", "release")  # type: ignore[assignment]
 
-    def condition(lock: Any = None) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        # Over the lock inside: two conditions may share one, and each stalls by itself.
-        inner = real_condition(lock._inner if isinstance(lock, _Stalling) else lock)
-        names = ("acquire", "release", "wait", "wait_for", "notify", "notify_all")
-        return _Stalling(inner, stalls, names) if caller.startswith("farandole.") else inner
+    class Condition(threading.Condition):  # a class, as others use its methods
+        def __new__(cls, lock: Any = None) -> Any:
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            # Over the lock inside: two conditions may share one, and each stalls by itself.
+            inner = real_condition(lock._inner if isinstance(lock, _Stalling) else lock)
+            names = ("acquire", "release", "wait", "wait_for", "notify", "notify_all")
+            return _Stalling(inner, stalls, names) if caller.startswith("farandole.") else inner
 
-    threading.Condition = condition  # type: ignore[assignment,misc]
+    threading.Condition = Condition  # type: ignore[misc]
     for owner, names in (
         (zmq.Socket, ("send", "send_multipart", "recv", "recv_multipart")),
         (socket.socket, ("send", "sendall", "recv", "recv_into", "sendmsg", "connect")),

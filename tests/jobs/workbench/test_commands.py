@@ -18,6 +18,18 @@ def test_a_command_starts_in_any_folder(tmp_path: Path, name: str) -> None:
     assert f"python -m workbench.{name}" in finished.stdout
 
 
+def test_tests_run_under_stalls(tmp_path: Path) -> None:
+    """The tests replace a method of ``threading.Condition``, which stalls replace before them."""
+    tests = ["-q", "-p", "no:cacheprovider", str(ROOT / "tests/unit/runtime/test_process_sets.py")]
+    script = f"""
+import pytest
+from workbench.stress.stalls import Stalls, install
+install(Stalls(1, share=0.5, longest_s=0.001))
+raise SystemExit(pytest.main({tests}))
+"""
+    run_to_end([sys.executable, "-c", script], tmp_path, 60.0).ok()
+
+
 def test_every_module_that_a_target_runs_exists() -> None:
     modules = re.findall(r"python -m (workbench[.\w]*)", (ROOT / "Makefile").read_text())
     paths = [ROOT.joinpath(*module.split(".")) for module in modules]
