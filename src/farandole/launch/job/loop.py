@@ -112,8 +112,12 @@ def ended_by(number: int, cause: int = -1) -> JobResult:
 
 
 def _other_python(command: Sequence[str]) -> str:
-    """The interpreter that ``command`` runs, if it is not this one, or not that of this environment; else ""."""
-    found = shutil.which(command[0]) if re.fullmatch(r"python[\d.]*", os.path.basename(command[0])) else None
+    """The interpreter that ``command`` runs, if it is not this one, or not that of this environment; else "".
+
+    A job in slots of a cluster has no command.
+    """
+    program = next(iter(command), "")
+    found = shutil.which(program) if re.fullmatch(r"python[\d.]*", os.path.basename(program)) else None
     return "" if found is None or _environment(found) == _environment(sys.executable) else found
 
 
