@@ -219,7 +219,7 @@ def test_what_is_not_there_is_named(root: Path) -> None:
         archive(root / "nowhere")
     with pytest.raises(DataError, match="there is no file"):
         archive(root / FIRST)
-    with pytest.raises(DataError, match=r"S2C_x: there is no file"):
+    with pytest.raises(DataError, match=r"S2C_x does not exist: give a folder"):
         archive(root, names=["S2C_x"])
     labels_file(root / FIRST).unlink()
     with pytest.raises(DataError, match=rf"{FIRST} has 0 files of band 'labels_metadata.json'.*complete it"):
