@@ -127,10 +127,12 @@ class Agent:
 
 def connected(config: AgentConfig, address: str) -> AgentLink:
     """Link to the controller at ``address``, with a relay if the job needs one. Does not block."""
-    keys, free = JobKeys.from_secret(config.secret), free_ports(config.free_ports, config.ports)
+    keys = JobKeys.from_secret(config.secret)
     if config.relay:
         from farandole.runtime.relay.relay import Relay, RelayedAgentLink  # small jobs need none
 
         relay = Relay(keys, config.host, config.silence_s, config.interface, config.ports)
+        free = free_ports(config.free_ports, config.ports)  # after the relay has taken its own
         return RelayedAgentLink(relay, address, keys, config.host, config.silence_s, free)
+    free = free_ports(config.free_ports, config.ports)
     return AgentLink(address, keys, config.host, config.silence_s, config.name, config.lent, free)
