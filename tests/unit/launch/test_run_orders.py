@@ -102,3 +102,14 @@ def test_orders_that_wait_when_the_run_ends_are_refused(desk: Desk) -> None:
     desk.orders.queue_order(b"a", SCALE, 10.0)
     desk.orders.close()
     assert desk.told == [(b"a", RunReply(False, "the run is over"))]
+
+
+def test_who_gave_an_order_that_is_not_on_the_disk_when_the_run_ends_is_told_so(desk: Desk) -> None:
+    desk.orders.queue_order(b"a", SCALE, 10.0)
+    assert desk.turn(10.1, sure_s=10.05) == ["scale"]
+    desk.orders.close()
+    [(_, reply)] = desk.told
+    assert reply.accepted
+    assert "the run is over, and it is not on the disk" in reply.text
+    desk.orders.written(desk.obeyed[0][1], "")
+    assert len(desk.told) == 1

@@ -94,10 +94,13 @@ class RunOrders:
             self._send(found.identity, RunReply(True, unsafe(found.text, why) if why else found.text))
 
     def close(self) -> None:
-        """Refuse all waiting orders: the run is over."""
+        """Refuse all waiting orders, and reply to those whose line may not be on the disk: the run is over."""
         for each in self._waiting:
             self._send(each.identity, RunReply(False, "the run is over"))
+        for late in self._unconfirmed.values():
+            self._send(late.identity, RunReply(True, unsafe(late.text, "the run is over, and it is not on the disk")))
         self._waiting.clear()
+        self._unconfirmed.clear()
 
     @property
     def deadline_s(self) -> float | None:

@@ -130,7 +130,7 @@ class LeaseProvider(AgentProvider):
         for text in leases.end() if leases is not None else ():
             sys.stderr.write(f"farandole: {text}\n")
         if leases is not None:
-            self._reply(leases)
+            self._confirm(leases)
             self._orders.close()
 
     def release(self, host: str) -> None:
@@ -198,7 +198,9 @@ class LeaseProvider(AgentProvider):
         if leases is None:
             return
         leases.attend()
-        self._reply(leases)
+        self._confirm(leases)
+        now = time.monotonic()  # no other search leads this one, so nothing has to be looked up
+        self._orders.turn(now, now, "", is_read=leases.is_read)
         now_s, manager = time.time(), leases.manager
         is_known = leases.is_read and self._wanted >= 0
         if is_known and (order := self._demand.order(self._wanted, now_s, manager.limits)):
@@ -207,12 +209,10 @@ class LeaseProvider(AgentProvider):
         for host, why in leases.turn(now_s, sum(self.slots[host] for host in hosts), 0, hosts):
             self._leave(host, why)
 
-    def _reply(self, leases: RecordedLeases) -> None:
-        """Obey new orders once the journal has been read, and reply to the senders of those that it has."""
+    def _confirm(self, leases: RecordedLeases) -> None:
+        """Reply to the senders of orders that the journal has."""
         for tag, why in leases.files.written():
             self._orders.written(tag, why)
-        now = time.monotonic()  # no other search leads this one, so nothing has to be looked up
-        self._orders.turn(now, now, "", is_read=leases.is_read)
 
     # -- hosts --------------------------------------------------------------------------------------------------------
 
