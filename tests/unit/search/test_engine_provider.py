@@ -202,7 +202,7 @@ def test_engines_that_do_not_come_are_named_once(
     for _ in range(2):
         engines.turn(time.monotonic() + COME_S)
     assert warned(caplog).count("have not joined the search") == 1
-    assert "engines [0, 2] have not come" in warned(caplog)
+    assert "engines [0, 2] have not joined the search" in warned(caplog)
     assert engines.provider.deadline_s > due_s
 
 

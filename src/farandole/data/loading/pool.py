@@ -225,6 +225,7 @@ def _named(index: int, load: Loader, error: BaseException) -> DataError:
     text = described(error)
     named = DataError(f"{sample_name(index, load, text)}: {text}")
     named.__cause__ = error.__cause__ if isinstance(error, DataError) else error  # the text has all of a reader's error
+    named.is_outage = getattr(error, "is_outage", False)
     return named
 
 

@@ -81,6 +81,8 @@ def pack_samples(args: argparse.Namespace) -> int:
     if shard_bytes < 1:
         raise UsageError(f"--shard {args.shard}: give the size of a file, as in --shard 256MB")
     source = _source(args)
+    if not len(source):
+        raise UsageError(f"{args.path} has no samples: give a folder or file that has some")
     written = pack(source, args.target, args.into, shuffle=args.shuffle, seed=args.seed, shard_bytes=shard_bytes)
     what = "a Zarr store" if args.into == "zarr" else f"{len(written)} shard{'s' * (len(written) != 1)}"
     print(f"{len(source)} samples in {what}: {', '.join(map(str, written[:1]))}{' ...' * (len(written) > 1)}")

@@ -114,11 +114,21 @@ def ended_by(number: int, cause: int = -1) -> JobResult:
 def _other_python(command: Sequence[str]) -> str:
     """The interpreter that ``command`` runs, if it is not this one, or not that of this environment; else "".
 
-    A job in slots of a cluster has no command.
+    A job in slots of a cluster has no command. A script named python, as pyenv has it, may run any interpreter.
     """
     program = next(iter(command), "")
     found = shutil.which(program) if re.fullmatch(r"python[\d.]*", os.path.basename(program)) else None
-    return "" if found is None or _environment(found) == _environment(sys.executable) else found
+    if found is None or not sys.executable or _is_script(found):
+        return ""
+    return "" if _environment(found) == _environment(sys.executable) else found
+
+
+def _is_script(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:  # one that may be run, and not read
+        return False
 
 
 def _environment(python: str) -> tuple[str, str]:
