@@ -13,13 +13,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, final
 
+from farandole.control.wakeup import Wakeup
 from farandole.launch.leases.scheduler import (
     Answer,
     CallDone,
@@ -50,7 +49,7 @@ class FakeScheduler(Scheduler):
 
     def __init__(self, cluster: FakeCluster, *, delay_s: float = 0.0, patience_s: float = 60.0) -> None:
         self._cluster, self._delay_s, self._patience_s = cluster, delay_s, patience_s
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Wakeup()
         self._waiting: deque[_Asked] = deque()
         self._due_s: float | None = None
         self._answers: list[Answer] = []
@@ -90,15 +89,14 @@ class FakeScheduler(Scheduler):
 
     def answers(self) -> list[Answer]:
         """New answers, in the order of their calls."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+        self._wakeup.clear()
         answers, self._answers = self._answers, []
         return answers
 
     @property
     def fds(self) -> tuple[int, ...]:
         """A descriptor that is readable when there are answers."""
-        return (self._bell,) if self._bell >= 0 else ()
+        return (self._wakeup.fd,) if self._wakeup.fd >= 0 else ()
 
     @property
     def deadline_s(self) -> float | None:
@@ -109,9 +107,7 @@ class FakeScheduler(Scheduler):
         """Drop all calls."""
         self._waiting.clear()
         self._due_s = None
-        if self._bell >= 0:
-            os.close(self._bell)
-        self._bell = -1
+        self._wakeup.close()
 
     def _do(self, name: str, job: str, act: Callable[[], None]) -> None:
         def done() -> Answer:
@@ -154,7 +150,7 @@ class FakeScheduler(Scheduler):
 
     def _take(self, answer: Answer) -> None:
         self._answers.append(answer)
-        os.eventfd_write(self._bell, 1)
+        self._wakeup.signal()
 
 
 def _answer(asked: _Asked) -> Answer:
